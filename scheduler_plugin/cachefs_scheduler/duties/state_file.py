@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from cachefs.errors import AlreadyExists
+from cachefs.errors import AlreadyExists, ConfigError
 from cachefs.scheduling_messages import Ask, DatasetPolicy
 from cachefs_scheduler.duties.book import Book, JobState, KnownJob
 from cachefs_scheduler.duties.reads import Reads
@@ -20,6 +20,8 @@ from cachefs_scheduler.duties.reads import Reads
 log = logging.getLogger(__name__)
 
 NAME: Final = "state.json"
+# Larger by one after each change that a service of before would misread, or of which it would lose a part.
+FORMAT: Final = 1
 LOCK: Final = "lock"
 # Bytes. A job takes some 300.
 MOST: Final = 256 << 20
@@ -55,6 +57,13 @@ class Saved(msgspec.Struct, frozen=True):
     jobs: list[SavedJob] = msgspec.field(default_factory=list)
     policies: list[DatasetPolicy] = msgspec.field(default_factory=list)
     reads: list[SavedRead] = msgspec.field(default_factory=list)
+    format: int = FORMAT
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """What can be read of a file of any format."""
+
+    format: int = FORMAT
 
 
 def pieces(written: float, book: Book, policies: Iterable[DatasetPolicy], reads: Reads, now: float) -> Iterator[bytes]:
@@ -63,7 +72,7 @@ def pieces(written: float, book: Book, policies: Iterable[DatasetPolicy], reads:
     written: Unix seconds; now: monotonic seconds. Between two pieces, book and reads may change.
     """
     said = msgspec.json.encode(list(policies))
-    yield b'{"written":%s,"policies":%s,"jobs":[' % (msgspec.json.encode(written), said)
+    yield b'{"format":%d,"written":%s,"policies":%s,"jobs":[' % (FORMAT, msgspec.json.encode(written), said)
     yield from _listed(
         SavedJob(one.ask, one.snapshot, now - one.since, now - one.touched, one.state, list(one.nodes), one.placement)
         for one in book
@@ -124,12 +133,20 @@ def write(directory: Path, parts: Iterable[bytes]) -> None:
 
 def read(directory: Path) -> Saved:
     """What the service before has left; nothing, where that cannot be read: then the daemons and schedulers tell all
-    that matters again, but for the order of the queue. Blocking."""
+    that matters again, but for the order of the queue. Blocking. Raises ConfigError where a newer service has written
+    it."""
     path = directory / NAME
     try:
         if path.stat().st_size > MOST:
             raise ValueError(f"it has more than {MOST:,} bytes")
-        return msgspec.json.decode(path.read_bytes(), type=Saved)
+        content = path.read_bytes()
+        newer = msgspec.json.decode(content, type=_Head).format
+        if newer > FORMAT:
+            raise ConfigError(
+                f"{path} is of a newer cachefs-scheduler (its format is {newer}, and this one knows {FORMAT}); install "
+                "that version again, or set another service.state_dir"
+            )
+        return msgspec.json.decode(content, type=Saved)
     except FileNotFoundError:
         return Saved(time.time())
     except (OSError, ValueError, RecursionError) as error:

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cachefs_daemon.store import recovery
+from cachefs_daemon.store import config_check, recovery, state_format
 from cachefs_daemon.store.index_writer import IndexWriter
 from cachefs_daemon.store.state_dir import StateDirectory
+from cachefs_daemon.store.storage import StoreConfig
+from cachefs_daemon.store.tier import TierConfig
 
 from cachefs.block import MEMORY, Location
 from cachefs.errors import CachefsError, ConfigError
@@ -64,7 +66,7 @@ def test_a_start_that_is_killed_while_it_copies_the_index_costs_nothing(
             start(directory)
     assert len(names(directory)) > 3
     assert start(directory) == ("index-2.lmdb", 10)
-    assert names(directory) == ["index-2.lmdb", "index-2.lmdb-lock", "lock", "running"]
+    assert names(directory) == ["format", "index-2.lmdb", "index-2.lmdb-lock", "lock", "running"]
 
 
 def test_a_start_that_finds_no_room_for_an_index_costs_nothing(
@@ -122,4 +124,30 @@ def test_a_state_directory_of_somebody_else_is_refused(directory: Path) -> None:
 def test_a_lock_file_without_its_index_is_cleared_away(directory: Path) -> None:
     (directory / "index-9.lmdb-lock").touch()
     start(directory)
-    assert names(directory) == ["index-2.lmdb", "index-2.lmdb-lock", "lock", "running"]
+    assert names(directory) == ["format", "index-2.lmdb", "index-2.lmdb-lock", "lock", "running"]
+
+
+def test_a_directory_of_before_is_taken_up_and_has_a_format_then(directory: Path) -> None:
+    (directory / "format").unlink()
+    assert start(directory)[1] == 10
+    assert (directory / "format").read_text() == f"{state_format.FORMAT}\n"
+
+
+def test_an_older_daemon_refuses_the_directory_of_a_newer_one_and_changes_nothing(directory: Path) -> None:
+    (directory / "format").write_text(f"{state_format.FORMAT + 1}\n")
+    before = {path.name: path.read_bytes() for path in directory.iterdir()}
+    with pytest.raises(ConfigError) as refused:
+        StateDirectory(directory)
+    assert str(refused.value) == (
+        f"state_dir {directory} cannot be used: a newer cachefsd has used it (its format is {state_format.FORMAT + 1}, "
+        f"and this one knows {state_format.FORMAT}); install that version again, or choose another"
+    )
+    assert {path.name: path.read_bytes() for path in directory.iterdir()} == before
+    memory = TierConfig(directory / "memory", 64 << 20, min_free=0, segment_size=1 << 20, policy="lru")
+    assert str(refused.value) in list(config_check.problems(StoreConfig(directory, 1 << 20, memory, None)))
+
+
+def test_a_format_that_is_no_number_is_refused_in_one_line(directory: Path) -> None:
+    (directory / "format").write_text("?")
+    with pytest.raises(ConfigError, match="holds no number; remove that file"):
+        StateDirectory(directory)

@@ -7,7 +7,7 @@ from cachefs_scheduler.duties import state_file
 from cachefs_scheduler.duties.book import Book, JobState, KnownJob
 from cachefs_scheduler.duties.reads import Reads
 
-from cachefs.errors import AlreadyExists
+from cachefs.errors import AlreadyExists, ConfigError
 from cachefs.scheduling_messages import Ask, DatasetPolicy
 
 
@@ -79,3 +79,17 @@ def test_a_directory_is_of_one_service(tmp_path: Path) -> None:
     assert second is not None
     os.close(second)
     assert state_file.lock(tmp_path / "none") is None
+
+
+def test_a_file_of_a_newer_service_is_refused_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / state_file.NAME
+    content = f'{{"format":{state_file.FORMAT + 1},"written":1.0,"jobs":"of another form"}}'
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=r"is of a newer cachefs-scheduler \(its format is 2, and this one knows 1\)"):
+        state_file.read(tmp_path)
+    assert path.read_text() == content
+
+
+def test_a_file_of_before_has_no_format_and_is_read(tmp_path: Path) -> None:
+    (tmp_path / state_file.NAME).write_text('{"written":1.0}')
+    assert state_file.read(tmp_path).written == 1.0

@@ -1,0 +1,163 @@
+"""Manual pages, made from what the commands themselves say (click) and from docs/configuration.md.
+
+    python tools/packages/manpages.py DIRECTORY
+
+It needs every command's packages: cachefsd[all]. A page of a command with subcommands has them all, one section each.
+"""
+
+import datetime
+import re
+import sys
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Final
+
+import click
+
+from cachefs import __version__
+from cachefs.extras import DISTRIBUTION
+
+CONFIGURATION: Final = Path(__file__).parents[2] / "docs" / "configuration.md"
+# By command: section of the manual.
+COMMANDS: Final = {
+    "cachectl": 8, "cachefs": 1, "cachefs-scheduler": 8, "cachefs-slurm-hint": 8, "cachefsd": 8, "mount.cachefs": 8,
+}  # fmt: skip
+SEE_ALSO: Final = (*((name, section) for name, section in COMMANDS.items()), ("cachefsd.toml", 5))
+
+
+def escaped(text: str) -> str:
+    """Text for roff: nothing in it is a request, and dashes can be copied."""
+    text = text.replace("\\", "\\e").replace("-", "\\-")
+    return re.sub(r"^(?=[.'])", r"\\&", text, flags=re.MULTILINE)
+
+
+def heading(name: str, section: int, purpose: str) -> Iterator[str]:
+    """The beginning of a page. purpose: half a sentence."""
+    today = datetime.date.today().isoformat()
+    yield f'.TH "{name.upper()}" {section} {today} "{DISTRIBUTION} {__version__}" "cachefs"'
+    yield from (".SH NAME", f"{escaped(name)} \\- {escaped(purpose)}")
+
+
+def ending(name: str) -> Iterator[str]:
+    """The references to the other pages, and to the documentation."""
+    others = (f".BR {escaped(other)} ({section})" for other, section in SEE_ALSO if other != name)
+    yield ".SH SEE ALSO"
+    yield " ,\n".join(others)
+    yield f".PP\nAll documentation: /usr/share/doc/{DISTRIBUTION}"
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+def command_page(name: str, section: int) -> str:
+    """The page of a command."""
+    (entry,) = entry_points(group="console_scripts", name=name)
+    command: click.Command = entry.load()
+    context = click.Context(command, info_name=name)
+    lines = list(heading(name, section, command.get_short_help_str(limit=200).rstrip(".")))
+    lines += described(command, context, ".SH SYNOPSIS", ".SH DESCRIPTION", ".SH OPTIONS")
+    subcommands = list(below(command, context))
+    if subcommands:
+        lines.append(".SH COMMANDS")
+    for one, its_context in subcommands:
+        title = its_context.command_path.partition(" ")[2]
+        lines += [f".SS {escaped(title)}", *described(one, its_context, "", "", "")]
+    return "\n".join([*lines, *ending(name)]) + "\n"
+
+
+def below(command: click.Command, context: click.Context) -> Iterator[tuple[click.Command, click.Context]]:
+    """All subcommands that do something, in the order of the help."""
+    if not isinstance(command, click.Group):
+        return
+    for name in command.list_commands(context):
+        one = command.get_command(context, name)
+        if one is None or one.hidden:
+            continue
+        inner = click.Context(one, info_name=name, parent=context)
+        if not isinstance(one, click.Group):
+            yield one, inner
+        yield from below(one, inner)
+
+
+def described(
+    command: click.Command, context: click.Context, synopsis: str, description: str, options: str
+) -> Iterator[str]:
+    """A command's usage, help and options, below the headings that are given; empty: none."""
+    yield from filter(None, [synopsis])
+    words = command.collect_usage_pieces(context)
+    yield f"\\fB{escaped(context.command_path)}\\fR {escaped(' '.join(words))}"
+    yield from filter(None, [description])
+    yield from paragraphs(command.help or "")
+    records = [record for one in command.get_params(context) if (record := one.get_help_record(context))]
+    if records:
+        yield from filter(None, [options])
+    for names, text in records:
+        yield from (".TP", f"\\fB{escaped(names)}\\fR", escaped(text) or "\\&")
+
+
+def paragraphs(text: str) -> Iterator[str]:
+    r"""The text of a help: those that begin with \b keep their lines."""
+    for one in (part.strip(" \n") for part in re.split(r"\n\s*\n", text)):
+        yield ".PP"
+        if one.startswith("\b"):
+            yield from (".nf", escaped(one.removeprefix("\b").strip("\n")), ".fi")
+        else:
+            yield escaped(" ".join(one.split()))
+
+
+# --- docs/configuration.md --------------------------------------------------------------------------------------------
+
+
+def configuration_page(markdown: str) -> str:
+    """cachefsd.toml(5): the same text, its tables as lists of keys."""
+    lines = list(heading("cachefsd.toml", 5, "settings of cachefsd, options of mounts, and variables"))
+    _, _, rest = markdown.partition("\n")
+    lines.append(".SH DESCRIPTION")
+    for block in re.split(r"\n\s*\n", rest.strip()):
+        lines += rendered(block)
+    return "\n".join([*lines, *ending("cachefsd.toml")]) + "\n"
+
+
+def rendered(block: str) -> Iterator[str]:
+    """A block of Markdown: heading, table, list, code or paragraph."""
+    if block.startswith("#"):
+        level, _, title = block.partition(" ")
+        yield f"{'.SH' if level == '##' else '.SS'} {plain(title)}"
+    elif block.startswith("|"):
+        for row in block.splitlines()[2:]:
+            key, *between, meaning = (cell.strip() for cell in re.split(r"(?<!\\)\|", row.strip("|")))
+            default = f" (default: {' '.join(between)})" if between else ""
+            yield from (".TP", inline(key + default), inline(meaning))
+    elif block.startswith("- "):
+        for item in re.split(r"^- ", block, flags=re.MULTILINE)[1:]:
+            yield from (".IP \\(bu 2", inline(" ".join(item.split())))
+    elif block.startswith("    "):
+        yield from (".PP", ".nf", escaped(re.sub(r"^", "    ", block, flags=re.MULTILINE)), ".fi")
+    else:
+        yield from (".PP", inline(" ".join(block.split())))
+
+
+def plain(text: str) -> str:
+    return escaped(re.sub(r"[`*]", "", re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", text)))
+
+
+def inline(text: str) -> str:
+    """Code is bold, and of a link its text stays."""
+    text = escaped(re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", text))
+    text = re.sub(r"``?([^`]+)``?", r"\\fB\1\\fR", text)
+    return re.sub(r"\*+([^*]+)\*+", r"\\fI\1\\fR", text)
+
+
+def main(directory: Path) -> None:
+    """Write all pages, in the directories of their sections."""
+    pages = {f"{name}.{section}": command_page(name, section) for name, section in COMMANDS.items()}
+    pages["cachefsd.toml.5"] = configuration_page(CONFIGURATION.read_text())
+    for name, text in pages.items():
+        path = directory / f"man{name[-1]}" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
