@@ -9,7 +9,7 @@ import pytest
 from cachefs_tools.bench.programs import results
 from cachefs_tools.bench.programs.catalogue import PROGRAMS, Access, chosen
 from cachefs_tools.bench.programs.command import SCRIPTS
-from cachefs_tools.bench.programs.figures import document, known_from, share_gone, warm_document
+from cachefs_tools.bench.programs.figures import document, known_from, share_at_best, share_gone, warm_document
 from cachefs_tools.bench.programs.markdown import markdown, replaced
 from cachefs_tools.bench.programs.outcome import Epoch, Mode, Outcome, Published
 from cachefs_tools.bench.programs.report import marks, row, table
@@ -36,6 +36,15 @@ def test_a_share_is_of_the_waits_beyond_the_native_ones() -> None:
     assert share_gone(native, unpublished, outcome(Mode.RUN, 2, 1)) == pytest.approx(0.9)
     assert share_gone(native, unpublished, outcome(Mode.RUN, 16, 1)) == pytest.approx(-0.5)
     assert share_gone(native, outcome(Mode.BARE, 1.2, 1), outcome(Mode.RUN, 1, 1)) is None
+
+
+def test_at_best_the_link_is_busy_from_the_first_moment() -> None:
+    native, bare = outcome(Mode.NATIVE, 1, 1), outcome(Mode.BARE, 11, 1)  # 10 s of a native first epoch
+    assert share_at_best(native, replace(bare, origin_bytes=150), 10) == pytest.approx(0.5)
+    assert share_at_best(native, replace(bare, origin_bytes=90), 10) == 1
+    assert share_at_best(native, replace(bare, origin_bytes=900), 10) == 0
+    assert share_at_best(native, replace(bare, origin_bytes=900), 0) is None
+    assert share_at_best(native, outcome(Mode.BARE, 1.2, 1), 10) is None
 
 
 @pytest.mark.parametrize(

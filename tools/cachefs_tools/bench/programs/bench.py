@@ -54,7 +54,7 @@ class Bench:
         for mode in modes:
             found = sorted((self._once(program, mode) for _ in range(turns)), key=lambda outcome: outcome.wait)
             outcomes[mode] = found[turns // 2]
-        return document(program, outcomes)
+        return document(program, outcomes, self._setting.limits.bandwidth)
 
     def warm(self, program: Program, turns: int) -> dict[str, Any]:
         """The document of a program whose data the page cache has, native and mounted in turns. Raises CachefsError."""

@@ -22,6 +22,20 @@ def share_gone(native: Outcome, reference: Outcome, outcome: Outcome) -> float |
     return 1 - (outcome.wait - native.wait) / there if there >= LEAST_WAIT else None
 
 
+def share_at_best(native: Outcome, bare: Outcome, bandwidth: float) -> float | None:
+    """Of the waits that the bare run had beyond those of the native run, the share that anything could take away which
+    begins when the program does: all bytes have to pass the link, and the program computes meanwhile.
+
+    bandwidth: bytes per second of the link to the origin; 0 where it has no limit.
+    """
+    there = bare.wait - native.wait
+    if there < LEAST_WAIT or not bandwidth or not native.epochs:
+        return None
+    first = native.epochs[0]  # later epochs find everything on the node
+    left = max(0.0, bare.origin_bytes / bandwidth - (first.end - first.begin))
+    return max(0.0, 1 - left / there)
+
+
 def known_from(outcome: Outcome) -> tuple[int, float] | None:
     """The first epoch of the program, counted from 1, whose order was published before it ended.
 
@@ -39,8 +53,8 @@ def known_from(outcome: Outcome) -> tuple[int, float] | None:
     return min(found, default=None)
 
 
-def document(program: Program, outcomes: Mapping[Mode, Outcome]) -> dict[str, Any]:
-    """All figures of one program, as a JSON-serialisable document."""
+def document(program: Program, outcomes: Mapping[Mode, Outcome], bandwidth: float = 0) -> dict[str, Any]:
+    """All figures of one program, as a JSON-serialisable document. bandwidth: see `share_at_best`."""
     result: dict[str, Any] = {
         **_names(program), "equal": len({outcome.digest for outcome in outcomes.values()}) == 1,
         "modes": {str(mode): _mode_document(outcome) for mode, outcome in outcomes.items()}, "gone": {},
@@ -50,6 +64,9 @@ def document(program: Program, outcomes: Mapping[Mode, Outcome]) -> dict[str, An
             if reference in outcomes and mode in outcomes:
                 share = share_gone(native, outcomes[reference], outcomes[mode])
                 result["gone"][f"{mode} of {reference}"] = None if share is None else round(share, 3)
+        if Mode.BARE in outcomes:
+            best = share_at_best(native, outcomes[Mode.BARE], bandwidth)
+            result["at_best"] = None if best is None else round(best, 3)
     if (run := outcomes.get(Mode.RUN)) is not None:
         result["known_from_epoch"], result["known_after"] = known_from(run) or (None, None)
         result["said"], result["problems"] = list(run.said), list(run.published.problems)

@@ -48,7 +48,10 @@ def _cells(program: Program, document: dict[str, Any]) -> tuple[str, ...]:
     modes = document["modes"]
     waits = (f"{modes[name]['wait']:.1f}" if name in modes else "-" for name in ("native", "bare", "mounted", "run"))
     words = {"#": "results differ", "!": "below the aim", "<": "slower than unpublished"}
+    remarks = [words[mark] for mark in marks(document)]
+    if (best := document.get("at_best")) is not None and best < document["aim"]:
+        remarks.append(f"{percent(best)} at best")
     return (
         *names, known(document), " / ".join(waits), percent(share_of(document, "run")),
-        percent(share_of(document, "mounted")), ", ".join(words[mark] for mark in marks(document)),
+        percent(share_of(document, "mounted")), ", ".join(remarks),
     )  # fmt: skip
