@@ -26,8 +26,8 @@ chmod 755 usr/sbin/policy-rc.d
 echo ready
 exec chroot . sleep infinity
 """
-# These change with every package that is installed or removed, whatever it is.
-_OF_THE_SYSTEM: Final = ("var/cache/", "var/lib/apt/", "var/lib/dpkg/", "var/log/", "proc/", "sys/", "tmp/")
+# These change with every package that is installed or removed, whatever it is; and what mount(8) and adduser(8) note.
+_OF_THE_SYSTEM: Final = ("var/cache/", "var/lib/apt/", "var/lib/dpkg/", "var/log/", "tmp/", "run/mount", "run/adduser")
 _ENVIRONMENT: Final = {
     "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "HOME": "/root", "DEBIAN_FRONTEND": "noninteractive",
 }  # fmt: skip
@@ -59,7 +59,7 @@ class BareDebian:
 
     def files(self) -> set[str]:
         """All paths, but those that are the business of apt and dpkg."""
-        found = self.run("find", "/", "-printf", "%P\\n").splitlines()
+        found = self.run("sh", "-c", "find / -path /proc -prune -o -path /sys -prune -o -printf '%P\\n'").splitlines()
         return {path for path in found if not path.startswith(_OF_THE_SYSTEM)}
 
 

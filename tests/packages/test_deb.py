@@ -92,14 +92,14 @@ def test_install_use_upgrade_and_purge_leave_nothing(debian: BareDebian) -> None
         debian.run("cachectl", "dataset", "add", "photos", "file:///srv/photos")
         debian.run("mount", "-t", "cachefs", "photos", "/mnt/photos")
         assert digest in debian.run("sha256sum", "/mnt/photos/1.jpg")
-        reader = debian.start("tail", "-f", "/mnt/photos/1.jpg")
+        reader = debian.start("sh", "-c", "exec 3</mnt/photos/1.jpg; echo $$; exec sleep infinity")
         assert reader.stdout is not None
-        assert reader.stdout.buffer.read(1)
+        number = reader.stdout.readline().strip()
         refused = debian.run("dpkg", "-i", "/tmp/1.deb", status=1)
         assert "the package cannot be upgraded while /mnt/photos is in use" in refused
         assert debian.run("cachectl", "--version") == before
         assert digest in debian.run("sha256sum", "/mnt/photos/1.jpg")
-        reader.kill()
+        debian.run("sh", "-c", f"kill {number}")
         reader.communicate(timeout=60)
     upgraded = debian.run("dpkg", "-i", "/tmp/1.deb")
     assert "/mnt/photos was unmounted for the upgrade; mount it again" in upgraded
