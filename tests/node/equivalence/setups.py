@@ -3,7 +3,6 @@
 import copy
 import gc
 import hashlib
-import importlib.util
 import multiprocessing
 import os
 import pickle
@@ -510,24 +509,16 @@ SETUPS: dict[str, SetUp] = {
     "killed": killed,
     "compiled": compiled,
     "trained": trained,
+    "stateful": stateful(0),
+    "stateful-workers": stateful(2),
+    "stateful-shuffled": stateful(0, "shuffled"),
+    "stateful-shuffled-persistent": stateful(1, "shuffled by all", persistent=True),
+    "stateful-of-torch": stateful(0, "of torch"),
+    "stateful-of-a-rank": stateful(0, "of a rank"),
+    "stateful-own": stateful(0, "own"),
+    "shards": shards(),
+    "shards-workers": shards(**WORKERS),
+    "shards-persistent": shards(persistent_workers=True, **WORKERS),
+    "in-pandas": in_pandas,
+    "no-children": no_children,
 }
-if importlib.util.find_spec("torchdata") is not None:
-    SETUPS |= {
-        "stateful": stateful(0),
-        "stateful-workers": stateful(2),
-        "stateful-shuffled": stateful(0, "shuffled"),
-        "stateful-shuffled-persistent": stateful(1, "shuffled by all", persistent=True),
-        "stateful-of-torch": stateful(0, "of torch"),
-        "stateful-of-a-rank": stateful(0, "of a rank"),
-        "stateful-own": stateful(0, "own"),
-    }
-if importlib.util.find_spec("webdataset") is not None:
-    SETUPS |= {
-        "shards": shards(),
-        "shards-workers": shards(**WORKERS),
-        "shards-persistent": shards(persistent_workers=True, **WORKERS),
-    }
-if importlib.util.find_spec("pandas") is not None:
-    SETUPS["in-pandas"] = in_pandas
-if importlib.util.find_spec("cachefs.publishing.launch") is not None:
-    SETUPS["no-children"] = no_children

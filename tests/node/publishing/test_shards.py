@@ -17,7 +17,6 @@ from tests.daemon import Daemon
 from tests.mounting import mounted
 from tests.recording import recording
 
-pytest.importorskip("webdataset")
 SCRIPT = Path(__file__).with_name("webdataset_shards.py")
 CACHEFS = Path(sys.executable).with_name("cachefs")
 SHARDS = 12

@@ -1,18 +1,34 @@
 """What samplers of the real libraries will give is read from their iterators; so is what is left of an epoch that is
-resumed. Each needs its library, and is left out without it."""
+resumed. Those of large libraries run with the marker `programs`: `make programs` has them in an environment."""
 
+import importlib
 import itertools
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
+from torchdata.stateful_dataloader import sampler as stateful_samplers
 
 from cachefs.hooks.held import still_held
 from cachefs.hooks.order import SamplerOrder
 
 SIZE = 53
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Imports a module of the programs' libraries. What both environments have comes from that of the tests."""
+    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
+    python = [os.environ["PROGRAMS_PYTHON"], "-c", where]
+    place = subprocess.run(python, check=True, capture_output=True, text=True).stdout.strip()
+    monkeypatch.setattr(sys, "path", [*sys.path, place])
+    return importlib.import_module
 
 
 def flat(items: Any) -> list[int]:
@@ -38,26 +54,31 @@ def batches(size: int = 4, *, drop_last: bool = False, sampler: Any = None) -> B
     return BatchSampler(sampler if sampler is not None else RandomSampler(range(SIZE)), size, drop_last)
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize(("split", "even", "drop_last"), list(itertools.product([False, True], repeat=3)))
 @pytest.mark.parametrize("index", [0, 1])
-def test_the_shard_of_a_process(split: bool, even: bool, drop_last: bool, index: int) -> None:
-    accelerate = pytest.importorskip("accelerate.data_loader")
+def test_the_shard_of_a_process(
+    library: Callable[[str], Any], split: bool, even: bool, drop_last: bool, index: int
+) -> None:
+    accelerate = library("accelerate.data_loader")
     shard = accelerate.BatchSamplerShard(batches(drop_last=drop_last), 2, index, split_batches=split, even_batches=even)
     rest_is_read(iter(shard), most_missing=4)
     skipping = accelerate.SkipBatchSampler(shard, 2)
     rest_is_read(iter(skipping), most_missing=4)
 
 
-def test_batches_that_are_skipped() -> None:
-    accelerate = pytest.importorskip("accelerate.data_loader")
+@pytest.mark.programs
+def test_batches_that_are_skipped(library: Callable[[str], Any]) -> None:
+    accelerate = library("accelerate.data_loader")
     sampler = accelerate.SeedableRandomSampler(range(SIZE), data_seed=3)
     rest_is_read(iter(accelerate.SkipBatchSampler(batches(sampler=sampler), 3)))
     rest_is_read(iter(accelerate.SkipBatchSampler(batches(drop_last=True), 1)))
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("module", ["timm.data.loader", "ultralytics.data.build"])
-def test_a_sampler_that_repeats_itself(module: str) -> None:
-    repeated = pytest.importorskip(module)._RepeatSampler(batches())
+def test_a_sampler_that_repeats_itself(library: Callable[[str], Any], module: str) -> None:
+    repeated = library(module)._RepeatSampler(batches())
     iterator = iter(repeated)
     for _ in range(3):
         drawn, found = next(iterator), still_held(iterator)
@@ -67,23 +88,26 @@ def test_a_sampler_that_repeats_itself(module: str) -> None:
         assert found.tolist() == rest
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("package", ["lightning.fabric", "lightning_fabric"])
-def test_a_sampler_that_lightning_has_wrapped(package: str) -> None:
-    distributed = pytest.importorskip(f"{package}.utilities.distributed")
+def test_a_sampler_that_lightning_has_wrapped(library: Callable[[str], Any], package: str) -> None:
+    distributed = library(f"{package}.utilities.distributed")
     wrapped = distributed.DistributedSamplerWrapper(RandomSampler(range(SIZE)), num_replicas=2, rank=1)
     rest_is_read(iter(batches(sampler=wrapped)))
 
 
+@pytest.mark.programs
 @pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
-def test_batches_that_lightning_remembers(package: str) -> None:
-    distributed = pytest.importorskip(f"{package}.overrides.distributed")
+def test_batches_that_lightning_remembers(library: Callable[[str], Any], package: str) -> None:
+    distributed = library(f"{package}.overrides.distributed")
     rest_is_read(iter(distributed._IndexBatchSamplerWrapper(batches())))
     inner = distributed.UnrepeatedDistributedSamplerWrapper(RandomSampler(range(SIZE)), num_replicas=2, rank=1)
     rest_is_read(iter(batches(sampler=inner)))
 
 
-def test_samples_that_transformers_groups_by_length() -> None:
-    trainer = pytest.importorskip("transformers.trainer_pt_utils")
+@pytest.mark.programs
+def test_samples_that_transformers_groups_by_length(library: Callable[[str], Any]) -> None:
+    trainer = library("transformers.trainer_pt_utils")
     lengths = torch.randint(100, (SIZE,)).tolist()
     rest_is_read(iter(batches(sampler=trainer.LengthGroupedSampler(4, lengths=lengths))))
 
@@ -106,11 +130,8 @@ STATEFUL: dict[str, Callable[[Any], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("options", STATEFUL)
 def test_a_stateful_loader_that_is_resumed(options: str) -> None:
-    pytest.importorskip("torchdata.stateful_dataloader")
-    from torchdata.stateful_dataloader import StatefulDataLoader, sampler
-
     def made() -> Any:
-        return StatefulDataLoader(range(SIZE), collate_fn=lambda batch: batch, **STATEFUL[options](sampler))
+        return StatefulDataLoader(range(SIZE), collate_fn=lambda batch: batch, **STATEFUL[options](stateful_samplers))
 
     first = made()
     iterator = iter(first)
@@ -131,10 +152,7 @@ def test_a_stateful_loader_that_is_resumed(options: str) -> None:
 
 @pytest.mark.parametrize("stateful", [False, True])
 def test_all_epochs_of_a_rank_follow_from_its_seed(stateful: bool) -> None:
-    pytest.importorskip("torchdata.stateful_dataloader")
-    from torchdata.stateful_dataloader import StatefulDataLoader, sampler
-
-    kind: Any = sampler.StatefulDistributedSampler if stateful else DistributedSampler
+    kind: Any = stateful_samplers.StatefulDistributedSampler if stateful else DistributedSampler
     own = kind(range(SIZE), 2, 1)
     loader = StatefulDataLoader(range(SIZE), 4, sampler=own, collate_fn=lambda batch: batch, drop_last=True)
     ours = SamplerOrder(loader)
@@ -148,10 +166,9 @@ def test_all_epochs_of_a_rank_follow_from_its_seed(stateful: bool) -> None:
 
 @pytest.mark.parametrize("options", ["sequential", "of torch"])
 def test_the_next_epoch_of_a_stateful_loader_is_foreseen(options: str) -> None:
-    pytest.importorskip("torchdata.stateful_dataloader")
-    from torchdata.stateful_dataloader import StatefulDataLoader, sampler
-
-    loader: Any = StatefulDataLoader(range(SIZE), collate_fn=lambda batch: batch, **STATEFUL[options](sampler))
+    loader: Any = StatefulDataLoader(
+        range(SIZE), collate_fn=lambda batch: batch, **STATEFUL[options](stateful_samplers)
+    )
     iterator = iter(loader)
     found = SamplerOrder(loader).foresee()
     assert found is not None

@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import webdataset as wds
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.hooks.webdataset import shards_of
-
-wds: Any = pytest.importorskip("webdataset")
 
 URLS = [f"/data/train-{number:03}.tar" for number in range(23)]
 MADE = {
