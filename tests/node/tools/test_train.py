@@ -101,7 +101,7 @@ def test_an_interrupted_run_leaves_no_process(tmp_path: Path, number: signal.Sig
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     )  # fmt: skip
     assert bench.stderr is not None
-    while not (training := [one for one in processes_with(tmp_path) if "torch_job" in " ".join(one.cmdline())]):
+    while not (training := processes_with(tmp_path, "torch_job")):
         assert bench.poll() is None, bench.stderr.read()
         time.sleep(0.1)
     bench.send_signal(number)
@@ -117,12 +117,13 @@ def test_an_interrupted_run_leaves_no_process(tmp_path: Path, number: signal.Sig
         assert left == list(tmp_path.glob("cachefs-bench-*")) == []
 
 
-def processes_with(work: Path) -> list[psutil.Process]:
-    """The processes that have *work* in their command line, without the benchmark itself."""
+def processes_with(work: Path, word: str = "") -> list[psutil.Process]:
+    """The processes that have *work* and *word* in their command line, without the benchmark itself."""
+    lines = [(process, process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])]
     return [
         process
-        for process in psutil.process_iter(["cmdline"])
-        if str(work) in " ".join(process.info["cmdline"] or ()) and str(BENCH) not in process.info["cmdline"]
+        for process, line in lines
+        if str(work) in " ".join(line) and word in " ".join(line) and str(BENCH) not in line
     ]
 
 
