@@ -1,6 +1,8 @@
 """A real Prometheus scrapes a daemon under load and failures: its figures add up, and are those of proxy and server."""
 
+import os
 import random
+import signal
 import time
 import urllib.request
 from collections import Counter
@@ -14,9 +16,9 @@ from cachefs_daemon.metrics.table import TABLE, Kind
 from prometheus_client.parser import text_string_to_metric_families
 
 from cachefs.job_messages import JobPublish
-from cachefs.messages import DatasetName, OriginOptions, Warmup
+from cachefs.messages import DatasetName, OriginOptions, Selection, Warmup
 from cachefs.mount import kernel
-from cachefs.rpc import DATASET_REMOVE, JOB_PUBLISH, WARMUP
+from cachefs.rpc import DATASET_REMOVE, EVICT, JOB_PUBLISH, WARMUP
 from tests.daemon import Daemon
 from tests.mounting import drop_pages, mounted, read_tree
 from tests.servers import faulty, prometheus
@@ -100,17 +102,17 @@ def test_counters_of_daemon_proxy_and_server_agree(
         unseen = 3 + 2
         for fault in faults:
             proxy.add(fault)
-        with mounted(daemon.socket, "a", tmp_path / "m") as directory:
+        with mounted(daemon.socket, "a", tmp_path / "m", "workers=1") as directory:
             assert read_tree(directory) == {key.encode(): data for key, data in content.items()}
             settled(daemon, proxy, seen)
-            # Blocks that nobody waits for are brought by a fetch process.
-            for _ in range(2):
-                list(daemon.client.stream(WARMUP, Warmup(dataset="b"), timeout=60))
+            _warm_up_by_process(daemon)
+            settled(daemon, proxy, seen)
+            os.kill(daemon.status().fetch_processes[0].pid, signal.SIGKILL)
             settled(daemon, proxy, seen)
             radosgw.put("metrics", {"a/00": b"another one"})
             daemon.refresh_dataset("a")
             kernel.unmount(directory)
-        with mounted(daemon.socket, "a", tmp_path / "m") as directory:
+        with mounted(daemon.socket, "a", tmp_path / "m", "workers=1") as directory:
             assert (directory / "00").read_bytes() == b"another one"
             drop_pages(directory)
             read_tree(directory)
@@ -126,19 +128,33 @@ def test_counters_of_daemon_proxy_and_server_agree(
             _restart(daemon, seen, directory)
 
 
+def _warm_up_by_process(daemon: Daemon) -> None:
+    """Blocks that nobody waits for are brought by a fetch process, once it is there."""
+    deadline = time.monotonic() + 60
+    while not any(process.blocks for process in daemon.status().fetch_processes):
+        assert time.monotonic() < deadline
+        list(daemon.client.stream(WARMUP, Warmup(dataset="b"), timeout=60))
+        daemon.client.call(EVICT, Selection(dataset="b"))
+
+
 def _restart(daemon: Daemon, seen: Prometheus, directory: Path) -> None:
     """The mount lives on, and what it has counted for the daemon before does not count again."""
-    earlier = sum(mount.counters["misses"] for mount in daemon.status().mounts)
+
+    def told() -> int:
+        """Reads that waited, as the mount counts them since it began."""
+        return sum(mount.counters.get("misses", 0) for mount in daemon.status().mounts)
+
+    earlier = told()
     assert earlier > 0
     daemon.stop()
     daemon.start()
     deadline = time.monotonic() + 60
-    while not any(mount.counters for mount in daemon.status().mounts):  # until it has reported
+    while told() < earlier:  # until it has reported
+        drop_pages(directory)
         read_tree(directory)
         assert time.monotonic() < deadline
-        time.sleep(0.1)
     status = daemon.status()
-    assert sum(mount.counters["misses"] for mount in status.mounts) - status.misses >= earlier
+    assert told() - status.misses >= earlier
     assert (status.fetched_blocks, status.origin_requests) == (0, 0)
     seen.until("max(cachefs_start_time_seconds) - min(min_over_time(cachefs_start_time_seconds[5m]))", bool)
     assert (seen.ask('sum(cachefs_reads_total{answered_by="fetch"})') or 0) < earlier
