@@ -74,6 +74,8 @@ class MountReport(Message, frozen=True):
     worker: int = 0
     # The worker's process. Another process in the place of this worker has counters of its own.
     worker_pid: int = 0
+    # The daemon that has answered this worker's last report (NodeView.instance); empty where none has.
+    heard_from: str = ""
 
 
 class NodeView(Message, frozen=True):
@@ -317,11 +319,12 @@ class Status(Message, frozen=True):
     state_dir: str
     tiers: list[TierStatus]
     datasets: int
-    # Reads that had to wait for a fetch.
+    # All counts are of the time since the daemon started. Reads that had to wait for a fetch.
     misses: int
     # That came from origins.
     fetched_blocks: int
     fetched_bytes: int
+    # Requests for bytes of objects, of all datasets, those that are gone included; and those that failed.
     origin_requests: int
     origin_errors: int
     in_flight_blocks: int

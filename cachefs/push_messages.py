@@ -26,6 +26,8 @@ class PushSubscribe(Message, frozen=True):
     budget: int
     # The blocks that were stored by orders of earlier streams, and are still there.
     held: list[HeldPages] = msgspec.field(default_factory=list)
+    # What the pusher has counted since it started (see PushDone).
+    counters: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class PushOrder(Message, frozen=True):

@@ -106,6 +106,7 @@ class Worker:
         self._namespace = Namespace(mount.spec, first.view.datasets, lambda: self._heard.when_ns, self._catch_up)
         self._take_up(later)
         self._told_to_end = False
+        self._heard_from = ""  # the daemon that has answered its last report
         self._trouble = ""  # why the daemon's news could not be followed, as logged last
 
     async def run(self, *, begins: bool) -> None:
@@ -182,6 +183,7 @@ class Worker:
                 log.debug("no report: %s", error)
                 continue
             reported, reported_at = now, trio.current_time()
+            self._heard_from = view.instance
             self._follow(view)
 
     async def _keep_telling_reads(self, link: DaemonLink) -> None:
@@ -250,6 +252,7 @@ class Worker:
             pid=self._mount.pid,
             worker=self._number,
             worker_pid=os.getpid(),
+            heard_from=self._heard_from,
             counters=self._operations.counted(),
             accessed=list(accessed),
             stalls=stalls,

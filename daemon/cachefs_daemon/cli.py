@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
@@ -33,6 +33,9 @@ with needs_extra("daemon", "cachefsd"):
     from cachefs_daemon.runtime.threads import Threads
     from cachefs_daemon.store import config_check, group_access
     from cachefs_daemon.store.storage import Foresight, Storage
+
+if TYPE_CHECKING:
+    from cachefs_daemon.api.local_http import LocalHttp
 
 log = logging.getLogger("cachefs_daemon")
 
@@ -149,12 +152,16 @@ async def _serve(config: Config, read: Callable[[], Config], storage: Storage, t
     settings = config.daemon
     admission = Admission(os.geteuid(), config.security.admin_group, settings.socket_group)
     channel = FetchChannel(fetch_socket(settings.socket), admission, node.fetcher, node.errors)
+    local = _local_http(node) if config.metrics.listen else None
     node.open_data_plane(channel.adopt)
     server = Server(Service(node, live), settings.socket, admission, channel)
     background: list[asyncio.Task[None]] = []
     try:
         await node.start()
         await server.start()
+        if local is not None:
+            await local.start()
+            log.info("metrics on %s", config.metrics.listen)
         background = [asyncio.create_task(work) for work in (node.maintain(), feed_watchdog(), server.keep_reachable())]
         collector.settle()
         log.info("ready on %s", settings.socket)
@@ -163,12 +170,25 @@ async def _serve(config: Config, read: Callable[[], Config], storage: Storage, t
         notify("STOPPING=1")
         _enforce_stop()
         await node.stop_background()
+        if local is not None:
+            await local.stop()
         await server.stop(GRACE)
     finally:
         for task in background:
             task.cancel()
         await asyncio.gather(*background, return_exceptions=True)
         await node.stop()
+
+
+def _local_http(node: Node) -> "LocalHttp":
+    """What this machine's programs may read. It is imported where it is used: with aiohttp it takes 14 MB."""
+    with needs_extra("daemon", "cachefsd"):
+        from cachefs_daemon.api.local_http import LocalHttp
+        from cachefs_daemon.metrics.scrape import Scrape
+
+    local = LocalHttp(node.config.metrics.listen)
+    local.add("/metrics", Scrape(node).answer)
+    return local
 
 
 def _stop_signal() -> asyncio.Event:

@@ -24,6 +24,7 @@ from cachefs.sizes import Share, format_size
 from cachefs.socket_path import DEFAULT_SOCKET, MAX_SOCKET_PATH
 from cachefs_daemon import cluster_section
 from cachefs_daemon.cluster_section import ClusterSection
+from cachefs_daemon.metrics_section import MetricsSection
 from cachefs_daemon.runtime.logs import LogFormat
 from cachefs_daemon.section import AbsolutePath, Amount, Count, OptionalPath, Seconds, Section, Size
 
@@ -135,6 +136,7 @@ class Config(Section):
     prefetch: PrefetchSection = PrefetchSection()
     security: SecuritySection = SecuritySection()
     cluster: ClusterSection = ClusterSection()
+    metrics: MetricsSection = MetricsSection()
 
     @property
     def origin_timeouts(self) -> tuple[float, float]:
@@ -282,6 +284,7 @@ def _nearest(location: list[str]) -> str:
 _SECTIONS: Final[dict[str, type[Section]]] = {
     "daemon": DaemonSection, "memory": MemorySection, "ssd": SsdSection, "origin": OriginSection,
     "prefetch": PrefetchSection, "security": SecuritySection, "cluster": ClusterSection,
+    "metrics": MetricsSection,
 }  # fmt: skip
 
 # Keys of earlier releases, and what became of them.

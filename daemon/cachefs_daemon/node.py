@@ -80,7 +80,7 @@ class Node:
         self.storage = storage
         self.threads = threads
         self.instance = uuid.uuid4().hex  # changes with every start of the daemon
-        self.started = time.monotonic()
+        self.started, self.began = time.monotonic(), time.time()
         self.errors = ErrorLog()
         plan, presence = storage.foresight.plan, storage.foresight.presence
         state_dir, origin = config.daemon.state_dir, config.origin
@@ -97,6 +97,7 @@ class Node:
         self._home_routes: HomeRoutes | None = None
         self.carrying = Carrying(storage.rooms, threads, self.errors, processes, config.daemon.read_deadline)
         self.fetcher.bringing.carry = self.carrying.take
+        self.carrying.discard = self.fetcher.bringing.tally.discard
         if self.data_plane is not None:
             self.fetcher.bringing.elsewhere = self._elsewhere(self.data_plane, slots)
             self.fetcher.awaited = AwaitedSnapshots(lambda one: snapshots.get(one) is not None)
@@ -105,7 +106,7 @@ class Node:
         self.pins = Pins(storage.tiering, self.catalog, threads)
         self.quotas = DatasetQuotas(storage.tiering, storage.index, self.catalog, threads)
         self.changes = DatasetChanges(self.catalog, self.pins, self.quotas, storage, threads)
-        self.mounts = MountRegistry()
+        self.mounts = MountRegistry(self.instance)
         room = PlanRoom(config.plan_memory)
         loader = EpochLoader(plan, storage.watch, storage.blocks, self.fetcher, threads, room)
         self.jobs = JobRegistry(self.catalog, plan, presence, loader)

@@ -82,6 +82,7 @@ class FaultyProxy:
         head = await reader.readuntil(b"\r\n\r\n")
         start, headers = _parse_head(head)
         method, path, _ = start.split(" ", 2)
+        goes_on = headers.get("connection", "").lower() != "close"
         body = await reader.readexactly(int(headers.get("content-length", "0")))
         self.requests.append((method, path))
         fault = self._fault_for(method, path, head.decode())
@@ -109,7 +110,7 @@ class FaultyProxy:
             writer.write(last[0][start : start + (16 << 10) if fault.pace else None])
             await writer.drain()
             await asyncio.sleep(fault.pace)
-        return whole
+        return whole and goes_on
 
     async def _ask(self, head: bytes, body: bytes, fault: Fault, has_body: bool) -> tuple[bytes, bool]:
         """What the server answers, with what the fault makes of it; and whether that is a whole answer."""

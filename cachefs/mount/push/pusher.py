@@ -126,7 +126,7 @@ class Pusher:
         self._workers.use(Source(self._tiers.index, self._tiers.directories))
 
     def _subscription(self, held: list[HeldPages]) -> PushSubscribe:
-        return PushSubscribe(mount=self._settings.mount, budget=self._budget.now, held=held)
+        return PushSubscribe(mount=self._settings.mount, budget=self._budget.now, held=held, counters=self._counters())
 
     def _datasets(self) -> Sequence[DatasetView]:
         view: NodeView = self._client.call(NODE, Empty(), timeout=_CALL_SECONDS)

@@ -66,6 +66,7 @@ from cachefs_daemon.fetch.guess_views import guess_counts, guess_views
 from cachefs_daemon.jobs.owners import check_owner, job_meant, job_of
 from cachefs_daemon.live_settings import LiveSettings
 from cachefs_daemon.node import Node
+from cachefs_daemon.origin import ledger
 from cachefs_daemon.runtime.unbroken import unbroken
 from cachefs_daemon.store.storage import TierUsage
 
@@ -161,7 +162,7 @@ class Service:
     async def status(self, _: Empty) -> Status:
         usage = await self._node.threads.run(self._node.storage.usage)
         counters = self._node.mounts.counters()
-        requests, failed, detours = self._node.catalog.origin_requests()
+        reads = ledger.total().purpose("read")
         blocks, size = self._node.fetcher.in_flight
         return Status(
             instance=self._node.instance,
@@ -174,9 +175,9 @@ class Service:
             misses=counters["misses"],
             fetched_blocks=self._node.fetcher.fetched_blocks,
             fetched_bytes=self._node.fetcher.fetched_bytes,
-            origin_requests=requests,
-            origin_errors=failed,
-            origin_detours=detours,
+            origin_requests=sum(one.requests for one in reads),
+            origin_errors=sum(one.failed for one in reads),
+            origin_detours=sum(one.detours for one in reads),
             in_flight_blocks=blocks,
             in_flight_bytes=size,
             repairs=self._node.storage.blocks.repairs,

@@ -44,6 +44,8 @@ _RESERVED: Final = frozenset({"all"})
 KEPT_GENERATIONS: Final = 2
 # Datasets of one mount whose origins are prepared, at most: of a mount of thousands most are not read soon.
 _PREPARED: Final = 8
+# Snapshots for which it is remembered which dataset has them.
+_NAMES: Final = 4096
 
 
 @dataclass(slots=True)
@@ -71,6 +73,7 @@ class Catalog:
         self._preparing: set[asyncio.Task[None]] = set()  # in which origins are opened
         self._changing: set[str] = set()  # names of datasets that are being listed or removed
         self._saving = threading.Lock()
+        self._names: dict[str, str] = {}  # by id of a snapshot: see `dataset_of`
         # In a cluster: gives the stamp of a change that is made on this node; and is told the name of each dataset that
         # has changed, whoever changed it.
         self.stamp: Callable[[], Stamp] = lambda: NO_STAMP
@@ -339,14 +342,15 @@ class Catalog:
             if dataset.current is not None:
                 dataset.current = self._held.get(dataset.current.id)
 
-    def origin_requests(self) -> tuple[int, int, int]:
-        """Requests sent, those that failed, and reads that took a detour, over the origins of all present datasets."""
-        origins = [dataset.origin for dataset in self]
-        return (
-            sum(origin.requests for origin in origins),
-            sum(origin.errors for origin in origins),
-            sum(origin.detours for origin in origins),
-        )
+    def dataset_of(self, snapshot: str) -> str:
+        """The name of a dataset that has the snapshot with that id; empty where none has it."""
+        known = self._datasets.get(self._names.get(snapshot, ""))
+        if known is None or all(one.id != snapshot for one in known.record.snapshots):
+            found = (one.record.name for one in self if any(each.id == snapshot for each in one.record.snapshots))
+            if len(self._names) >= _NAMES:
+                self._names.clear()
+            self._names[snapshot] = next(found, "")
+        return self._names[snapshot]
 
     def endpoints(self) -> list[EndpointStatus]:
         """What was learned of the servers of all present datasets."""

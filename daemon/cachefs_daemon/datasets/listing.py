@@ -27,6 +27,7 @@ from cachefs.spill_file import SpillFile
 from cachefs_daemon.datasets.listing_journal import ListingJournal
 from cachefs_daemon.origin.base import Origin, OriginSettings, ResumableOrigin, open_origin
 from cachefs_daemon.origin.key_ranges import ListingPlace
+from cachefs_daemon.origin.ledger import HERE, ChildBook
 
 # Seconds after which a silent child is given up. A living one reports twice a second; only a hung disk keeps it silent
 # for long, when it syncs the file.
@@ -86,13 +87,20 @@ async def build_snapshot(request: ListingRequest) -> AsyncGenerator[ListingProgr
     Closing the iterator ends the child. Raises the CachefsError that the child met, OriginUnavailable where it died or
     hung.
     """
-    child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "cachefs_daemon.datasets.listing",
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-    )
+    book = ChildBook()
+    try:
+        child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-m",
+            "cachefs_daemon.datasets.listing",
+            str(book.descriptor),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            pass_fds=(book.descriptor,),
+        )
+    except BaseException:
+        book.close()
+        raise
     assert child.stdin is not None
     assert child.stdout is not None
     try:
@@ -114,11 +122,15 @@ async def build_snapshot(request: ListingRequest) -> AsyncGenerator[ListingProgr
         with contextlib.suppress(ProcessLookupError):
             child.kill()
         child.stdin.close()
-        await child.wait()
+        try:
+            await child.wait()
+        finally:
+            book.close()
 
 
 def main() -> int:
     """Runs in the child. Returns its exit status: 0 where it built the snapshot, else 1."""
+    HERE.use(int(sys.argv[1]))
     request = msgspec.json.decode(sys.stdin.buffer.readline(), type=ListingRequest)
     threading.Thread(target=_die_with_parent, daemon=True).start()
     try:

@@ -26,6 +26,7 @@ from cachefs_daemon.fetch.ranges import Ranges
 from cachefs_daemon.fetch.route import Route
 from cachefs_daemon.fetch.search import Found
 from cachefs_daemon.fetch.slots import FetchSlots
+from cachefs_daemon.fetch.tally import ORIGIN, PEER, Became, Tally
 from cachefs_daemon.origin.base import Data
 from cachefs_daemon.origin.patience import Patience
 from cachefs_daemon.peers.answers import PeerBlock
@@ -84,7 +85,10 @@ class Bringing:
         self._flights: dict[bytes, Flight] = {}  # by block key
         self._recent: OrderedDict[bytes, _Landing] = OrderedDict()  # by block key, oldest first
         self.passing = Passing(slots.capacity // PASSING_PART)
-        self._ranges = Ranges(slots, read_deadline)
+        self.tally = Tally()
+        # Is told of each block that has come: of which snapshot it is, whether from origin or peer, and its bytes.
+        self.on_block: Callable[[str, str, int], None] = lambda snapshot, source, size: None
+        self._ranges = Ranges(slots, read_deadline, self.tally.discard)
         self._puts = Puts(store, threads.run)  # of blocks that somebody waits for
         self._puts_ahead = Puts(store, threads.ahead, at_once=1)
         self._refused: dict[str, tuple[int, float]] = {}  # by snapshot: bytes of the last block refused, loop time
@@ -320,6 +324,8 @@ class Bringing:
 
     def _carried(self, flight: Flight, place: Location | None) -> None:
         """A fetch process has brought it, or another way is better."""
+        if place is not None:
+            self.tally.add(ORIGIN, Became.DISCARDED if flight.has_landed else Became.STORED, flight.source.length)
         if flight.has_landed:
             return
         if place is None:
@@ -340,6 +346,7 @@ class Bringing:
         else:
             self.fetched_blocks += 1
             self.fetched_bytes += flight.source.length
+        self.on_block(flight.source.snapshot, PEER if flight.via else ORIGIN, flight.source.length)
 
     async def _fly(self, flight: Flight, block: PeerBlock | None = None) -> None:
         """block: as a peer gave it; None: the origin is asked."""
@@ -348,7 +355,7 @@ class Bringing:
             if block is not None:
                 flight.arrive(block.data, asyncio.get_running_loop().time(), block.checksums)
                 block = None  # nothing may keep its bytes
-                outcome = await self._keep(flight)
+                outcome = await self._keep(flight, PEER)
             else:
                 if not flight.slot.held:  # its bytes have come in another way, and are still in no tier
                     await flight.slot.take(ahead=not flight.demanded, needed=flight.needed)
@@ -404,16 +411,23 @@ class Bringing:
         if data is None:
             data = await source.origin.read(source.range, patience)
         if len(data) != source.length:
+            self.tally.discard(len(data))
             raise OriginError(f"{source.subject}: got {len(data)} bytes for {source.length}")
         self._reads.measure(clock() - flight.began)
         flight.arrive(data, clock())
         if flight.early is not None and self._puts.has_room:
             flight.slot.leave()  # nobody waits for it any more
-        return await self._keep(flight)
+        return await self._keep(flight, ORIGIN)
 
-    async def _keep(self, flight: Flight) -> Location | PassingBlock | None:
+    async def _keep(self, flight: Flight, came_from: str) -> Location | PassingBlock | None:
         """Its bytes have come."""
-        location = await self._store_or_pass(flight)
+        became = Became.DISCARDED
+        try:
+            location = await self._store_or_pass(flight)
+            if location is not None:
+                became = Became.STORED if isinstance(location, Location) else Became.PASSED
+        finally:
+            self.tally.add(came_from, became, flight.source.length)
         self._count(flight)
         if location is None and flight.needed == math.inf:
             self._note_refusal(flight.source)
@@ -430,7 +444,9 @@ class Bringing:
                 data = await part
         except TimeoutError:
             raise OriginUnavailable(f"{flight.source.subject} did not come in time") from None
-        if data is None:
+        if data is not None:
+            self._ranges.took(flight.source)
+        else:
             await flight.patience.rest(0)  # it had the slot of another one
             if not flight.demanded:
                 flight.patience.extend(flight.began + self._read_deadline)

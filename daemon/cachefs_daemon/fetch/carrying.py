@@ -76,6 +76,7 @@ class Carrying:
         self._not_before = 0.0  # loop time of the next start
         self._pause = _PAUSE
         self._is_told = False  # the log says that processes end
+        self.discard: Callable[[int], None] = lambda size: None  # is told of bytes that have come, and are of no use
 
     def take(self, source: BlockSource, tell: Tell, arrived: Callable[[], None]) -> bool:
         """Let a process bring the block. False where none can just now; then nothing is told.
@@ -180,11 +181,15 @@ class Carrying:
             places, rooms, segments = await self._threads.ahead(self._rooms.enter_and_reserve, entering, wanted)
         except Exception as error:
             self._note_bug(error)
+            for load, _, _ in written:
+                self.discard(load.source.length)
             for load in (*(load for load, _, _ in written), *batch):
                 load.give_up()
             return
         for (load, _, _), place in zip(written, places, strict=True):
             load.given_up = True  # nobody else needs to bring it
+            if place is None:
+                self.discard(load.source.length)
             load.tell(place)
         self._place(batch, rooms, segments)
 
@@ -217,6 +222,7 @@ class Carrying:
             for load, room, answer in process.answers():
                 if isinstance(answer, Done):
                     process.blocks += 1
+                    process.bytes += load.source.length
                     load.origin.brought(load.source.range, answer.seconds)
                     if answer.hedged or answer.won:
                         load.origin.hedged(answer.hedged, answer.won)
@@ -326,6 +332,7 @@ class Carrying:
     def _ended(self, process: FetchProcess, status: int) -> None:
         """A process is no more; what it had not finished is free again."""
         self._shut(process)
+        process.book.close(process.bytes)
         self._processes.remove(process)
         if process.under_way:
             self._give_back([room for _, room in process.under_way.values()])

@@ -12,6 +12,7 @@ from typing import Final
 from cachefs_daemon.fetch.load import Load
 from cachefs_daemon.fetch_process.channel import Channel, Closed
 from cachefs_daemon.fetch_process.frames import Batch, Done, Failed, NumberedWay, Report, Segment, Wanted
+from cachefs_daemon.origin.ledger import ChildBook
 from cachefs_daemon.origin.order import Way
 from cachefs_daemon.store.reserved_rooms import OpenSegment, Room
 
@@ -26,20 +27,31 @@ def start(longest: float) -> "FetchProcess":
     longest: seconds after which it gives up a block.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        book = ChildBook()
+    except OSError:
+        ours.close()
+        theirs.close()
+        raise
     with theirs:
         number = str(theirs.fileno())
         command = [
             sys.executable, "-P", "-m", "cachefs_daemon.fetch_process",
             "--channel", number, "--parent", str(os.getpid()), "--longest", str(longest),
+            "--requests", str(book.descriptor),
         ]  # fmt: skip
         try:
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=(theirs.fileno(),)
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), book.descriptor),
             )
         except OSError:
             ours.close()
+            book.close()
             raise
-    return FetchProcess(process, Channel[Batch, Report](ours, Report))
+    return FetchProcess(process, Channel[Batch, Report](ours, Report), book)
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +60,8 @@ class FetchProcess:
 
     process: subprocess.Popen[bytes]
     channel: Channel[Batch, Report]
+    # The requests that it sends.
+    book: ChildBook
     # Has it said that it is ready?
     ready: bool = False
     # Is it not told anything any more? Was that since there was nothing to do?
@@ -57,8 +71,9 @@ class FetchProcess:
     started: float = 0.0
     heard: float = 0.0
     used: float = 0.0
-    # Blocks that it has written.
+    # Blocks that it has written, and their bytes.
     blocks: int = 0
+    bytes: int = 0
     # What it is to bring, and where, by number.
     under_way: dict[int, tuple[Load, Room]] = field(default_factory=dict)
     _ways: OrderedDict[Way, int] = field(default_factory=OrderedDict)

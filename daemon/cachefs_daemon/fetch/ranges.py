@@ -7,6 +7,7 @@ request of its own: several requests at once are quicker than a large one.
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Final
 
 from cachefs.errors import CachefsError
@@ -27,10 +28,12 @@ _Object = tuple[int, bytes, bytes]  # id of the origin, key, version
 class Ranges:
     """Used on the event loop."""
 
-    def __init__(self, slots: FetchSlots, read_deadline: float) -> None:
-        """read_deadline: seconds that anybody waits for a read of an origin, at most."""
+    def __init__(self, slots: FetchSlots, read_deadline: float, discard: Callable[[int], None]) -> None:
+        """read_deadline: seconds that anybody waits for a read of an origin, at most. discard: is told of bytes that
+        have come and that nobody takes."""
         self._slots = slots
         self._read_deadline = read_deadline
+        self._discard = discard
         self._waiting: dict[_Object, dict[int, BlockSource]] = {}  # blocks that wait for a slot, by their offsets
         self._parts: dict[int, Part] = {}  # of blocks that come with others, by id of their source
         self._tasks: set[asyncio.Task[None]] = set()
@@ -44,8 +47,12 @@ class Ranges:
         """It is here, or nobody waits for it any more."""
         self._leave(source)
         part = self._parts.pop(id(source), None)
-        if part is not None:
-            part.cancel()
+        if part is not None and not part.cancel() and not part.cancelled() and (data := part.result()) is not None:
+            self._discard(len(data))
+
+    def took(self, source: BlockSource) -> None:
+        """Its bytes are taken."""
+        self._parts.pop(id(source), None)
 
     def begin(self, source: BlockSource, slot: Slot) -> Part | None:
         """The block has its *slot*. Returns what comes of it, where it comes with others; else None."""
@@ -103,7 +110,9 @@ class Ranges:
 
     async def _read(self, origin: RangeOrigin, taken: list[BlockSource], parts: list[Part], slot: Slot) -> None:
         def arrived(number: int, data: Data) -> None:
-            if not parts[number].done():
+            if parts[number].done():
+                self._discard(len(data))
+            else:
                 parts[number].set_result(data)
 
         first = taken[0].range

@@ -8,6 +8,7 @@ import socket
 from cachefs_daemon.fetch_process.carrier import Carrier
 from cachefs_daemon.fetch_process.channel import Channel
 from cachefs_daemon.fetch_process.frames import Batch, Report
+from cachefs_daemon.origin.ledger import HERE
 from cachefs_daemon.runtime import collector, own_process
 
 
@@ -15,10 +16,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m cachefs_daemon.fetch_process", description=__doc__)
     parser.add_argument("--channel", type=int, required=True, help="Descriptor of the socket to the daemon.")
     parser.add_argument("--parent", type=int, required=True, help="Process id of the daemon.")
+    parser.add_argument("--requests", type=int, required=True, help="Descriptor of memory for counts of requests.")
     parser.add_argument("--longest", type=float, required=True, help="Seconds after which an object is given up.")
     arguments = parser.parse_args()
     if not own_process.begin("cachefs-fetch", arguments.parent):
         return
+    HERE.use(arguments.requests)
     asyncio.run(_serve(socket.socket(fileno=arguments.channel), arguments.longest))
 
 

@@ -23,7 +23,7 @@ from cachefs_daemon.fetch_process.frames import (
 )
 from cachefs_daemon.origin.base import ObjectRange
 from cachefs_daemon.origin.endpoint import Endpoint
-from cachefs_daemon.origin.http_connection import Answer
+from cachefs_daemon.origin.http_connection import LEDGER, SUCCESS, Answer
 from cachefs_daemon.origin.http_pool import HttpPool
 from cachefs_daemon.origin.http_race import Races
 from cachefs_daemon.origin.http_tls import Tls
@@ -181,8 +181,12 @@ class Carrier:
             body = await _get(way, wanted)
             seconds = self._loop.time() - began
             way.endpoint.answered("", wanted.size, time.monotonic() - seconds)
-            checksums = piece_checksums(wanted.block, body)
-            files.write(wanted, checksums, body)
+            try:
+                checksums = piece_checksums(wanted.block, body)
+                files.write(wanted, checksums, body)
+            except OSError:
+                LEDGER.drop(len(body))
+                raise
         except asyncio.CancelledError:
             self._failed.append(Failed(wanted.number, f"it took longer than {self._longest:g} s"))
         except Exception as error:
@@ -227,7 +231,19 @@ class Carrier:
 async def _get(way: _OpenWay, wanted: Wanted) -> memoryview:
     """The object's bytes. Raises whatever keeps them from coming as they should."""
     whole = ObjectRange(wanted.key.encode(), wanted.etag.encode(), wanted.size, 0, wanted.size)
-    head, body, _ = await way.ask(whole, wanted.key, wanted.etag)
+    answer = await way.ask(whole, wanted.key, wanted.etag)
+    if answer.head.status not in SUCCESS:
+        raise _Refused(answer.head.status)
+    try:
+        return await _checked(way, wanted, whole, answer)
+    except BaseException as error:
+        LEDGER.thrown_away(error, len(answer.body or b""))
+        raise
+
+
+async def _checked(way: _OpenWay, wanted: Wanted, whole: ObjectRange, answer: Answer) -> memoryview:
+    """The body of an answer, which is the object. Raises as `_get`."""
+    head, body, _ = answer
     if head.status != 200:
         raise _Refused(head.status)
     headers = head.headers

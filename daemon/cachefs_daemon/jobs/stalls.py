@@ -24,13 +24,16 @@ class Stalls:
         self._totals: dict[tuple[str, str, int, str], _Total] = {}
         # The same by job: looking through all rows for each of 1,000 jobs would take seconds.
         self._of_jobs: dict[str, _Total] = {}
+        # The same by kind of source, of all jobs, those that are forgotten included.
+        self._of_sources: dict[str, _Total] = {}
 
     def add(self, job: str, consumer: str, epoch: int, source: str, seconds: float) -> None:
         """A read waited for so many seconds."""
         row = self._totals.setdefault((job, consumer, epoch, source), _Total())
         if len(self._totals) > MOST_ROWS:
             del self._totals[next(iter(self._totals))]
-        for total in row, self._of_jobs.setdefault(job, _Total()):
+        kind = self._of_sources.setdefault(source.partition(" ")[0], _Total())
+        for total in row, self._of_jobs.setdefault(job, _Total()), kind:
             total.count += 1
             total.seconds += seconds
             total.longest = max(total.longest, seconds)
@@ -50,6 +53,11 @@ class Stalls:
         """How many reads of a job waited, and for how many seconds altogether."""
         total = self._of_jobs.get(job, _Total())
         return total.count, total.seconds
+
+    def of_sources(self) -> dict[str, tuple[int, float]]:
+        """Since the daemon started, by what was waited for (`origin`, `ssd`, `daemon` or `peer`): how many reads have
+        waited, and for how many seconds altogether."""
+        return {source: (total.count, total.seconds) for source, total in self._of_sources.items()}
 
     def forget(self, job: str) -> None:
         """The job is not shown any more."""

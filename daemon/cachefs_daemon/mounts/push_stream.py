@@ -36,6 +36,7 @@ class PushStream:
         self._closed = False
         self._counters: Counter[str] = Counter()  # as this pusher last reported them
         self._past: Counter[str] = Counter()  # those of pushers that have ended
+        self._earlier: Counter[str] = Counter()  # counted before this daemon heard of it
         self._news = asyncio.Event()
 
     @property
@@ -53,12 +54,19 @@ class PushStream:
         """What the mount's pushers have counted since the first of them began."""
         return {name: self._past[name] + value for name, value in self._counters.items()}
 
+    @property
+    def told_here(self) -> dict[str, int]:
+        """The same, of the time of this daemon."""
+        return {name: value - self._earlier[name] for name, value in self.counters.items()}
+
     async def orders(self, request: PushSubscribe) -> AsyncGenerator[PushOrder, None]:
         """Orders for the pusher that sends *request*, as they are decided. They end when the pusher listens no longer,
         or when another pusher of the mount subscribes."""
         held = [_file_blocks(one) for one in request.held]
         self._plan.begin(request.budget, held, asyncio.get_running_loop().time())
         self.listening = True
+        if not self._subscription:
+            self._earlier = Counter(request.counters)
         self._subscription += 1
         subscription = self._subscription
         try:

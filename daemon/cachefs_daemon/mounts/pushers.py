@@ -4,6 +4,7 @@ import contextlib
 import functools
 import logging
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -49,6 +50,7 @@ class Pushers:
         self._coverage = coverage
         self._audiences = audiences
         self._streams: dict[str, PushStream] = {}  # by id of the mount
+        self._past: Counter[str] = Counter()  # counters of mounts that have ended
 
     def is_active(self) -> bool:
         """Is there a pusher that may push?"""
@@ -82,7 +84,7 @@ class Pushers:
         """Forget the pages of mounts that have ended. lives: is there a mount with that id?"""
         gone = [mount for mount, stream in self._streams.items() if not stream.listening and not lives(mount)]
         for mount in gone:
-            del self._streams[mount]
+            self._past.update(_counters(self._streams.pop(mount)))
 
     def report(self, report: PushDone) -> None:
         """A pusher says what came of its orders."""
@@ -141,6 +143,18 @@ class Pushers:
                 most = max(most, bytes_of(stream.pages.spaces[snapshot].sizes, held))
         return most
 
+    def counters(self) -> Counter[str]:
+        """Sums over all mounts since this daemon started, those that have ended included."""
+        total = Counter(self._past)
+        for stream in self._streams.values():
+            total.update(_counters(stream))
+        return total
+
+    def held(self) -> tuple[int, int]:
+        """Bytes in the page caches of all mounts, and how many there may be."""
+        pages = [stream.pages for stream in self._streams.values()]
+        return sum(one.used for one in pages), sum(one.budget for one in pages)
+
     def shown(self, view: MountView) -> MountView:
         """*view* with counters of what is pushed."""
         stream = self._streams.get(view.id)
@@ -156,3 +170,8 @@ class Pushers:
             "push_budget": pages.budget,
         }
         return msgspec.structs.replace(view, counters={**view.counters, **counters})
+
+
+def _counters(stream: PushStream) -> dict[str, int]:
+    pages = stream.pages
+    return {**stream.told_here, "guessed_blocks": stream.guessed, "late": pages.late, "wasted": pages.wasted}

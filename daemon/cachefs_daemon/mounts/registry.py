@@ -42,14 +42,18 @@ class _Mount:
     workers: dict[int, MountReport] = field(default_factory=dict)  # the last report of each worker that is there
     # Counters of workers that have ended.
     past: Counter[str] = field(default_factory=Counter)
+    # What its workers had counted before they reported to this daemon, having reported to an earlier one.
+    earlier: Counter[str] = field(default_factory=Counter)
 
     @property
     def spec(self) -> MountSpec:
         return MountSpec.parse(self.report.spec)
 
-    def take(self, report: MountReport) -> None:
-        """A worker of the mount reports."""
+    def take(self, report: MountReport, instance: str) -> None:
+        """A worker of the mount reports. instance: of this daemon."""
         before = self.workers.pop(report.worker, None)
+        if (before is None or before.worker_pid != report.worker_pid) and report.heard_from not in ("", instance):
+            self.earlier.update(report.counters)
         if before is not None and before.worker_pid != report.worker_pid:
             self.past.update(before.counters)
         if report.closing:
@@ -66,11 +70,19 @@ class _Mount:
             total.update(report.counters)
         return total
 
+    def told_here(self) -> Counter[str]:
+        """The same, of the time of this daemon."""
+        total = self.counters()
+        total.subtract(self.earlier)
+        return total
+
 
 class MountRegistry:
     """Used from the event loop only."""
 
-    def __init__(self) -> None:
+    def __init__(self, instance: str = "") -> None:
+        """instance: of this daemon."""
+        self._instance = instance
         self.unsaved = False  # has `records` changed since it was saved? Whoever saves it resets this
         self._mounts: dict[str, _Mount] = {}  # by id
         self._past: Counter[str] = Counter()  # counters of mounts that have ended
@@ -102,7 +114,7 @@ class MountRegistry:
             mount = self._mounts[report.id] = _Mount(report, time.monotonic(), birth_of(report.pid))
             self.unsaved = True
         is_new = not mount.workers
-        mount.take(report)
+        mount.take(report, self._instance)
         if not mount.workers:
             self._forget(mount)
         return is_new
@@ -128,10 +140,10 @@ class MountRegistry:
         ]
 
     def counters(self) -> Counter[str]:
-        """Sums over all mounts, those that have ended included."""
+        """Sums over all mounts since this daemon started, those that have ended included."""
         total = Counter(self._past)
         for mount in self._mounts.values():
-            total.update(mount.counters())
+            total.update(mount.told_here())
         return total
 
     def lives(self, mount: str) -> bool:
@@ -189,7 +201,7 @@ class MountRegistry:
         return [mount for mount in dead if mount.report.mountpoint not in left]
 
     def _forget(self, mount: _Mount) -> None:
-        self._past.update(mount.counters())
+        self._past.update(mount.told_here())
         del self._mounts[mount.report.id]
         self.unsaved = True
 

@@ -10,6 +10,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -35,6 +36,18 @@ _ENOUGH: Final = 1.5
 _FITTED_EVERY: Final = 10.0
 # Options for which one server has several endpoints.
 _TELLING: Final = ("account", "region", "addressing_style", "profile", "anonymous")
+
+
+@dataclass(slots=True)
+class Totals:
+    """What all endpoints of this process have counted since it started, those that are gone included."""
+
+    throttled: int = 0
+    hedged: int = 0
+    hedges_won: int = 0
+
+
+TOTALS: Final = Totals()
 
 
 class Endpoint:
@@ -115,6 +128,7 @@ class Endpoint:
         now = time.monotonic()
         self._refused = now
         self.throttled += 1
+        TOTALS.throttled += 1
         self._untold += 1
         seconds = self._last.typical if self._last is not None else 0.0
         self._rates.refused(prefix, self.width / seconds if seconds else 0.0, now)
@@ -137,8 +151,19 @@ class Endpoint:
         """Whether a request may be sent a second time now; if so, it is counted."""
         if time.monotonic() - self._refused < _CALM or not self._budget.take():
             return False
-        self.hedged += 1
+        self.hedges(1, 0)
         return True
+
+    def won(self) -> None:
+        """A second request was the first to be answered."""
+        self.hedges(0, 1)
+
+    def hedges(self, sent: int, won: int) -> None:
+        """So many second requests were sent, here or by a fetch process, and were the first to be answered."""
+        self.hedged += sent
+        self.hedges_won += won
+        TOTALS.hedged += sent
+        TOTALS.hedges_won += won
 
     def status(self) -> EndpointStatus:
         """As `cachectl status` shows it."""

@@ -30,6 +30,7 @@ from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.origin.file_tree import FileTree
 from cachefs_daemon.origin.file_version import FileVersions, is_version
 from cachefs_daemon.origin.idle_threads import IdleThreads
+from cachefs_daemon.origin.ledger import HERE, Outcome
 from cachefs_daemon.origin.outage import Outage
 from cachefs_daemon.origin.patience import Patience
 from cachefs_daemon.origin.retry import Failure, retrying
@@ -37,6 +38,7 @@ from cachefs_daemon.origin.retry import Failure, retrying
 # Entries per portion of a directory: one of a million files is to show progress, and not to fill the memory.
 _PORTION: Final = 5000
 _PARALLEL_SCANS: Final = 16
+_READ: Final = HERE.of("file")
 _LINK: Final = "is a symbolic link that leads out of the dataset, and security.follow_symlinks is not set"
 # What the path of a file that is gone, or is none any more, can fail with.
 _GONE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO)
@@ -111,7 +113,10 @@ class FileOrigin:
     async def read(self, wanted: ObjectRange, patience: Patience) -> bytes:
         async def attempt() -> bytes:
             self.requests += 1
-            data = await self._threads.run(partial(self._read, wanted))
+            with _READ.request(_outcome_of) as exchange:
+                exchange.begin()
+                data = await self._threads.run(partial(self._read, wanted))
+                exchange.got(len(data))
             self._outage.answered()
             return data
 
@@ -239,6 +244,10 @@ class FileOrigin:
 
     def _unavailable(self, key: bytes, error: OSError) -> OriginUnavailable:
         return OriginUnavailable(f"{self._shown(key)} cannot be read: {error.strerror}")
+
+
+def _outcome_of(error: BaseException) -> Outcome:
+    return Outcome.REFUSED if isinstance(error, Exception) else Outcome.CANCELLED
 
 
 def _why_no_directory(error: OSError) -> str | None:

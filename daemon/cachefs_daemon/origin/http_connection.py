@@ -14,11 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs_daemon.origin.http_head import END, MOST_BYTES, Head, Malformed, parse_head
+from cachefs_daemon.origin.ledger import HERE, Outcome
 
 # Seconds without a request after which a connection is closed. Servers close theirs after 5 to 75 seconds.
 IDLE_SECONDS: Final = 12.0
 _INTERIM: Final = range(100, 200)
 _SWITCHING: Final = 101
+SUCCESS: Final = range(200, 300)
+# Only bytes of objects are read in this way, and only from S3.
+LEDGER: Final = HERE.of("s3")
 # Where a byte goes that comes while nobody waits. It is never looked at.
 _UNASKED: Final = memoryview(bytearray(1))
 
@@ -52,7 +56,7 @@ class Answer(NamedTuple):
 class Asked:
     """A request, and which connection it is on."""
 
-    __slots__ = ("connection", "sent", "waiter")
+    __slots__ = ("connection", "handed", "sent", "waiter")
 
     # Where it is a method, it is called with the head and what there is of the body, whenever more has come.
     receive: "Callable[[Head, memoryview], None] | None" = None
@@ -60,6 +64,7 @@ class Asked:
     def __init__(self) -> None:
         self.connection: HttpConnection | None = None  # None before it was sent
         self.waiter: asyncio.Future[Answer] | None = None  # who waits there
+        self.handed = 0  # bytes of the body that it has handed on
         self.sent = math.inf  # loop time
 
 
@@ -94,6 +99,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._begin = 0  # where in the buffer the head, or the body once the head is there, begins
         self._end = 0  # where the body ends
         self._receive: Callable[[Head, memoryview], None] | None = None  # see Asked
+        self._asked: Asked | None = None  # what is received for
+        self._is_counted = True  # the end of the last request
 
     @property
     def was_used(self) -> bool:
@@ -117,7 +124,10 @@ class HttpConnection(asyncio.BufferedProtocol):
             self._receive = asked.receive
         else:
             self._receive = None
+        self._asked = asked
         if self.open and self._transport is not None:
+            LEDGER.begin()
+            self._is_counted = False
             self._transport.write(request)
         else:
             self._fail(ClosedUnanswered())
@@ -133,8 +143,17 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.abort()
         return True
 
+    def _count(self, outcome: Outcome) -> None:
+        """The request has ended."""
+        if self._is_counted:
+            return
+        self._is_counted = True
+        received = max(0, self._filled - self._begin) if self._head is not None else 0
+        LEDGER.end(outcome, received, self._asked.handed if self._asked is not None else 0)
+
     def abort(self) -> None:
         """Close it at once."""
+        self._count(Outcome.CANCELLED)  # where it has ended it is counted already
         self.open = False
         self._receive = None
         if self._timer is not None:
@@ -210,12 +229,14 @@ class HttpConnection(asyncio.BufferedProtocol):
         if head.length is None or not self._end:
             self._waiter = None
             waiter.set_result(Answer(head, None, self if self.was_used else None))
+            self._count(Outcome.BROKEN if head.status in SUCCESS else Outcome.REFUSED)
             self.abort()
             return
         if self._filled > self._end:
             self._fail(CutOff(f"more than the {head.length} bytes promised came"))
             return
         self._waiter = None
+        self._count(Outcome.ANSWERED if head.status in SUCCESS else Outcome.REFUSED)
         assert self._memory is not None
         # What is made of it holds this array, and so says whether the memory is in use. Counts of references differ
         # between versions of Python.
@@ -247,6 +268,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_exception(error)
+            self._count(Outcome.UNANSWERED if isinstance(error, ClosedUnanswered) else Outcome.BROKEN)
         self.abort()
 
     def _look(self) -> None:

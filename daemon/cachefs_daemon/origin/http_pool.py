@@ -13,7 +13,7 @@ import aiohappyeyeballs
 from botocore.exceptions import ConnectTimeoutError, EndpointConnectionError, SSLError
 
 from cachefs_daemon.origin.base import OriginSettings
-from cachefs_daemon.origin.http_connection import Answer, Asked, ClosedUnanswered, HttpConnection
+from cachefs_daemon.origin.http_connection import LEDGER, SUCCESS, Answer, Asked, ClosedUnanswered, HttpConnection
 from cachefs_daemon.origin.http_tls import Tls, noticed
 
 # Seconds that the addresses of a name are remembered, so that many new connections ask the name server once.
@@ -24,7 +24,6 @@ _SPARE: Final = 16
 _NEXT_ADDRESS: Final = 0.25
 # What this machine lacks; it says nothing of the server.
 _SHORT_HERE: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL))
-
 _Addresses = list[tuple[Any, ...]]  # as socket.getaddrinfo returns them
 
 
@@ -42,6 +41,21 @@ class Server:
         """Without a path."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http{'s' if self.tls else ''}://{host}:{self.port}"
+
+
+def drop(answer: Answer) -> None:
+    """Nobody takes its body."""
+    if answer.head.status in SUCCESS and answer.body is not None:
+        LEDGER.drop(len(answer.body))
+
+
+async def _answer_to(waiter: "asyncio.Future[Answer]") -> Answer:
+    try:
+        return await waiter
+    except asyncio.CancelledError:
+        if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+            drop(waiter.result())  # it came at the same moment
+        raise
 
 
 class HttpPool:
@@ -73,7 +87,7 @@ class HttpPool:
         connection = self._free.pop() if self._free else await self._obtain(spare=spare)
         while True:
             try:
-                answer: Answer = await connection.send(request, room, asked)
+                answer = await _answer_to(connection.send(request, room, asked))
                 break
             except ClosedUnanswered:
                 if not connection.was_used:
@@ -142,10 +156,13 @@ class HttpPool:
                 self._all.add(connection)
             return connection
         except TimeoutError as error:
+            LEDGER.unreachable()
             raise ConnectTimeoutError(endpoint_url=url, error=error) from None
         except ssl.SSLError as error:
+            LEDGER.unreachable()
             raise SSLError(endpoint_url=url, error=error) from None
         except OSError as error:
+            LEDGER.unreachable()
             if error.errno in _SHORT_HERE:
                 raise
             raise EndpointConnectionError(endpoint_url=url, error=error) from None

@@ -11,7 +11,7 @@ from typing import Final
 from cachefs.planning.requests.hedging import only_few
 from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.origin.http_connection import Answer, Asked
-from cachefs_daemon.origin.http_pool import HttpPool
+from cachefs_daemon.origin.http_pool import HttpPool, drop
 
 # Seconds between two looks for requests that are late, at least, and where a late one could not be sent again.
 _LEAST: Final = 0.002
@@ -21,16 +21,16 @@ _AGAIN: Final = 0.05
 class _Race(Asked):
     """A request that is under way, and may be sent again."""
 
-    __slots__ = ("late_after", "pool", "request", "rival", "room")
+    __slots__ = ("is_decided_by_rival", "late_after", "pool", "request", "rival", "room")
 
     def __init__(self, pool: HttpPool, request: bytes, room: int, late_after: float) -> None:
-        self.connection = self.waiter = None
-        self.sent = math.inf
+        super().__init__()
         self.pool = pool
         self.request = request
         self.room = room
         self.late_after = late_after  # seconds
         self.rival: asyncio.Task[Answer] | None = None  # the second request
+        self.is_decided_by_rival = False  # the first one has failed
 
 
 class Races:
@@ -68,9 +68,11 @@ class Races:
         """A good answer to the second request, where there is one."""
         if race.rival is None:
             return None
+        race.is_decided_by_rival = True
         await asyncio.wait((race.rival,))
         answer = _answer_of(race.rival)
-        self._endpoint.hedges_won += answer is not None
+        if answer is not None:
+            self._endpoint.won()
         return answer
 
     def _look(self) -> None:
@@ -95,8 +97,12 @@ class Races:
     def _answered(self, race: _Race, rival: "asyncio.Task[Answer]") -> None:
         """The second request has ended."""
         answer = _answer_of(rival)
-        if answer is not None and race.connection is not None and race.connection.outdo(race, answer):
-            self._endpoint.hedges_won += 1
+        if answer is None:
+            return
+        if race.connection is not None and race.connection.outdo(race, answer):
+            self._endpoint.won()
+        elif not race.is_decided_by_rival:
+            drop(answer)
 
 
 def _answer_of(rival: "asyncio.Task[Answer]") -> Answer | None:

@@ -16,12 +16,13 @@ from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.base import Data, ObjectRange, OriginSettings, Report, too_many_pages
 from cachefs_daemon.origin.key_ranges import ListingPlace
+from cachefs_daemon.origin.ledger import HERE, Exchange
 from cachefs_daemon.origin.order import Order
 from cachefs_daemon.origin.patience import Patience
 from cachefs_daemon.origin.retry import Failure, retrying
 from cachefs_daemon.origin.s3_answer import BrokenAnswer, Place, bytes_before
 from cachefs_daemon.origin.s3_connection import RAW_PAGE, OpenClient, connection
-from cachefs_daemon.origin.s3_errors import are_credentials_refused, judge
+from cachefs_daemon.origin.s3_errors import are_credentials_refused, judge, outcome_of
 from cachefs_daemon.origin.s3_get import Doubtful, Unusual
 from cachefs_daemon.origin.s3_listing import list_bucket
 from cachefs_daemon.origin.s3_page import Page, parse_page
@@ -33,6 +34,8 @@ _PAGE_DEADLINE: Final = 120.0
 # and somebody who has just typed it waits for the listing.
 _FIRST_PAGE_TRIED: Final = 3.0
 _ADDRESSING: Final = ("auto", "path", "virtual")
+_READ: Final = HERE.of("s3")
+_LISTED: Final = HERE.of("s3", "list")
 
 Result = TypeVar("Result")
 _Request = Callable[[OpenClient], Awaitable[Result]]
@@ -145,8 +148,7 @@ class S3Origin:
             self.endpoint.refused(self.url, reason)
 
     def hedged(self, sent: int, won: int) -> None:
-        self.endpoint.hedged += sent
-        self.endpoint.hedges_won += won
+        self.endpoint.hedges(sent, won)
 
     async def close(self) -> None:
         await self._connection.release()
@@ -193,8 +195,10 @@ class S3Origin:
 
         async def request(client: OpenClient) -> Page:
             # We decode the keys ourselves: botocore would silently replace what is not UTF-8.
-            answer = await client.full.list_objects_v2(Bucket=self._bucket, EncodingType="url", **query)
-            return parse_page(answer[RAW_PAGE], self._prefix)
+            with _LISTED.request(outcome_of) as exchange, exchange.current():
+                answer = await client.full.list_objects_v2(Bucket=self._bucket, EncodingType="url", **query)
+                exchange.got(len(answer[RAW_PAGE]))
+                return parse_page(answer[RAW_PAGE], self._prefix)
 
         give_up = math.inf if self._has_answered else asyncio.get_running_loop().time() + _FIRST_PAGE_TRIED
         page = await self._retrying(request, self._place(""), Patience.of(_PAGE_DEADLINE), give_up)
@@ -210,7 +214,7 @@ class S3Origin:
             except Doubtful as doubt:
                 self.requests += 1
                 self.errors += 1
-                self.detours += 1
+                self._detour()
                 right = await self._read_fully(client.full, place, wanted)
                 detour.unusual(str(doubt))  # else it has been true
                 return right
@@ -224,21 +228,42 @@ class S3Origin:
                 detour.usual()
                 self.endpoint.answered(self.url, wanted.length, began)
                 return data
-        self.detours += 1
+        self._detour()
         whole = await self._read_fully(client.full, place, wanted)
         self.endpoint.answered(self.url, wanted.length, began)
         return whole
+
+    def _detour(self) -> None:
+        self.detours += 1
+        _READ.detour()
 
     async def _read_fully(self, client: Any, place: Place, wanted: ObjectRange) -> bytearray:
         """As aiobotocore reads it."""
         etag, first, last = wanted.version.decode(), wanted.offset, wanted.offset + wanted.length - 1
         # A whole object needs no range, and servers that answer ranges oddly then answer right.
         part = {} if wanted.length == wanted.size else {"Range": f"bytes={first}-{last}"}
-        answer = await client.get_object(Bucket=self._bucket, Key=place.key, IfMatch=f'"{etag}"', **part)
-        async with answer["Body"] as body:
-            promised = answer.get("ContentLength")
-            skip = bytes_before(wanted, place, answer.get("ETag", ""), promised, answer.get("ContentRange", ""))
-            return await _receive(body, skip, wanted.length, (promised or 0) > skip + wanted.length)
+        with _READ.request(outcome_of) as exchange, exchange.current():
+            answer = await client.get_object(Bucket=self._bucket, Key=place.key, IfMatch=f'"{etag}"', **part)
+            async with answer["Body"] as body:
+                promised = answer.get("ContentLength")
+                skip = bytes_before(wanted, place, answer.get("ETag", ""), promised, answer.get("ContentRange", ""))
+                more_follows = (promised or 0) > skip + wanted.length
+                data = await _receive(_Counted(body, exchange), skip, wanted.length, more_follows)
+        _READ.drop(skip)
+        return data
+
+
+class _Counted:
+    """A body, whose bytes are counted as they come."""
+
+    def __init__(self, body: Any, exchange: Exchange) -> None:
+        self._body = body
+        self._exchange = exchange
+
+    async def read(self, most: int) -> bytes:
+        chunk: bytes = await self._body.read(most)
+        self._exchange.got(len(chunk))
+        return chunk
 
 
 async def _receive(body: Any, skip: int, length: int, more_follows: bool) -> bytearray:

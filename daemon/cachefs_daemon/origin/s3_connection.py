@@ -27,6 +27,7 @@ from cachefs.messages import OriginOptions
 from cachefs_daemon.origin.base import OriginSettings
 from cachefs_daemon.origin.detour import Detour
 from cachefs_daemon.origin.endpoint import Endpoint
+from cachefs_daemon.origin.ledger import sending
 from cachefs_daemon.origin.outage import Outage
 from cachefs_daemon.origin.s3_credentials import in_time
 from cachefs_daemon.origin.s3_get import S3Get
@@ -213,6 +214,7 @@ class S3Connection:
             raise ConfigError(f"{self.endpoint or 'AWS'} cannot be reached as configured: {error}") from error
         prepare(full)
         full.meta.events.register("before-parse.s3.ListObjectsV2", _keep_raw_page)
+        full.meta.events.register("before-send.s3", sending)
         # It would parse each page before we can take it. `parse_page` knows an error that comes with status 200 itself.
         with contextlib.suppress(AttributeError, ValueError):
             full.meta.events.unregister("before-parse.s3.*", botocore.handlers._handle_200_error)

@@ -1,5 +1,6 @@
 """What a failed S3 request means, as an error of cachefs that says what to do."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Final
 
@@ -9,6 +10,7 @@ from botocore.compat import HTTPHeaders
 from botocore.parsers import ResponseParserError, RestXMLParser
 
 from cachefs.errors import CachefsError, ConfigError, NotFound, ObjectChanged, OriginAccessDenied, OriginUnavailable
+from cachefs_daemon.origin.ledger import Outcome
 from cachefs_daemon.origin.retry import Failure, retry_after
 from cachefs_daemon.origin.s3_answer import BrokenAnswer, Place
 
@@ -37,6 +39,22 @@ _SETTINGS: Final = (
     boto.InvalidRegionError,
     boto.EndpointProviderError,
 )
+
+
+def outcome_of(error: BaseException) -> Outcome:
+    """What the exception that has ended a request of a client of botocore says of it."""
+    match error:
+        case asyncio.CancelledError():
+            return Outcome.CANCELLED
+        case boto.ClientError():
+            return Outcome.REFUSED
+        case (
+            boto.EndpointConnectionError() | boto.ConnectTimeoutError() | boto.SSLError() | boto.ProxyConnectionError()
+        ):
+            return Outcome.UNREACHABLE
+        case boto.ConnectionClosedError():
+            return Outcome.UNANSWERED
+    return Outcome.BROKEN
 
 
 def refusal(status: int, headers: Mapping[bytes, bytes], body: bytes) -> boto.ClientError:

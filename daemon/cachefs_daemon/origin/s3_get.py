@@ -13,7 +13,7 @@ from botocore.exceptions import ReadTimeoutError
 from cachefs.errors import ObjectChanged
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings
 from cachefs_daemon.origin.endpoint import Endpoint
-from cachefs_daemon.origin.http_connection import Answer, ClosedUnanswered, CutOff, Silent
+from cachefs_daemon.origin.http_connection import LEDGER, SUCCESS, Answer, ClosedUnanswered, CutOff, Silent
 from cachefs_daemon.origin.http_head import Malformed
 from cachefs_daemon.origin.http_pool import HttpPool, Server
 from cachefs_daemon.origin.http_race import Races
@@ -119,18 +119,13 @@ class S3Get:
             raise BrokenAnswer(str(error)) from None
         except Silent as error:
             raise ReadTimeoutError(endpoint_url=way.server.url, error=error) from None
-        head, body, _ = answer
-        if head.status not in (200, 206):
+        if answer.head.status not in SUCCESS:
             self._refuse(answer, place.bucket)
-        if head.length is None:
-            raise Unusual("an answer has no length")
-        if not is_whole(wanted, head.length, head.headers):
-            _require_right_bytes(answer, place, wanted)
-        if body is None:
-            raise Unusual("a whole object came in place of a range")
-        if wanted.length == wanted.size and has_checksum(head.headers):
-            await check_whole(body, head.headers)
-        return body
+        try:
+            return await _checked(answer, place, wanted)
+        except BaseException as error:
+            LEDGER.thrown_away(error, len(answer.body or b"") - (parts.handed if parts else 0))
+            raise
 
     def order(self, place: Place, wanted: ObjectRange) -> Order | None:
         """How another process asks for the whole object at the *place*; None where `read` has to look for credentials
@@ -204,6 +199,22 @@ class S3Get:
         if head.status in _FINAL:
             _doubt(answer)
         raise error
+
+
+async def _checked(answer: Answer, place: Place, wanted: ObjectRange) -> memoryview:
+    """The body of an answer with the *wanted* bytes of the object at the *place*. Raises what `S3Get.read` raises."""
+    head, body, _ = answer
+    if head.status not in (200, 206):
+        raise Unusual(f"an answer has status {head.status}")
+    if head.length is None:
+        raise Unusual("an answer has no length")
+    if not is_whole(wanted, head.length, head.headers):
+        _require_right_bytes(answer, place, wanted)
+    if body is None:
+        raise Unusual("a whole object came in place of a range")
+    if wanted.length == wanted.size and has_checksum(head.headers):
+        await check_whole(body, head.headers)
+    return body
 
 
 def _is_odd(key: str, etag: str) -> bool:

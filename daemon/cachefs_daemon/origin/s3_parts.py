@@ -43,6 +43,7 @@ class Parts(Asked):
             begin = self._ends[self._next - 1] if self._next else 0
             self._arrived(self._next, body[begin : self._ends[self._next]])
             self._next += 1
+            self.handed = self._ends[self._next - 1]
 
     def _has_right_bytes(self, head: Head) -> bool:
         """Are they those of the version that was listed? If not, whoever asked finds out why."""

@@ -20,6 +20,7 @@ from cachefs.errors import CachefsError, ConfigError, NotFound, ObjectChanged, O
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.base import Data, ObjectRange, OriginSettings, Report, too_many_pages
 from cachefs_daemon.origin.endpoint import Endpoint
+from cachefs_daemon.origin.ledger import HERE
 from cachefs_daemon.origin.outage import Outage
 from cachefs_daemon.origin.patience import Patience
 from cachefs_daemon.origin.retry import Failure, retry_after, retrying
@@ -122,7 +123,9 @@ class WebOrigin:
         self.detours = 0
         self._store = store
         self._settings = settings
-        self._client = WebClient(settings)
+        kind = store.url.partition("://")[0].replace("https", "http")
+        self._read = HERE.of(kind)
+        self._client = WebClient(settings, HERE.of(kind, "list"))
         self.endpoint = _endpoint(store.server, settings.max_connections)
         self._at = "" if store.server in store.url else f" at {store.server}"
         self._outage = Outage(f"{store.url}{self._at}")
@@ -193,7 +196,7 @@ class WebOrigin:
     async def _get(self, key: str, wanted: ObjectRange, last: _Digests) -> Data:
         began = await self.endpoint.turn(self.url)
         request = await self._store.request(wanted)
-        async with self._client.answer(request) as (answer, content):
+        async with self._client.answer(request, self._read) as (answer, content):
             is_version = self._store.is_version(wanted, answer)
             if is_version is None:
                 # A login page, or one that says that somebody repairs something.
@@ -201,6 +204,17 @@ class WebOrigin:
             if not is_version:
                 raise ObjectChanged(f"{self._named(key)} has changed since it was listed; refresh the dataset")
             data = await receive(content, answer, wanted)
+        try:
+            right = await self._checked(key, wanted, answer, data, last)
+        except BaseException as error:
+            self._read.thrown_away(error, content.received)
+            raise
+        self._read.drop(content.received - len(right))
+        self.endpoint.answered(self.url, wanted.length, began)
+        return right
+
+    async def _checked(self, key: str, wanted: ObjectRange, answer: Answer, data: Data | None, last: _Digests) -> Data:
+        """The *data* of an answer, which are those of the object; None where they have another length."""
         checksum = self._store.checksum(wanted, answer) if wanted.length == wanted.size else None
         if data is None and (checksum is None or not checksum.is_only_proof):
             raise ObjectChanged(
@@ -210,7 +224,6 @@ class WebOrigin:
         if checksum is not None:
             await self._check(key, checksum, answer, data, last)
         assert data is not None  # one of the two would have raised
-        self.endpoint.answered(self.url, wanted.length, began)
         return data
 
     async def _check(self, key: str, checksum: Checksum, answer: Answer, data: Data | None, last: _Digests) -> None:

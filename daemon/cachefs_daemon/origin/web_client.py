@@ -13,6 +13,7 @@ import tempfile
 import urllib.request
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import BinaryIO, Final, NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
 
@@ -24,6 +25,7 @@ from cachefs.errors import CachefsError, ConfigError
 from cachefs.sizes import format_size
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings
 from cachefs_daemon.origin.http_tls import Tls
+from cachefs_daemon.origin.ledger import Exchange, Ledger, Outcome
 
 _MOST_REDIRECTS: Final = 5
 _REDIRECTS: Final = frozenset((301, 302, 303, 307, 308))
@@ -72,11 +74,56 @@ class Refused(Exception):
         self.request = request
 
 
+class Body:
+    """The body of an answer, whose bytes are counted as they come."""
+
+    def __init__(self, content: aiohttp.StreamReader, exchange: Exchange) -> None:
+        self._content = content
+        self._exchange = exchange
+        self.received = 0  # bytes
+
+    async def read(self, most: int) -> bytes:
+        chunk = await self._content.read(most)
+        self.received += len(chunk)
+        self._exchange.got(len(chunk))
+        return chunk
+
+
+class _Redirected(Exception):
+    """The server says where else to ask."""
+
+
+def _sending() -> aiohttp.TraceConfig:
+    """Tells each exchange when its request is sent: not while it waits for a connection."""
+    config = aiohttp.TraceConfig()
+
+    async def sent(_: object, context: SimpleNamespace, __: object) -> None:
+        context.trace_request_ctx.begin()
+
+    config.on_request_headers_sent.append(sent)
+    return config
+
+
+def _outcome_of(error: BaseException) -> Outcome:
+    match error:
+        case asyncio.CancelledError() | GeneratorExit():
+            return Outcome.CANCELLED
+        case Refused() | _Redirected():
+            return Outcome.REFUSED
+        case aiohttp.ClientConnectorError() | aiohttp.ConnectionTimeoutError():
+            return Outcome.UNREACHABLE
+        case aiohttp.ServerDisconnectedError():
+            return Outcome.UNANSWERED
+    return Outcome.BROKEN
+
+
 class WebClient:
     """Connections for one origin, made when they are needed. Belongs to the event loop that first uses it."""
 
-    def __init__(self, settings: OriginSettings) -> None:
+    def __init__(self, settings: OriginSettings, listed: Ledger) -> None:
+        """listed: counts requests for pages of listings."""
         self._settings = settings
+        self._listed = listed
         self._opening: asyncio.Task[aiohttp.ClientSession] | None = None
 
     async def page(self, request: Request, most: int, into: BinaryIO | None = None) -> tuple[bytes, Answer]:
@@ -85,7 +132,7 @@ class WebClient:
 
         Raises Refused, BrokenAnswer, what aiohttp raises; ConfigError where it has more bytes.
         """
-        async with self.answer(request) as (answer, content):
+        async with self.answer(request, self._listed) as (answer, content):
             if answer.status == 206:
                 raise BrokenAnswer("it sends a part of the listing, although the whole was asked for")
             if into is not None:
@@ -104,27 +151,30 @@ class WebClient:
         return body, answer
 
     @contextlib.asynccontextmanager
-    async def answer(self, request: Request) -> AsyncIterator[tuple[Answer, aiohttp.StreamReader]]:
-        """The answer to a request whose status is 200 or 206, and what its body is read from. Raises as `page`."""
+    async def answer(self, request: Request, ledger: Ledger) -> AsyncIterator[tuple[Answer, "Body"]]:
+        """The answer to a request whose status is 200 or 206, and its body. ledger: counts it. Raises as `page`."""
         session = await self._session()
         url, own = request.url, None
         for _ in range(_MOST_REDIRECTS + 1):
-            async with session.get(
-                yarl.URL(_with_secret_query(request, url), encoded=True),
-                headers=_headers_to(request, url),
-                allow_redirects=False,
-                proxy=_proxy(*urlsplit(url)[:2]),
-            ) as response:
-                if own is None or urlsplit(url)[:2] == urlsplit(request.url)[:2]:
-                    own = response.headers
-                answer = Answer(response.status, response.headers, own)
-                if response.status in (200, 206):
-                    yield answer, response.content
-                    return
-                where = response.headers.get("Location", "")
-                if response.status not in _REDIRECTS or not where:
-                    raise Refused(answer, request)
-                url = redirected(url, where)
+            with contextlib.suppress(_Redirected), ledger.request(_outcome_of) as exchange:
+                async with session.get(
+                    yarl.URL(_with_secret_query(request, url), encoded=True),
+                    headers=_headers_to(request, url),
+                    allow_redirects=False,
+                    proxy=_proxy(*urlsplit(url)[:2]),
+                    trace_request_ctx=exchange,
+                ) as response:
+                    if own is None or urlsplit(url)[:2] == urlsplit(request.url)[:2]:
+                        own = response.headers
+                    answer = Answer(response.status, response.headers, own)
+                    if response.status in (200, 206):
+                        yield answer, Body(response.content, exchange)
+                        return
+                    where = response.headers.get("Location", "")
+                    if response.status not in _REDIRECTS or not where:
+                        raise Refused(answer, request)
+                    url = redirected(url, where)
+                    raise _Redirected
         raise BrokenAnswer(f"it redirects more than {_MOST_REDIRECTS} times")
 
     async def close(self) -> None:
@@ -157,6 +207,7 @@ class WebClient:
                 total=None, sock_connect=settings.connect_timeout, sock_read=settings.read_timeout
             ),
             cookie_jar=aiohttp.DummyCookieJar(),
+            trace_configs=[_sending()],
             auto_decompress=False,
             headers={"User-Agent": "cachefs", "Accept-Encoding": "identity"},
         )
@@ -189,7 +240,7 @@ def quoted(url: str) -> str:
     return quote(url, safe=":/%@!$&'()*+,;=~[]")
 
 
-async def receive(content: aiohttp.StreamReader, answer: Answer, wanted: ObjectRange) -> bytearray | None:
+async def receive(content: Body, answer: Answer, wanted: ObjectRange) -> bytearray | None:
     """The *wanted* bytes out of the body of an answer; None where it has other bytes. Raises BrokenAnswer."""
     length = answer.headers.get("Content-Length")
     promised = int(length) if length is not None and length.isdecimal() else None
@@ -230,7 +281,7 @@ def too_long(where: str, most: int) -> ConfigError:
     )
 
 
-async def _at_most(content: aiohttp.StreamReader, most: int) -> bytes:
+async def _at_most(content: Body, most: int) -> bytes:
     """The body, or its first *most* bytes."""
     data = bytearray()
     while len(data) < most and (chunk := await content.read(min(most - len(data), _CHUNK))):

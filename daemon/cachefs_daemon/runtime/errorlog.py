@@ -40,6 +40,7 @@ class ErrorLog:
         self._failures: OrderedDict[str, _Failure] = OrderedDict()  # by subject, oldest first
         self._window = float("-inf")  # monotonic seconds when the current minute began
         self._lines = 0  # logged, or too many to be logged, in this minute
+        self.count = 0  # failures since the daemon started
         self._suppressed = 0  # lines of this minute that were too many
 
     def add(self, subject: str, message: str, bug: BaseException | None = None) -> None:
@@ -47,6 +48,7 @@ class ErrorLog:
         failure = self._failures.pop(subject, None) or _Failure(message, time.time())
         failure.message, failure.when = message, time.time()
         failure.count += 1
+        self.count += 1
         self._failures[subject] = failure
         if len(self._failures) > KEPT:
             self._failures.popitem(last=False)

@@ -49,7 +49,7 @@ class Orders:
 class Brought:
     """A process that has brought blocks, and says so."""
 
-    ready, closed, blocks, heard = True, False, 0, 0.0
+    ready, closed, blocks, bytes, heard = True, False, 0, 0, 0.0
     under_way = ()
 
     def __init__(self, loads: Sequence[Load]) -> None:

@@ -204,3 +204,20 @@ def test_tripwires_of_which_a_part_is_there_are_dropped() -> None:
             assert (dropped.drop, entries_of(dropped)) == (True, list(range(7, count, 8)))
 
         asyncio.run(run())
+
+
+def test_what_a_pusher_has_counted_before_a_restart_of_the_daemon_does_not_count_again(store: OpenStore) -> None:
+    async def run() -> None:
+        stream = pusher_of(store)
+        first = stream.orders(PushSubscribe("m", 64 * SIZE, counters={"stored_blocks": 100}))
+        await anext(first)
+        stream.report(report(stored_blocks=103))
+        assert (stream.counters["stored_blocks"], stream.told_here["stored_blocks"]) == (103, 3)
+        stream.report(report(stored_blocks=2))  # another process
+        second = stream.orders(PushSubscribe("m", 32 * SIZE, counters={"stored_blocks": 2}))
+        await anext(second)
+        assert stream.told_here["stored_blocks"] == 5
+        await second.aclose()
+        await first.aclose()
+
+    asyncio.run(run())

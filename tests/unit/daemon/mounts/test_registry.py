@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
 from cachefs_daemon.mounts import registry
@@ -167,3 +168,22 @@ def replaced(snapshot: str, after: float) -> SnapshotRecord:
 def dataset(name: str, *snapshots: SnapshotRecord | str) -> DatasetRecord:
     records = [SnapshotRecord(one) if isinstance(one, str) else one for one in snapshots]
     return DatasetRecord(name, f"file:///{name}", OriginOptions(), records)
+
+
+def test_what_a_worker_has_counted_before_a_restart_of_the_daemon_does_not_count_again() -> None:
+    def tell(mounts: MountRegistry, worker_pid: int, hits: int, heard_from: str) -> int:
+        said = msgspec.structs.replace(
+            report("a", os.getpid(), hits=hits), worker_pid=worker_pid, heard_from=heard_from
+        )
+        mounts.report(said)
+        return mounts.counters()["hits_memory"]
+
+    mounts = MountRegistry("second")
+    assert tell(mounts, 7, 2000, "first") == 0
+    assert tell(mounts, 7, 2005, "second") == 5
+    assert mounts.views()[0].counters["hits_memory"] == 2005
+    assert tell(mounts, 8, 3, "") == 8  # a new worker in its place
+    mounts.report(msgspec.structs.replace(report("a", os.getpid(), hits=4, closing=True), worker_pid=8))
+    assert mounts.counters()["hits_memory"] == 9
+    again = MountRegistry("third")
+    assert tell(again, 8, 10, "") == 10  # it has reported to nobody before: this daemon is the first

@@ -1,0 +1,163 @@
+"""What programs of this machine may read over HTTP: a port on loopback, or a unix socket.
+
+There is nothing to change here, so only GET and HEAD are answered, and nobody is asked who it is. The Host header must
+be a name of this machine: else a web page of another site could have a browser on it read this (DNS rebinding).
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final, cast
+
+from aiohttp import web
+
+from cachefs.errors import ConfigError
+from cachefs_daemon.api.socket_place import SocketPlace
+from cachefs_daemon.metrics_section import UNIX, split_listen
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+# Connections at once; the oldest one gives way to one more. And seconds that each may take: a scrape is one connection.
+MOST_CONNECTIONS: Final = 32
+CONNECTION_SECONDS: Final = 30.0
+# Seconds that answers under way may take when the daemon ends.
+STOP_SECONDS: Final = 1.0
+
+
+class LocalHttp:
+    """Used on the event loop."""
+
+    def __init__(self, listen: str) -> None:
+        """listen: HOST:PORT of loopback, or unix:/PATH."""
+        self._listen = listen
+        self._app = web.Application(middlewares=[self._check])
+        self._runner = web.AppRunner(
+            self._app, access_log=None, shutdown_timeout=STOP_SECONDS, handle_signals=False, logger=_quiet()
+        )
+        self._place = SocketPlace(Path(listen.removeprefix(UNIX))) if listen.startswith(UNIX) else None
+        self._server: asyncio.Server | None = None
+        self._connections: dict[_Connection, None] = {}  # oldest first
+
+    def add(self, path: str, handler: Handler) -> None:
+        """Answer requests for *path*, as aiohttp writes it, with *handler*. To be called before `start`."""
+        self._app.router.add_get(path, handler)
+
+    @property
+    def port(self) -> int:
+        """Since `start`, of a port."""
+        assert self._server is not None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def start(self) -> None:
+        """Raises CachefsError where it cannot listen there."""
+        await self._runner.setup()
+        loop = asyncio.get_running_loop()
+        if self._place is not None:
+            self._server = await loop.create_unix_server(self._admit, sock=self._place.listen())
+            return
+        try:
+            self._server = await loop.create_server(self._admit, *split_listen(self._listen))
+        except OSError as error:
+            why = error.strerror or "no such address"
+            raise ConfigError(f"cannot listen on {self._listen}: {why}; see `metrics.listen`") from None
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            if self._place is not None:
+                self._place.leave()
+            self._server.close()
+        await self._runner.cleanup()
+
+    def _admit(self) -> asyncio.Protocol:
+        if len(self._connections) >= MOST_CONNECTIONS:
+            next(iter(self._connections)).dismiss()
+        server = self._runner.server
+        assert server is not None
+        connection = _Connection(cast(asyncio.Protocol, server()), self._connections)
+        self._connections[connection] = None
+        return connection
+
+    @web.middleware
+    async def _check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if self._place is None and not _is_here(request.host):
+            answer: web.StreamResponse = web.Response(status=403, text="ask for this machine by a name of loopback\n")
+        else:
+            answer = await self._answer(request, handler)
+        answer.headers["X-Content-Type-Options"] = "nosniff"
+        answer.force_close()
+        return answer
+
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except web.HTTPException as refusal:
+            return web.Response(status=refusal.status, text=f"{refusal.reason}\n")
+        except (asyncio.CancelledError, ConnectionError):
+            raise
+        except Exception:
+            log.exception("%s %s failed", request.method, request.path)
+            return web.Response(status=500, text="internal error; see the daemon's log\n")
+
+
+class _Connection(asyncio.Protocol):
+    """A connection, which is closed when its time is over."""
+
+    def __init__(self, inside: asyncio.Protocol, others: "dict[_Connection, None]") -> None:
+        """inside: what serves it."""
+        self._inside = inside
+        self._others = others
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def dismiss(self) -> None:
+        """Close it at once."""
+        self._others.pop(self, None)
+        if self._transport is not None:
+            self._transport.abort()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._timer = asyncio.get_running_loop().call_later(CONNECTION_SECONDS, self.dismiss)
+        self._inside.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._inside.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return self._inside.eof_received()
+
+    def pause_writing(self) -> None:
+        self._inside.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._inside.resume_writing()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._others.pop(self, None)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._inside.connection_lost(error)
+
+
+def _is_here(host: str) -> bool:
+    """Is that, with or without a port, a name of this machine?"""
+    bare = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() and not host.endswith("]") else host
+    bare = bare.removeprefix("[").removesuffix("]")
+    if bare.lower() in ("localhost", socket.gethostname().lower()):
+        return True
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(bare).is_loopback
+    return False
+
+
+def _quiet() -> logging.Logger:
+    """For requests that aiohttp does not understand: a traceback of each would fill the log."""
+    logger = logging.getLogger(f"{__name__}.requests")
+    logger.setLevel(logging.CRITICAL)
+    return logger

@@ -1,0 +1,46 @@
+"""The text that Prometheus reads: of the metrics of the table, and what the system knows of the daemon's process."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from typing import cast
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from cachefs_daemon.metrics.samples import Sample
+from cachefs_daemon.metrics.table import TABLE, Kind
+
+
+class Exposition:
+    """Used in any thread."""
+
+    def __init__(self) -> None:
+        self._process = ProcessCollector(registry=None)
+
+    def text(self, found: Iterable[Sample], accept: str = "") -> tuple[bytes, str]:
+        """The text, and its content type. accept: what the client takes, as its header says."""
+        encode, content_type = choose_encoder(accept)
+        return encode(cast(CollectorRegistry, _Found([*_families(found), *self._process.collect()]))), content_type
+
+
+class _Found:
+    """Stands where prometheus_client asks a registry."""
+
+    def __init__(self, families: list[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+
+def _families(found: Iterable[Sample]) -> Iterator[Metric]:
+    by_metric: defaultdict[str, list[Sample]] = defaultdict(list)
+    for sample in found:
+        by_metric[sample.metric.name].append(sample)
+    for metric in TABLE:
+        kind = CounterMetricFamily if metric.kind is Kind.COUNTER else GaugeMetricFamily
+        family = kind(metric.full_name, metric.what, labels=[label.name for label in metric.labels])
+        for sample in by_metric[metric.name]:
+            family.add_metric(sample.labels, sample.value)
+        yield family

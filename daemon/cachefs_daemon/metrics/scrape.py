@@ -1,0 +1,29 @@
+"""Answers a scrape: samples are taken on the event loop, which takes a millisecond, and their text is made aside."""
+
+from aiohttp import web
+
+from cachefs_daemon.metrics.busiest import Busiest
+from cachefs_daemon.metrics.exposition import Exposition
+from cachefs_daemon.metrics.samples import samples
+from cachefs_daemon.node import Node
+
+
+class Scrape:
+    """Used on the event loop."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._busiest = Busiest(node.config.metrics.datasets)
+        self._exposition = Exposition()
+        node.fetcher.bringing.on_block = self._came
+
+    async def answer(self, request: web.Request) -> web.Response:
+        """For `/metrics`."""
+        usage = await self._node.threads.run(self._node.storage.usage)
+        found = list(samples(self._node, self._busiest, usage))
+        accept = request.headers.get("Accept", "")
+        text, content_type = await self._node.threads.run(self._exposition.text, found, accept)
+        return web.Response(body=text, headers={"Content-Type": content_type})
+
+    def _came(self, snapshot: str, source: str, size: int) -> None:
+        self._busiest.add(self._node.catalog.dataset_of(snapshot), source, size)

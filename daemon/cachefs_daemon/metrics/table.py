@@ -1,0 +1,214 @@
+"""All metrics of the daemon: name, type, unit, labels, stability. docs/metrics.md is made from this table."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from cachefs.block import TIER_NAMES
+from cachefs_daemon.fetch.tally import SOURCES, Became
+from cachefs_daemon.jobs.states import JobState
+from cachefs_daemon.origin.ledger import KINDS, PURPOSES, Outcome
+
+PREFIX: Final = "cachefs_"
+# In place of the names of all datasets that are not among the busiest. No dataset can be called that.
+OTHER: Final = "(other)"
+
+
+class Kind(StrEnum):
+    """Types of Prometheus."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+
+
+class Stability(StrEnum):
+    """What a metric's users may rely on."""
+
+    # Name, labels and meaning change with a major version only.
+    STABLE = "stable"
+    # They may change with any version.
+    EXPERIMENTAL = "experimental"
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """A label of a metric."""
+
+    name: str
+    # All values that it can have; none where they are bounded in another way.
+    values: tuple[str, ...] = ()
+    # How they are bounded where they are no fixed set.
+    bound: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric. Its samples are all combinations of its labels' values, or fewer."""
+
+    name: str
+    kind: Kind
+    unit: str
+    what: str
+    labels: tuple[Label, ...] = ()
+    stability: Stability = Stability.STABLE
+
+    @property
+    def full_name(self) -> str:
+        """As Prometheus shows it."""
+        return PREFIX + self.name
+
+
+def outcome_name(outcome: Outcome) -> str:
+    """The label's value."""
+    return outcome.name.lower()
+
+
+TIER: Final = Label("tier", tuple(TIER_NAMES))
+ANSWERED_BY: Final = Label("answered_by", (*TIER_NAMES, "fetch"))
+OPERATIONS: Final = (
+    "lookup", "getattr", "readdir", "read", "open", "opendir", "statfs", "getxattr", "ioctl", "other",
+)  # fmt: skip
+OPERATION: Final = Label("operation", OPERATIONS)
+WAITED_FOR: Final = Label("waited_for", ("origin", "peer", "ssd", "daemon", "other"))
+SOURCE: Final = Label("source", SOURCES)
+BECAME: Final = Label("outcome", tuple(Became))
+ORIGIN_KIND: Final = Label("kind", KINDS)
+PURPOSE: Final = Label("purpose", PURPOSES)
+OUTCOME: Final = Label("outcome", tuple(outcome_name(one) for one in Outcome))
+DATASET: Final = Label("dataset", bound=f"the `metrics.datasets` busiest, and `{OTHER}`")
+JOB_STATE: Final = Label("state", tuple(JobState))
+MOUNT_STATE: Final = Label("state", ("alive", "dead"))
+NODE_STATE: Final = Label("state", bound="the states of members: joining, active, leaving and the like")
+GUESSED: Final = Label("outcome", ("read", "unread"))
+VERSION: Final = Label("version", bound="one")
+
+
+def _counter(name: str, unit: str, what: str, *labels: Label) -> Metric:
+    return Metric(f"{name}_total", Kind.COUNTER, unit, what, labels)
+
+
+def _gauge(name: str, unit: str, what: str, *labels: Label) -> Metric:
+    return Metric(name, Kind.GAUGE, unit, what, labels)
+
+
+def _tried(metric: Metric) -> Metric:
+    return Metric(metric.name, metric.kind, metric.unit, metric.what, metric.labels, Stability.EXPERIMENTAL)
+
+
+# --- reads through mounts ---------------------------------------------------------------------------------------------
+READS: Final = _counter(
+    "reads", "reads", "Reads that reached the mount, by what answered them: a tier, or a fetch that they waited for. "
+    "Reads that the page cache answers are seen by nobody.", ANSWERED_BY,
+)  # fmt: skip
+READ_BYTES: Final = _counter("read_bytes", "bytes", "Bytes of these reads.", ANSWERED_BY)
+FUSE_REQUESTS: Final = _counter("fuse_requests", "requests", "Requests of the kernel to mounts.", OPERATION)
+FUSE_ERRORS: Final = _counter("fuse_errors", "requests", "Of these, those that failed, other than for a missing name.")
+BAD_COPIES: Final = _counter(
+    "bad_copies", "copies", "Copies in a tier whose bytes readers found wrong; they read others."
+)
+WAITS: Final = _counter("read_waits", "reads", "Reads that waited, by what they waited for.", WAITED_FOR)
+WAIT_SECONDS: Final = _counter("read_wait_seconds", "seconds", "Seconds that these reads waited together.", WAITED_FOR)
+# --- blocks that come -------------------------------------------------------------------------------------------------
+FETCHED_BLOCKS: Final = _counter(
+    "fetched_blocks", "blocks", "Blocks that came, by where from and what became of them: stored in a tier, passed to "
+    "readers as no tier could hold them, or discarded.", SOURCE, BECAME,
+)  # fmt: skip
+FETCHED_BYTES: Final = _counter(
+    "fetched_bytes", "bytes", "Bytes that came, the same way. Of origins, bytes of broken and cancelled answers are "
+    "among the discarded ones; so the sum is what was received for reads.", SOURCE, BECAME,
+)  # fmt: skip
+IN_FLIGHT_BLOCKS: Final = _gauge("in_flight_blocks", "blocks", "Blocks that are being fetched.")
+IN_FLIGHT_BYTES: Final = _gauge("in_flight_bytes", "bytes", "Bytes of these blocks.")
+GUESSED_BLOCKS: Final = _tried(_counter(
+    "guessed_blocks", "blocks", "Blocks that were fetched on a guess and then read, or evicted unread.", GUESSED,
+))  # fmt: skip
+FETCH_PROCESSES: Final = _gauge("fetch_processes", "processes", "Fetch processes that are ready.")
+# --- origins ----------------------------------------------------------------------------------------------------------
+ORIGIN_REQUESTS: Final = _counter(
+    "origin_requests", "requests", "Requests to origins that have ended, and how. A server has seen all but those that "
+    "were unreachable.", ORIGIN_KIND, PURPOSE, OUTCOME,
+)  # fmt: skip
+ORIGIN_IN_FLIGHT: Final = _gauge(
+    "origin_requests_in_flight", "requests", "Requests to origins that are under way.", ORIGIN_KIND, PURPOSE
+)
+ORIGIN_RECEIVED: Final = _counter(
+    "origin_received_bytes", "bytes", "Bytes of bodies that came, of requests that have ended.", ORIGIN_KIND, PURPOSE
+)
+ORIGIN_WRONG: Final = _counter(
+    "origin_wrong_answers", "answers", "Answers that came whole, and were not what was asked for, as another version.",
+    ORIGIN_KIND, PURPOSE,
+)  # fmt: skip
+ORIGIN_DETOURS: Final = _tried(_counter("origin_detours", "reads", "Reads of S3 that went through aiobotocore."))
+ORIGIN_THROTTLED: Final = _counter(
+    "origin_throttled", "requests", "Requests that servers refused as there were too many."
+)
+ORIGIN_HEDGED: Final = _counter(
+    "origin_hedged_requests", "requests", "Requests that were sent again since they were late."
+)
+ORIGIN_HEDGES_WON: Final = _counter("origin_hedges_won", "requests", "Of these, those that were answered first.")
+# --- tiers ------------------------------------------------------------------------------------------------------------
+TIER_BUDGET: Final = _gauge("tier_budget_bytes", "bytes", "What the tier may take by its configuration.", TIER)
+TIER_LIMIT: Final = _gauge(
+    "tier_limit_bytes", "bytes", "What it may take now: less where disk or cgroup are full.", TIER
+)
+TIER_USED: Final = _gauge("tier_used_bytes", "bytes", "What it takes.", TIER)
+TIER_BLOCKS: Final = _gauge("tier_blocks", "blocks", "Blocks in it.", TIER)
+TIER_EVICTED: Final = _counter("tier_evicted_blocks", "blocks", "Blocks that were evicted from it.", TIER)
+TIER_PROBLEM: Final = _gauge(
+    "tier_problem", "bool", "1 while it cannot be used, or not fully; `cachectl status` says why.", TIER
+)
+REPAIRED: Final = _counter("repaired_blocks", "blocks", "Blocks whose bytes were wrong, and which were dropped.")
+# --- page caches ------------------------------------------------------------------------------------------------------
+PUSHED_BLOCKS: Final = _counter("pushed_blocks", "blocks", "Blocks that were put into the page cache ahead of reads.")
+PUSHED_BYTES: Final = _counter("pushed_bytes", "bytes", "Bytes of these blocks.")
+PUSH_LATE: Final = _tried(
+    _counter("pushed_late_blocks", "blocks", "Blocks that were read before they could be pushed.")
+)
+PUSH_WASTED: Final = _tried(
+    _counter("pushed_wasted_blocks", "blocks", "Blocks that were pushed, and gone before the read.")
+)
+PAGES_HELD: Final = _gauge("page_cache_held_bytes", "bytes", "Bytes in page caches that were pushed and not read yet.")
+PAGES_BUDGET: Final = _gauge("page_cache_budget_bytes", "bytes", "How many there may be.")
+# --- other nodes ------------------------------------------------------------------------------------------------------
+SERVED_BLOCKS: Final = _counter("peer_served_blocks", "blocks", "Blocks that other nodes were given.")
+SERVED_BYTES: Final = _counter("peer_served_bytes", "bytes", "Bytes of these blocks.")
+PEER_ASKED: Final = _counter("peer_questions", "questions", "Questions to other nodes, for a block each.")
+PEER_NOT_HERE: Final = _counter("peer_not_here", "questions", "Of these, those that were answered without the block.")
+PEER_FAILED: Final = _counter("peer_failed", "questions", "Of these, those that failed.")
+CLUSTER_NODES: Final = _gauge("cluster_nodes", "nodes", "Nodes of the cluster as this one sees it.", NODE_STATE)
+CLUSTER_PROBLEM: Final = _gauge("cluster_problem", "bool", "1 while this node does not hear who is in the cluster.")
+# --- datasets, jobs, mounts -------------------------------------------------------------------------------------------
+DATASETS: Final = _gauge("datasets", "datasets", "Datasets of the node.")
+DATASETS_LOST: Final = _gauge(
+    "datasets_without_snapshot", "datasets", "Of these, those whose snapshot is lost or damaged."
+)
+DATASET_BLOCKS: Final = _tried(_counter(
+    "dataset_fetched_blocks", "blocks", "Blocks that came for a dataset.", DATASET, SOURCE,
+))  # fmt: skip
+DATASET_BYTES: Final = _tried(_counter(
+    "dataset_fetched_bytes", "bytes", "Bytes of these blocks.", DATASET, SOURCE,
+))  # fmt: skip
+JOBS: Final = _gauge(
+    "jobs", "jobs", "Jobs that have published what they read. Of those that are over, the last 64.", JOB_STATE
+)
+CONSUMERS: Final = _gauge("consumers", "consumers", "Consumers of running jobs.")
+MOUNTS: Final = _gauge(
+    "mounts", "mounts", "Mounts of the node. Dead ones are mount points whose process is gone.", MOUNT_STATE
+)
+WARMUPS: Final = _gauge("warmups", "warmups", "Warmups that run.")
+# --- the daemon -------------------------------------------------------------------------------------------------------
+ERRORS: Final = _counter(
+    "errors", "failures", "Failures that somebody should know of; `cachectl errors` has the last ones."
+)
+INFO: Final = _gauge("build_info", "1", "Always 1; its label is the version of the daemon.", VERSION)
+START: Final = _gauge("start_time_seconds", "seconds", "When the daemon started: unix time.")
+
+
+def _all() -> Iterator[Metric]:
+    for value in list(globals().values()):
+        if isinstance(value, Metric):
+            yield value
+
+
+TABLE: Final = tuple(_all())
