@@ -29,6 +29,6 @@ def reload(session: CommandSession) -> None:
 @click.argument("level", required=False, type=click.Choice(["debug", "info", "warning", "error"]))
 @with_session
 def log_level(session: CommandSession, level: str | None) -> None:
-    """Show the daemon's log level, or set it until the next reload or restart."""
+    """Show or set the daemon's log level."""
     answer = session.call(LOG_LEVEL, LogLevel(level=level or ""))
     session.answer(answer, answer.level)

@@ -62,9 +62,11 @@ def test_readers_will_have_all_that_they_have_room_for_and_nothing_more(drawn):
         np.testing.assert_allclose(more.sum(axis=0), lack, atol=1e-5)
     # All answers are about the same parts.
     np.testing.assert_allclose(soon.coming(rows), more.mean(axis=1) * SIZE, atol=1e-5 * SIZE)
-    np.testing.assert_allclose(soon.held(rows), there.held(rows) + more.mean(axis=1), atol=1e-5)
+    # Parts of shards are rounded, the part of the whole is not: a sum may be a little more than all.
+    np.testing.assert_allclose(soon.held(rows), np.minimum(there.held(rows) + more.mean(axis=1), 1), atol=1e-5)
     weights = np.linspace(0, 2, SHARDS).astype(np.float32) / SHARDS
-    np.testing.assert_allclose(soon.held(rows, weights), there.held(rows, weights) + more @ weights, atol=1e-5)
+    weighed = np.minimum(there.held(rows, weights) + more @ weights, 1)
+    np.testing.assert_allclose(soon.held(rows, weights), weighed, atol=1e-5)
     counted = cluster.trust(rows)[:, None]
     for zone in (1, 2):
         of_zone = cluster.zone(rows) == zone
