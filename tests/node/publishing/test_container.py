@@ -99,18 +99,22 @@ def test_a_container_that_sees_only_the_mount_publishes(node: Node, who: str) ->
     assert node.job(f"{who}~control", lambda view: view.state != "running").state == "ended"
 
 
-def test_a_container_that_is_killed_ends_its_job_also_while_others_read_its_files(node: Node) -> None:
-    """The daemon sees its process, though nobody says so; else it would end with its lease."""
-    job = start(contained(node.mount), PUBLISHES, "killed")
+def ends_when_killed(node: Node, job: subprocess.Popen[str], name: str) -> None:
+    """Kill the process inside once its first sample was reported: the job of that name ends, as its process is gone."""
     try:
-        node.job("killed~control", is_at(0, 1))
+        node.job(name, is_at(0, 1))
         (inside,) = psutil.Process(job.pid).children()
         inside.kill()
         job.wait(60)
-        view = node.job("killed~control", lambda view: view.state != "running")
+        view = node.job(name, lambda view: view.state != "running")
     finally:
         job.kill()
     assert view.reason.startswith("its process ")
+
+
+def test_a_container_that_is_killed_ends_its_job_also_while_others_read_its_files(node: Node) -> None:
+    """The daemon sees its process, though nobody says so; else it would end with its lease."""
+    ends_when_killed(node, start(contained(node.mount), PUBLISHES, "killed"), "killed~control")
 
 
 def test_the_ranks_of_a_container_publish_at_once(node: Node) -> None:
@@ -189,15 +193,7 @@ def test_a_job_that_is_the_first_of_its_namespace_ends_with_it(node: Node) -> No
         "first",
         CACHEFS_SOCKET=str(node.daemon.socket),
     )
-    try:
-        node.job("first", is_at(0, 1))
-        (inside,) = psutil.Process(job.pid).children()
-        inside.kill()
-        job.wait(60)
-        view = node.job("first", lambda view: view.state != "running")
-    finally:
-        job.kill()
-    assert view.reason.startswith("its process ")
+    ends_when_killed(node, job, "first")
 
 
 def test_where_a_directory_of_the_mount_is_seen_both_ways_are_named_in_one_line(node: Node) -> None:
