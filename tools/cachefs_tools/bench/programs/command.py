@@ -1,6 +1,7 @@
 """`cachefs-bench programs`: which programs, and how they are run."""
 
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -130,8 +131,10 @@ def _measure(programs: Sequence[Program], **given: Any) -> list[results.Document
 def _bench(work: Path, **given: Any) -> Bench:
     milliseconds = 0.0 if given["warm"] and given["milliseconds"] is None else given["milliseconds"]
     own = () if milliseconds is None else ("--milliseconds", str(milliseconds))
-    setting = Setting(given["python"], given["scripts"], given["epochs"], given["seed"], LIMITS, own)
-    datasets = Datasets(given["data"] or work / "data", given["files"], given["python"], given["scripts"])
+    # Each run has a directory of its own, so a path of the interpreter must not depend on where that is.
+    python = os.path.abspath(given["python"]) if os.sep in given["python"] else given["python"]
+    setting = Setting(python, given["scripts"], given["epochs"], given["seed"], LIMITS, own)
+    datasets = Datasets(given["data"] or work / "data", given["files"], python, given["scripts"])
     return Bench(setting, datasets, work)
 
 
