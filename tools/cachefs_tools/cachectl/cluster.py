@@ -56,7 +56,7 @@ def describe(found: ClusterStatus) -> Iterator[str | Table]:
          *(("-", "-") if each.id == found.me else (size(each.traffic.bytes_in), size(each.traffic.bytes_out))))
         for each in found.members
     )  # fmt: skip
-    yield table(f"NAME =STATE >SHARE {'ZONE ' if has_zones else ''}ADDRESS >USED >ORIGIN >IN >OUT", rows)
+    yield table(f"NAME =STATE >SHARE {'ZONE?? ' if has_zones else ''}ADDRESS?? >USED >ORIGIN? >IN? >OUT?", rows)
     usual = _usual_seconds(found)
     lines = [line for each in found.members for line in _troubles(each, usual)]
     lines += [f"note: {name(remark)}" for remark in found.remarks]
@@ -130,11 +130,11 @@ def _troubles(member: MemberStatus, usual: float) -> Iterator[str]:
         yield from (f"{shown}: {name(line)}" for line in said)
 
 
-def brief(found: ClusterBrief) -> Iterator[str]:
-    """What `cachectl status` says of the cluster; nothing where the node is in none."""
+def brief(found: ClusterBrief) -> Iterator[tuple[str, str]]:
+    """What `cachectl status` says of the cluster, as `display.facts` takes it; nothing where the node is in none."""
     if found.source == "none":
         return
     states = ", ".join(f"{count} {state}" for state, count in sorted(found.states.items()))
-    yield f"cluster    {name(found.name)}: {states}; ring epoch {found.epoch}"
+    yield "cluster", f"{name(found.name)}: {states}; ring epoch {found.epoch}"
     if found.problem:
-        yield f"{'':<10} {name(found.problem)}"
+        yield "", name(found.problem)

@@ -103,6 +103,11 @@ class CommandSession:
         click.confirm(f"{consequence}. Do it?", abort=True, err=True)
 
 
+def output_width() -> int:
+    """How many columns stdout has."""
+    return Console().width if sys.stdout.isatty() else _ANY_WIDTH
+
+
 def show(text: Iterable[RenderableType]) -> None:
     """Print lines and tables on stdout: within the width of a terminal, and elsewhere a line for each row."""
     if sys.stdout.isatty():

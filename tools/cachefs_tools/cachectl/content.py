@@ -159,7 +159,7 @@ def ls(session: CommandSession, dataset: str, path: str, cached: bool) -> None:
     if cached:
         pages = session.stream(CACHED, Selection(dataset=dataset, paths=selection([path])))
         here = ([file for file in page.files if any(file.cached) or file.pinned] for page in pages)
-        session.answer_in_pages("files", here, "PATH >SIZE >MEMORY >SSD =PINNED", cached_row)
+        session.answer_in_pages("files", here, "PATH >SIZE >MEMORY >SSD =PINNED?", cached_row)
         return
     listed = session.stream(DIRECTORY_LIST, Directory(dataset=dataset, path=dataset_path(path)))
     session.answer_in_pages("entries", (page.entries for page in listed), "NAME >SIZE", entry_row)

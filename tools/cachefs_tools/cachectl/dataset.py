@@ -97,7 +97,7 @@ def list_(session: CommandSession) -> None:
         )
         for each in reply.datasets
     )
-    session.answer(reply, table("NAME =SNAPSHOT >FILES >SIZE >LISTED URL", rows))
+    session.answer(reply, table("NAME =SNAPSHOT?? >FILES >SIZE =LISTED? URL", rows))
 
 
 @dataset.command()

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable
 
-from rich.table import Table
+from cachefs_tools.cachectl.tables import Column, FittedTable
 
 
 def size(count: float) -> str:
@@ -13,6 +13,18 @@ def size(count: float) -> str:
             break
         count /= 1024
     return f"{count:.0f} {unit}" if unit == "B" or abs(count) >= 100 else f"{count:.3g} {unit}"
+
+
+def compact(number: float, width: int) -> str:
+    """A number of at least 0 in so many characters, at least 4: whole, or in thousands (`12.3k`) and so on."""
+    if len(whole := f"{number:.0f}") <= width:
+        return whole
+    units = iter("kMGTP")
+    unit = ""
+    while number >= 999.5:
+        number, unit = number / 1000, next(units)
+    decimals = 1 if len(f"{number:.1f}") < width else 0
+    return f"{number:.{decimals}f}{unit}"
 
 
 def share(part: float, whole: float) -> str:
@@ -43,22 +55,16 @@ def _escape(character: str) -> str:
     return character.encode("unicode_escape").decode()
 
 
-def table(columns: str, rows: Iterable[Iterable[object]], *, heading: bool = True) -> Table:
-    """A table without lines.
+def table(columns: str, rows: Iterable[Iterable[object]], *, heading: bool = True) -> FittedTable:
+    """A table that fits the terminal. All tables of cachectl are made here.
 
-    *columns* holds the headings, separated by blanks. A heading that starts with `>` is of a column of numbers, which
-    is aligned to the right and never cut. One that starts with `=` is of words that are never cut either. On a narrow
-    terminal all others go on in a further line. heading: whether the headings are shown.
+    columns: the headings, separated by blanks. The character in front of a heading says what its column holds: `>` for
+    numbers, `=` for words (neither is ever cut), `~` for text, and nothing for names. `?` behind the heading: on a
+    narrow terminal the column is left out, and before it those with more `?`. heading: whether headings are shown.
     """
-    result = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0), header_style="bold", show_header=heading)
-    for column in columns.split():
-        number = column.startswith(">")
-        result.add_column(
-            column.lstrip(">="),
-            justify="right" if number else "left",
-            no_wrap=column.startswith((">", "=")),
-            overflow="fold",
-        )
-    for row in rows:
-        result.add_row(*map(str, row))
-    return result
+    return FittedTable([Column.parse(text) for text in columns.split()], rows, heading=heading)
+
+
+def facts(pairs: Iterable[tuple[str, str]]) -> FittedTable:
+    """Lines of a label and a text each. A long text goes on below itself."""
+    return table("=LABEL ~TEXT", ((f"{label:<10}", text) for label, text in pairs), heading=False)

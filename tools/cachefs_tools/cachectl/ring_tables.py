@@ -91,7 +91,7 @@ def describe(found: ClusterStatus, rows: Sequence[Share]) -> Iterator[str | Tabl
     by_id = {one.id: one for one in found.members}
     second = found.replicas > 1
     yield table(
-        "NAME ID ZONE >WEIGHT >SHARE >HOMES" + (" >SECOND" if second else "") + " >CAPACITY",
+        "NAME =ID?? ZONE? >WEIGHT >SHARE >HOMES" + (" >SECOND" if second else "") + " >CAPACITY",
         [
             (
                 shown(by_id[one.member.id].name), one.member.id, shown(one.member.zone) or "-",

@@ -79,7 +79,7 @@ def _status(found: SchedulerStatus, nodes: NodesStatus) -> Iterator[str | Table]
         yield f"jobs read {size(found.needed)}; {found.nodes_needed} nodes like these would hold it"
     yield ""
     yield table(
-        "NODE =STATE >HEARD >ROOM >TAKEN >JOBS DATASETS",
+        "NODE =STATE >HEARD?? >ROOM? >TAKEN? >JOBS ~DATASETS",
         [
             (
                 _short(one.name),
@@ -98,7 +98,7 @@ def _status(found: SchedulerStatus, nodes: NodesStatus) -> Iterator[str | Table]
     if running:
         yield ""
         yield table(
-            "WARM-UP NODE DATASET >DONE FOR",
+            "WARM-UP NODE DATASET >DONE FOR?",
             [
                 (one.purpose, _short(one.node), _short(one.dataset), share(one.blocks, one.total), _short(one.job))
                 for one in running
@@ -121,7 +121,7 @@ def queue(session: CommandSession, client: SchedulerClient) -> None:
     waiting = [one for one in found.jobs if one.state == "waiting"]
     lines: list[str | Table] = [f"{len(waiting)} of {len(found.jobs)} jobs wait"]
     if found.jobs:
-        columns = ">PLACE JOB DATASET USER =STATE >SINCE NODES"
+        columns = ">PLACE JOB DATASET USER?? =STATE >SINCE ~NODES?"
         lines.append(table(columns, [_job(one) for one in found.jobs]))
     session.answer(found, *lines)
 
@@ -156,7 +156,7 @@ def _explained(found: Explanation) -> Iterator[str | Table]:
     if found.nodes:
         yield ""
         yield table(
-            "NODE >SCORE >FIRST >LATER >LOCAL >ZONE >OTHERS >ORIGIN >HEARD",
+            "NODE >SCORE >FIRST >LATER >LOCAL >ZONE? >OTHERS? >ORIGIN >HEARD??",
             [
                 (
                     f"{'*' if one.node in found.placed else ''}{_short(one.node)}",
@@ -196,7 +196,7 @@ def policy(session: CommandSession, client: SchedulerClient, dataset: str, **giv
     else:
         found = client.get(POLICY, PolicyList, dataset=dataset)
     rows = [_policy(one) for one in found.datasets]
-    session.answer(found, table("DATASET >SIZE >JOBS >WAIT >COPIES >EACH >MOST =CLEANUP =PRELOAD", rows))
+    session.answer(found, table("DATASET >SIZE? >JOBS >WAIT >COPIES >EACH >MOST =CLEANUP =PRELOAD??", rows))
 
 
 def _policy(one: PolicyStatus) -> tuple[object, ...]:

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import count, islice, pairwise
 from typing import Final
@@ -14,14 +14,13 @@ from cachefs.job_messages import ConsumerView, JobView
 from cachefs.messages import Empty, MountView
 from cachefs.mount_spec import MountSpec
 from cachefs.rpc import JOB_LIST, STATUS
-from cachefs_tools.cachectl.command_session import CommandSession, with_session
-from cachefs_tools.cachectl.display import name, size
+from cachefs_tools.cachectl.command_session import CommandSession, output_width, with_session
+from cachefs_tools.cachectl.display import compact, name, size
 from cachefs_tools.cachectl.mount_points import resolved_mount_point
+from cachefs_tools.cachectl.tables import Column, Kind, fit
 
+# Rows between two headers.
 LINES_PER_HEADER: Final = 20
-HEADER: Final = """\
-  reqs  reqs samples ----- reads/s ----- -- MB/s --- late waste - page cache --
-    /s /1000      /s memory   ssd missed  push  drop   /s    /s    held  budget"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +66,17 @@ def stats(session: CommandSession, mount: str, interval: float, lines: int | Non
     mounts show the samples of both.
     """
     differences = (difference(before, now) for before, now in pairwise(moments(session, mount, interval)))
-    for number, line in enumerate(islice(differences, lines)):
+    width, lines_below = 0, 0
+    for line in islice(differences, lines):
         if session.as_json:
             click.echo(json.dumps(asdict(line)))
             continue
-        if number % LINES_PER_HEADER == 0:
-            click.echo(HEADER)
-        click.echo(row(line))
+        room = output_width()
+        if room != width or lines_below == LINES_PER_HEADER:
+            width, lines_below = room, 0
+            click.echo("\n".join(header(width)))
+        click.echo(row(line, width))
+        lines_below += 1
 
 
 def moments(session: CommandSession, mount: str, interval: float) -> Iterator[Moment]:
@@ -140,14 +143,58 @@ def advance(before: ConsumerView, now: ConsumerView) -> int:
     return max(0, epochs * before.epoch_length + now.position - before.position)
 
 
-def row(line: Stats) -> str:
-    """A line below HEADER."""
-    per_1000 = "-" if line.requests_per_1000_samples is None else f"{line.requests_per_1000_samples:.0f}"
-    reads = f"{line.hits_memory:7.0f}{line.hits_ssd:6.0f}{line.misses:7.0f}"
-    moved = f"{line.pushed_bytes / 1e6:6.0f}{line.dropped_bytes / 1e6:6.0f}{line.late:5.0f}{line.wasted:6.0f}"
-    held, budget = (_short(amount) if line.budget_bytes else "-" for amount in (line.held_bytes, line.budget_bytes))
-    return f"{line.requests:6.0f}{per_1000:>6}{line.samples:8.0f}{reads}{moved}{held:>8}{budget:>8}"
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """A column of the lines."""
+
+    heading: str
+    unit: str  # below the heading
+    width: int
+    value: Callable[[Stats, int], str]  # of a line, in so many columns of the terminal
+    spare: int = 0  # as of `tables.Column`
 
 
-def _short(amount: int) -> str:
-    return size(amount).replace(" ", "")
+def _number(get: Callable[[Stats], float]) -> Callable[[Stats, int], str]:
+    return lambda line, width: compact(get(line), width)
+
+
+def _pages(amount: int, line: Stats) -> str:
+    return size(amount).replace(" ", "") if line.budget_bytes else "-"
+
+
+_FIELDS: Final = (
+    _Field("reqs", "/s", 5, _number(lambda line: line.requests), 1),
+    _Field("reqs", "/1000", 5, lambda line, width: _per_1000(line.requests_per_1000_samples, width)),
+    _Field("samples", "/s", 7, _number(lambda line: line.samples)),
+    _Field("memory", "/s", 6, _number(lambda line: line.hits_memory)),
+    _Field("ssd", "/s", 5, _number(lambda line: line.hits_ssd)),
+    _Field("missed", "/s", 6, _number(lambda line: line.misses)),
+    _Field("push", "MB/s", 5, _number(lambda line: line.pushed_bytes / 1e6), 2),
+    _Field("drop", "MB/s", 5, _number(lambda line: line.dropped_bytes / 1e6), 3),
+    _Field("late", "/s", 4, _number(lambda line: line.late), 2),
+    _Field("waste", "/s", 5, _number(lambda line: line.wasted), 3),
+    _Field("held", "pages", 7, lambda line, _: _pages(line.held_bytes, line), 2),
+    _Field("budget", "pages", 7, lambda line, _: _pages(line.budget_bytes, line), 3),
+)
+
+
+def _per_1000(requests: float | None, width: int) -> str:
+    return "-" if requests is None else compact(requests, width)
+
+
+def _shown(width: int) -> list[_Field]:
+    columns = [Column(field.heading, Kind.NUMBER, field.spare) for field in _FIELDS]
+    return [_FIELDS[index] for index in fit(columns, [field.width for field in _FIELDS], width)]
+
+
+def header(width: int) -> tuple[str, str]:
+    """The two lines above the rows, for a terminal that is so wide."""
+    fields = _shown(width)
+    return " ".join(f"{field.heading:>{field.width}}" for field in fields), " ".join(
+        f"{field.unit:>{field.width}}" for field in fields
+    )
+
+
+def row(line: Stats, width: int) -> str:
+    """A line below the header."""
+    return " ".join(f"{field.value(line, field.width):>{field.width}}" for field in _shown(width))

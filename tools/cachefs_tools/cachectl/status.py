@@ -1,5 +1,6 @@
 """cachectl status, mounts and errors: what the daemon says about itself."""
 
+import itertools
 import time
 from collections.abc import Iterator
 from typing import Final
@@ -7,11 +8,11 @@ from typing import Final
 import click
 from rich.table import Table
 
-from cachefs.messages import Empty, EndpointStatus, MountView, PeerCounts, Status
+from cachefs.messages import Empty, EndpointStatus, MountView, PeerCounts, Status, TierStatus
 from cachefs.rpc import STATUS
 from cachefs_tools.cachectl.cluster import brief
 from cachefs_tools.cachectl.command_session import CommandSession, plain, with_session
-from cachefs_tools.cachectl.display import duration, name, share, size, table
+from cachefs_tools.cachectl.display import duration, facts, name, share, size, table
 
 # A tier always keeps a little of its budget back. A limit below this share of the budget means that the disk or the
 # cgroup is full.
@@ -49,7 +50,7 @@ def errors(session: CommandSession) -> None:
         (duration(max(0.0, time.time() - each.when)), f"{each.count:,}", name(each.subject), name(each.message))
         for each in found
     )
-    session.answer({"errors": found}, table("=AGO >COUNT SUBJECT MESSAGE", rows))
+    session.answer({"errors": found}, table("=AGO >COUNT SUBJECT ~MESSAGE", rows))
 
 
 def hit_ratios(now: Status) -> dict[str, float]:
@@ -73,57 +74,67 @@ def describe(now: Status) -> Iterator[str | Table]:
          share(tier.hits, reads), tier.policy)
         for tier in now.tiers
     )  # fmt: skip
-    yield table("=TIER >USED >LIMIT >BLOCKS >EVICTED >HITS >RATIO =POLICY", rows)
+    yield table("=TIER >USED >LIMIT >BLOCKS? >EVICTED?? >HITS? >RATIO =POLICY???", rows)
     yield ""
-    for tier in now.tiers:
-        yield f"{tier.name:<10} in {tier.directory}"
-        if tier.limit < NEARLY * tier.budget:
-            yield f"{tier.name}: only {size(tier.limit)} of its budget of {size(tier.budget)} can be used now"
-        if tier.problem:
-            yield f"{tier.name}: {tier.problem}"
+    yield facts(itertools.chain.from_iterable(map(tier_facts, now.tiers)))
     yield ""
-    yield f"misses     {now.misses:,} reads waited for a fetch ({share(now.misses, reads)})"
-    in_flight = f"{now.in_flight_blocks:,} blocks, {size(now.in_flight_bytes)}"
-    yield f"fetched    {now.fetched_blocks:,} blocks, {size(now.fetched_bytes)}; in flight {in_flight}"
-    if now.peers != PeerCounts():
-        yield from describe_peers(now.peers)
-    if now.fetch_processes:
-        carried = sum(one.blocks for one in now.fetch_processes)
-        pids = ", ".join(str(one.pid) for one in now.fetch_processes)
-        yield f"carried    {carried:,} of these blocks, by fetch processes (pid {pids})"
-    guessed = now.guessed
-    if guessed.blocks:
-        rest = max(0, guessed.blocks - guessed.right - guessed.wrong)
-        read = f"{guessed.right:,} were read, {guessed.wrong:,} were not, {rest:,} may still be"
-        yield f"guessed    {guessed.blocks:,} blocks, {size(guessed.bytes)}: {read}"
-    if now.passed_blocks:
-        yield f"passed     {now.passed_blocks:,} blocks straight to their readers, as no tier could hold them"
-    detours = f", {now.origin_detours:,} reads took a detour (see the daemon's log)" if now.origin_detours else ""
-    yield f"origin     {now.origin_requests:,} requests, {now.origin_errors:,} failed{detours}"
-    yield from map(describe_endpoint, now.endpoints)
-    yield from brief(now.cluster)
-    yield f"repairs    {now.repairs:,} damaged blocks dropped"
-    yield f"datasets   {now.datasets}, warmups running {now.warmups}, recent errors {len(now.errors)}"
+    yield facts(count_facts(now, reads))
     if now.mounts:
         yield ""
         yield mount_table(now.mounts)
 
 
-def describe_peers(peers: PeerCounts) -> Iterator[str]:
-    """Lines about what nodes of the cluster have given each other."""
-    yield f"peers      {peers.blocks:,} blocks, {size(peers.bytes)} from other nodes"
+def tier_facts(tier: TierStatus) -> Iterator[tuple[str, str]]:
+    """Where a tier is, and what is wrong with it."""
+    yield tier.name, f"in {name(tier.directory)}"
+    if tier.limit < NEARLY * tier.budget:
+        yield "", f"only {size(tier.limit)} of its budget of {size(tier.budget)} can be used now"
+    if tier.problem:
+        yield "", name(tier.problem)
+
+
+def count_facts(now: Status, reads: int) -> Iterator[tuple[str, str]]:
+    """What the node has counted. reads: all that reached it."""
+    yield "misses", f"{now.misses:,} reads waited for a fetch ({share(now.misses, reads)})"
+    in_flight = f"{now.in_flight_blocks:,} blocks, {size(now.in_flight_bytes)}"
+    yield "fetched", f"{now.fetched_blocks:,} blocks, {size(now.fetched_bytes)}; in flight {in_flight}"
+    if now.peers != PeerCounts():
+        yield from peer_facts(now.peers)
+    if now.fetch_processes:
+        carried = sum(one.blocks for one in now.fetch_processes)
+        pids = ", ".join(str(one.pid) for one in now.fetch_processes)
+        yield "carried", f"{carried:,} of these blocks, by fetch processes (pid {pids})"
+    guessed = now.guessed
+    if guessed.blocks:
+        rest = max(0, guessed.blocks - guessed.right - guessed.wrong)
+        read = f"{guessed.right:,} were read, {guessed.wrong:,} were not, {rest:,} may still be"
+        yield "guessed", f"{guessed.blocks:,} blocks, {size(guessed.bytes)}: {read}"
+    if now.passed_blocks:
+        yield "passed", f"{now.passed_blocks:,} blocks straight to their readers, as no tier could hold them"
+    detours = f", {now.origin_detours:,} reads took a detour (see the daemon's log)" if now.origin_detours else ""
+    yield "origin", f"{now.origin_requests:,} requests, {now.origin_errors:,} failed{detours}"
+    for endpoint in now.endpoints:
+        yield "", describe_endpoint(endpoint)
+    yield from brief(now.cluster)
+    yield "repairs", f"{now.repairs:,} damaged blocks dropped"
+    yield "datasets", f"{now.datasets}, warmups running {now.warmups}, recent errors {len(now.errors)}"
+
+
+def peer_facts(peers: PeerCounts) -> Iterator[tuple[str, str]]:
+    """What nodes of the cluster have given each other."""
+    yield "peers", f"{peers.blocks:,} blocks, {size(peers.bytes)} from other nodes"
     in_vain = f"{peers.not_here:,} not there, {peers.failed:,} failed, {peers.hedged:,} late and asked elsewhere too"
-    yield f"           {peers.asked:,} times asked: {in_vain}"
+    yield "", f"{peers.asked:,} times asked: {in_vain}"
     if peers.silent:
-        yield f"           {peers.silent:,} times another source asked beside a node that gave no sign of life"
+        yield "", f"{peers.silent:,} times another source asked beside a node that gave no sign of life"
     given = f"{peers.served_blocks:,} blocks, {size(peers.served_bytes)} for other nodes"
-    yield f"           {given}, {peers.served_fetched:,} of them fetched for that"
+    yield "", f"{given}, {peers.served_fetched:,} of them fetched for that"
     if peers.taken or peers.given:
-        yield f"           {peers.taken:,} blocks fetched for nodes that were behind, {peers.given:,} given away so"
+        yield "", f"{peers.taken:,} blocks fetched for nodes that were behind, {peers.given:,} given away so"
 
 
 def describe_endpoint(one: EndpointStatus) -> str:
-    """A line about a server."""
+    """What was learned of a server."""
     parts = [f"{one.width} of {one.most} requests at once"]
     if one.rate:
         parts.append(f"{one.rate:,.0f} a second")
@@ -131,7 +142,7 @@ def describe_endpoint(one: EndpointStatus) -> str:
         parts.append(f"{one.throttled:,} throttled")
     if one.hedged:
         parts.append(f"{one.hedged:,} sent twice, of which {one.hedges_won:,} answered first")
-    return f"{'':<10} {name(one.name)}: {', '.join(parts)}"
+    return f"{name(one.name)}: {', '.join(parts)}"
 
 
 def mount_state(mount: MountView) -> str:
@@ -148,4 +159,4 @@ def mount_table(found: list[MountView]) -> Table:
          *(f"{each.counters.get(counter, 0):,}" for counter in ("requests", "read", "errors")))
         for each in found
     )  # fmt: skip
-    return table("MOUNTPOINT SPEC >PID =STATE >REQUESTS >READS >ERRORS", rows)
+    return table("MOUNTPOINT SPEC >PID?? =STATE >REQUESTS? >READS >ERRORS?", rows)

@@ -30,7 +30,9 @@ def warmups(session: CommandSession, watch: int | None, cancel: int | None) -> N
         session.answer(last, warmup_text(last))
     else:
         found = session.call(WARMUP_LIST, Empty())
-        session.answer(found, table("=ID DATASET =STATE >HERE >OF >SHARE >SKIPPED >FAILED", map(_row, found.warmups)))
+        session.answer(
+            found, table("=ID DATASET =STATE >HERE? >OF >SHARE >SKIPPED?? >FAILED??", map(_row, found.warmups))
+        )
 
 
 def _row(one: WarmupProgress) -> tuple[object, ...]:
