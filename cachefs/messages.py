@@ -5,8 +5,12 @@ newer and an older side understand each other, if every new field has a default.
 """
 
 from enum import StrEnum
+from typing import Final
 
 import msgspec
+
+# Datasets of which one call asks what is cached.
+MOST_NAMES: Final = 64
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -389,6 +393,30 @@ class DatasetList(Message, frozen=True):
     """All datasets of the node."""
 
     datasets: list[DatasetView]
+
+
+class DatasetNames(Message, frozen=True):
+    """Some datasets: MOST_NAMES at most."""
+
+    names: list[str]
+
+
+class DatasetCached(Message, frozen=True):
+    """About how much of a dataset's current snapshot is on this node."""
+
+    name: str
+    # Of the snapshot, and of it in each tier.
+    bytes: int
+    memory: int
+    ssd: int
+    # Only a sample of the blocks was looked at.
+    is_estimate: bool
+
+
+class DatasetsCached(Message, frozen=True):
+    """Of those that were asked for and are there."""
+
+    datasets: list[DatasetCached]
 
 
 class SnapshotDiff(Message, frozen=True):

@@ -34,6 +34,8 @@ from cachefs.messages import (
     DatasetLimit,
     DatasetList,
     DatasetName,
+    DatasetNames,
+    DatasetsCached,
     DatasetView,
     Directory,
     DirectoryEntries,
@@ -130,6 +132,7 @@ DATASET_ADD: Final = Method(DatasetAdd, ListingProgress, Right.ADMINISTER, strea
 DATASET_REFRESH: Final = Method(DatasetName, ListingProgress, Right.ADMINISTER, streams=True)
 DATASET_LIST: Final = Method(Empty, DatasetList, Right.LOOK)
 DATASET_SHOW: Final = Method(DatasetName, DatasetDetail, Right.LOOK)
+DATASET_CACHED: Final = Method(DatasetNames, DatasetsCached, Right.LOOK)
 DATASET_REMOVE: Final = Method(DatasetName, Freed, Right.ADMINISTER)
 DATASET_LIMIT: Final = Method(DatasetLimit, DatasetView, Right.ADMINISTER)
 WARMUP: Final = Method(Warmup, WarmupProgress, Right.ADMINISTER, streams=True)

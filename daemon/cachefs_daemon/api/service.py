@@ -28,12 +28,15 @@ from cachefs.job_messages import (
     StallRows,
 )
 from cachefs.messages import (
+    MOST_NAMES,
     CachedFiles,
     DatasetAdd,
     DatasetDetail,
     DatasetLimit,
     DatasetList,
     DatasetName,
+    DatasetNames,
+    DatasetsCached,
     DatasetView,
     Directory,
     DirectoryEntries,
@@ -60,6 +63,7 @@ from cachefs.read_messages import MountReads, ReadsAsked, ReadsTold
 from cachefs_daemon.caller import Caller
 from cachefs_daemon.cluster.shown import cluster_brief, cluster_status
 from cachefs_daemon.content import inventory, verify
+from cachefs_daemon.content.cached_share import cached_share
 from cachefs_daemon.cooperation.scaling import planned_demands, scale_status, scaled_nodes
 from cachefs_daemon.datasets import browsing, selection
 from cachefs_daemon.fetch.guess_views import guess_counts, guess_views
@@ -243,6 +247,16 @@ class Service:
             problems=[Problem(key=key, reason=reason) for key, reason in snapshot.problems()],
             snapshots=[known.id for known in dataset.record.snapshots],
         )
+
+    async def dataset_cached(self, request: DatasetNames) -> DatasetsCached:
+        wanted = (self._node.catalog.find(name) for name in request.names[:MOST_NAMES])
+        index = self._node.storage.index
+        found = [
+            await self._node.threads.background(cached_share, index, one.current, one.record.name)
+            for one in wanted
+            if one is not None and one.current is not None
+        ]
+        return DatasetsCached(datasets=found)
 
     async def dataset_add(self, request: DatasetAdd) -> AsyncGenerator[ListingProgress, None]:
         async with contextlib.aclosing(self._node.catalog.add(request)) as steps:

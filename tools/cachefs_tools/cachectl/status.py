@@ -13,6 +13,7 @@ from cachefs.rpc import STATUS
 from cachefs_tools.cachectl.cluster import brief
 from cachefs_tools.cachectl.command_session import CommandSession, plain, with_session
 from cachefs_tools.cachectl.display import duration, facts, name, share, size, table
+from cachefs_tools.cachectl.watching import PATIENCE, Answer, watch, watch_option
 
 # A tier always keeps a little of its budget back. A limit below this share of the budget means that the disk or the
 # cgroup is full.
@@ -20,11 +21,19 @@ NEARLY: Final = 0.95
 
 
 @click.command()
+@watch_option
 @with_session
-def status(session: CommandSession) -> None:
+def status(session: CommandSession, seconds: float | None) -> None:
     """Show tiers, hit ratios, fetches and mounts of this node."""
-    now = session.call(STATUS, Empty())
-    session.answer({**plain(now), "hit_ratios": hit_ratios(now)}, *describe(now))
+    if seconds is not None:
+        watch(session, seconds, lambda: answer(session.call(STATUS, Empty(), PATIENCE)))
+    document, lines = answer(session.call(STATUS, Empty()))
+    session.answer(document, *lines)
+
+
+def answer(now: Status) -> Answer:
+    """The document and the lines of `status`."""
+    return {**plain(now), "hit_ratios": hit_ratios(now)}, describe(now)
 
 
 @click.command()

@@ -1,0 +1,95 @@
+"""`--watch`: shows an answer again and again, until Ctrl-C."""
+
+import contextlib
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, NoReturn
+
+import click
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
+from rich.segment import Segment
+
+from cachefs.errors import DaemonUnavailable
+from cachefs_tools.cachectl.command_session import CommandSession, plain, show
+
+# Seconds from one answer to the next.
+USUAL: Final = 2.0
+# Seconds that the daemon has for an answer.
+PATIENCE: Final = 10.0
+TERMINATED: Final = 128 + signal.SIGTERM
+
+# The document for --json, and the lines for people.
+Answer = tuple[object, Iterable[RenderableType]]
+
+watch_option = click.option(
+    "--watch",
+    "seconds",
+    metavar="[SECONDS]",
+    is_flag=False,
+    flag_value=str(USUAL),
+    type=click.FloatRange(min=0.1),
+    help=f"Show it every so many seconds, until Ctrl-C.  [default: {USUAL:.0f}]",
+)
+
+
+def watch(session: CommandSession, seconds: float, look: Callable[[], Answer]) -> NoReturn:
+    """Show what *look* finds every so many seconds. While no daemon answers, that is said, and it goes on.
+
+    On a terminal each answer takes the place of the one before; elsewhere they follow each other, with --json one in a
+    line. Raises KeyboardInterrupt at the end, and CachefsError where the daemon refuses.
+    """
+    with _screen(session) as put:
+        begun = time.monotonic()
+        while True:
+            try:
+                put(*look())
+            except DaemonUnavailable as error:
+                put({"error": type(error).__name__, "message": str(error)}, [f"{error}; trying again"])
+            # Where an answer takes long, the next one is asked for after a pause of its own.
+            begun = max(begun + seconds, time.monotonic() - seconds)
+            time.sleep(max(0.05, begun - time.monotonic()))
+
+
+@contextlib.contextmanager
+def _screen(session: CommandSession) -> Iterator[Callable[[object, Iterable[RenderableType]], None]]:
+    """Something that shows an answer."""
+    if session.as_json:
+        yield lambda document, _: click.echo(json.dumps(plain(document)))
+        return
+    if not sys.stdout.isatty():
+        yield lambda _, lines: (show(lines), click.echo())[-1]
+        return
+    console = Console(highlight=False, markup=False, emoji=False)
+    with _ends_on_sigterm(), Live(console=console, screen=True, auto_refresh=False) as live:
+        yield lambda _, lines: live.update(_Cropped(list(lines)), refresh=True)
+
+
+@contextlib.contextmanager
+def _ends_on_sigterm() -> Iterator[None]:
+    """Ends the program in an orderly way, so that the terminal is as it was."""
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+class _Cropped:
+    """As many lines as the terminal has. The last one says how many there would be more."""
+
+    def __init__(self, lines: list[RenderableType]) -> None:
+        self._lines = lines
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        room = console.height
+        lines = console.render_lines(Group(*self._lines), options.update(height=None), pad=False)
+        if len(lines) > room:
+            more = len(lines) - room + 1
+            lines = [*lines[: room - 1], [Segment(f"… {more} more lines; enlarge the terminal to see them")]]
+        for line in lines:
+            yield from line
+            yield Segment.line()
