@@ -44,7 +44,7 @@ def _sample(snapshot: Snapshot, most: int) -> Iterator[tuple[int, bytes]]:
     entries = snapshot.files + snapshot.directories
     dice = random.Random(snapshot.id)
     numbers = _spread(entries, most, dice)
-    each = max(1, most // max(1, len(numbers)))
+    each = max(1, most // max(1, min(len(numbers), snapshot.files)))
     for number in numbers:
         try:
             size, content = snapshot.file(number + 1)  # 0 is the root

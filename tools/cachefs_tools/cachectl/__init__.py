@@ -23,6 +23,7 @@ with quiet_loading():
     from cachefs_tools.cachectl.settings import log_level, reload
     from cachefs_tools.cachectl.stats import stats
     from cachefs_tools.cachectl.status import errors, mounts, status
+    from cachefs_tools.cachectl.top.command import top
     from cachefs_tools.cachectl.warmups import warmups
 
 
@@ -38,8 +39,8 @@ def main(socket: str | None) -> None:
 
 
 COMMANDS = (
-    status, dataset, warmup, warmups, evict, pin, unpin, ls, verify, mount, umount, mounts, stats, errors, job, stalls,
-    cluster, drain, ring, scale_hint, sched, scale, index, reload, log_level,
+    status, dataset, warmup, warmups, evict, pin, unpin, ls, verify, mount, umount, mounts, stats, top, errors, job,
+    stalls, cluster, drain, ring, scale_hint, sched, scale, index, reload, log_level,
 )  # fmt: skip
 for command in COMMANDS:
     main.add_command(command)

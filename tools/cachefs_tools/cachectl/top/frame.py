@@ -1,0 +1,251 @@
+"""Makes the lines of the picture: text for a terminal of a given size."""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from rich.cells import cell_len
+from rich.console import Console, RenderableType
+from rich.text import Text
+
+from cachefs.messages import TierStatus
+from cachefs_tools.cachectl.display import duration, name, share, size
+from cachefs_tools.cachectl.job import describe
+from cachefs_tools.cachectl.tables import GAP, Kind, fit, shortened
+from cachefs_tools.cachectl.top.history import History
+from cachefs_tools.cachectl.top.lists import LISTINGS, Listing, Part, Row, arranged
+from cachefs_tools.cachectl.top.pen import Pen
+from cachefs_tools.cachectl.top.picture import Picture
+from cachefs_tools.cachectl.top.room import shared
+from cachefs_tools.cachectl.top.state import State
+
+# The fewest columns and lines in which anything can be shown.
+NARROWEST, LOWEST = 40, 10
+# From so many lines on, there is an empty line above each list.
+_ROOMY: Final = 30
+_LABEL: Final = 8
+KEYS: Final = "q quit  ? help  Tab list  Enter job  s sort  r turn  / filter"
+HELP: Final = """\
+q, Ctrl-C      quit
+Tab            go to the next list; Shift-Tab to the one before
+Up, Down, k, j move the cursor; PgUp, PgDn, Home and End too
+Enter          show the job under the cursor alone; Esc goes back
+s              sort the list by its next column; r turns the order round
+/              show only what has a text in its name or state; Esc shows all
+
+origin         bytes in a second that came from origins; peers: from and to other
+               nodes of the cluster. A curve's top is its highest point.
+DONE           how much of its epoch the slowest consumer of a job has read
+STALL          share of the last 10 s that the consumers of a job waited for bytes
+LEFT           how long the epoch will still take, at the rate of now
+CACHED         how much of a dataset is on this node, about: from a sample of its
+               blocks, right within some percent. MEMORY and SSD are the tiers.
+READS/S        reads that the kernel's page cache did not answer"""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is known of the node."""
+
+    picture: Picture
+    history: History
+    problem: str = ""  # why the picture is old
+
+    def listings(self, pen: Pen) -> dict[Part, Listing]:
+        return {part: make(self.picture, self.history, pen) for part, make in LISTINGS.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A picture as text."""
+
+    lines: list[Text]
+    # All rows of each list, in order; and names of the datasets that are on the screen.
+    rows: Mapping[Part, Sequence[Row]]
+    datasets: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Sheet:
+    """What is drawn on."""
+
+    width: int
+    height: int
+    pen: Pen
+
+
+def frame(view: View, state: State, sheet: Sheet) -> Frame:
+    """The picture, of as many lines as the sheet is high."""
+    listings = view.listings(sheet.pen)
+    rows = {
+        part: arranged(listing, state.orders[part], state.needle, turned=part in state.turned)
+        for part, listing in listings.items()
+    }
+    if sheet.width < NARROWEST or sheet.height < LOWEST:
+        return Frame([Text(f"at least {NARROWEST} x {LOWEST}, please", end="")], rows, [])
+    lines = list(_head(view, sheet))
+    room = sheet.height - len(lines) - 1
+    shown: list[str] = []
+    if state.helping:
+        lines += _scrolled(HELP.splitlines(), state, room)
+    elif state.opened:
+        lines += _scrolled(_job(view.picture, state.opened, sheet.width), state, room)
+    else:
+        for part, (below, seen) in _lists(listings, rows, state, sheet, room).items():
+            lines += below
+            shown += [row.key for row in seen] if part is Part.DATASETS else []
+    lines += [Text(end="")] * (sheet.height - 1 - len(lines))
+    lines.append(_line(_foot(state), sheet.width, "reverse"))
+    return Frame(lines[: sheet.height], rows, shown)
+
+
+def _line(text: str, width: int, style: str = "") -> Text:
+    line = Text(shortened(text, width), end="", style=style)
+    if style == "reverse":
+        line.pad_right(max(0, width - line.cell_len))
+    return line
+
+
+def _foot(state: State) -> str:
+    if state.helping or state.opened:
+        return "Esc back  q quit  Up, Down move"
+    return f"filter: {state.needle}  (Esc shows all)" if state.needle else KEYS
+
+
+# --- head -----------------------------------------------------------------------------------------------------------
+
+
+def _head(view: View, sheet: Sheet) -> Iterator[Text]:
+    status, width = view.picture.status, sheet.width
+    counts = [
+        f"{len(status.errors)} errors" if status.errors else "",
+        f"{status.warmups} warmups" * bool(status.warmups),
+    ]
+    said = ", ".join(["cachefsd " + status.version, f"up {duration(status.uptime)}", *filter(None, counts)])
+    clock = time.strftime("%H:%M:%S", time.localtime(view.picture.clock))
+    title = Text.assemble(("cachectl top", "bold"), f"  {said}", end="")
+    title.truncate(max(0, width - len(clock) - 1))
+    title.append(" " * (width - title.cell_len - len(clock)) + clock)
+    yield title
+    if view.problem:
+        yield _line(f"{view.problem}; the picture is of {clock}", width, "reverse")
+    reads = sum(tier.hits for tier in status.tiers) + status.misses
+    for tier in status.tiers:
+        yield _tier(tier, view.history, reads, sheet)
+    yield _flow("origin", "origin", _rate(view.history.rate("origin")), view.history, sheet)
+    if status.cluster.source != "none":
+        peers = f"{_rate(view.history.rate('peers in'))} in, {_rate(view.history.rate('peers out'))} out"
+        yield _flow("peers", "peers in", peers, view.history, sheet)
+    reading = f"{view.history.rate('reads'):,.0f}/s, {view.history.rate('misses'):,.0f}/s waited for a fetch"
+    yield _flow("reads", "reads", reading, view.history, sheet)
+
+
+def _tier(tier: TierStatus, history: History, reads: int, sheet: Sheet) -> Text:
+    part = tier.used / tier.limit if tier.limit else 0.0
+    used = f"{size(tier.used)} of {size(tier.limit)}"
+    hits = f"{history.hits.get(tier.name, 0.0):,.0f} hits/s, {share(tier.hits, reads)} of all"
+    wide = max(8, (sheet.width - 64) // 2 + 10)
+    line = Text(f"{tier.name:<{_LABEL}}", end="")
+    line.append(sheet.pen.bar(part, wide), style="red" if tier.problem else "green")
+    line.append(f" {used:>20} {100 * part:3.0f} %  {(tier.problem and name(tier.problem)) or hits}")
+    line.truncate(sheet.width)
+    return line
+
+
+def _flow(label: str, flow: str, said: str, history: History, sheet: Sheet) -> Text:
+    line = Text(f"{label:<{_LABEL}}", end="")
+    line.append(sheet.pen.curve(history.flows[flow], max(8, sheet.width - _LABEL - 36)), style="cyan")
+    line.append(f" {said}")
+    line.truncate(sheet.width)
+    return line
+
+
+def _rate(count: float) -> str:
+    return f"{size(count)}/s"
+
+
+# --- lists ----------------------------------------------------------------------------------------------------------
+
+
+def _lists(
+    listings: Mapping[Part, Listing], rows: Mapping[Part, list[Row]], state: State, sheet: Sheet, room: int
+) -> dict[Part, tuple[list[Text], list[Row]]]:
+    """By list: its lines, and the rows that are among them."""
+    space = 1 if sheet.height >= _ROOMY else 0
+    wanted = [max(1, len(rows[part])) for part in listings]
+    given = shared(room - len(listings) * (1 + space), wanted, list(listings).index(state.part))
+    found = {}
+    for (part, listing), most in zip(listings.items(), given, strict=True):
+        top = state.top(part, rows[part], most)
+        seen = rows[part][top : top + most]
+        lines = [Text(end="")] * space + list(_table(listing, rows[part], top, seen, state, sheet))
+        found[part] = lines[: space + 1 + most], seen
+    return found
+
+
+def _table(
+    listing: Listing, rows: Sequence[Row], top: int, seen: Sequence[Row], state: State, sheet: Sheet
+) -> Iterator[Text]:
+    part, has_cursor = listing.part, state.part is listing.part
+    headings = [_heading(column.heading, listing, state, sheet.pen) for column in listing.columns]
+    count = f" {top + 1}-{top + len(seen)} of {len(rows)}" if len(seen) < len(rows) else f" {len(rows)}"
+    first = shortened(headings[0].replace(part.rstrip("S"), part, 1) if part is Part.DATASETS else headings[0], 40)
+    headings[0] = f"{first}{count}" if rows else first
+    natural = [max([cell_len(head), *(cell_len(row.cells[at]) for row in rows)]) for at, head in enumerate(headings)]
+    shown = fit(listing.columns, natural, sheet.width - 2)
+    yield _row(("  ", headings), listing, shown, sheet, "bold reverse" if has_cursor else "bold")
+    if not rows:
+        yield _line("  none" if not state.needle else f"  none with {state.needle!r}", sheet.width, "dim")
+    cursor = state.cursor(part, rows)
+    for number, row in enumerate(seen, top):
+        is_here = has_cursor and number == cursor
+        style = "reverse" if is_here else "yellow" if row.alarm else "dim" if row.faint else ""
+        yield _row(("> " if is_here else "! " if row.alarm else "  ", row.cells), listing, shown, sheet, style)
+
+
+def _heading(heading: str, listing: Listing, state: State, pen: Pen) -> str:
+    """With an arrow where the list is sorted by this column."""
+    order = state.orders[listing.part] % len(listing.orders)
+    if listing.orders[order] != heading:
+        return heading
+    rises = (order == 0) != (listing.part in state.turned)
+    return heading + (pen.up if rises else pen.down)
+
+
+def _row(
+    marked: tuple[str, Sequence[str]], listing: Listing, shown: Mapping[int, int], sheet: Sheet, style: str
+) -> Text:
+    mark, cells = marked
+    line = Text(mark, end="", style=style)
+    for at, width in shown.items():
+        cell = shortened(cells[at], width)
+        gap = " " * (width - cell_len(cell))
+        line.append((gap + cell if listing.columns[at].kind is Kind.NUMBER else cell + gap) + " " * GAP)
+    line.truncate(sheet.width)
+    if "reverse" in style:
+        line.pad_right(max(0, sheet.width - line.cell_len))
+    return line
+
+
+# --- texts ----------------------------------------------------------------------------------------------------------
+
+
+def _job(picture: Picture, wanted: str, width: int) -> list[str]:
+    """The lines of `cachectl job show`."""
+    view = next((one for one in picture.jobs.jobs if one.job == wanted), None)
+    return [f"there is no job {name(wanted)} any more"] if view is None else text_of(describe(view), width)
+
+
+def text_of(what: Iterable[RenderableType], width: int) -> list[str]:
+    """Lines and tables as they are printed on a terminal of that width."""
+    console = Console(width=width, color_system=None, highlight=False, markup=False, emoji=False, force_terminal=False)
+    with console.capture() as captured:
+        for each in what:
+            console.print(each)
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def _scrolled(texts: Sequence[str], state: State, room: int) -> list[Text]:
+    state.scrolled = max(0, min(state.scrolled, len(texts) - room))
+    return [Text(text, end="") for text in texts[state.scrolled : state.scrolled + room]]

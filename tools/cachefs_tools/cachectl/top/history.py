@@ -1,0 +1,102 @@
+"""What has changed from picture to picture: rates, and how they were over the last minutes."""
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from cachefs.messages import Status
+from cachefs_tools.cachectl.top.picture import Picture
+
+# Rates that are kept of each flow: as many as the widest terminal shows.
+MOST_POINTS: Final = 400
+# Seconds over which the share of the time is taken that a job waited.
+WAITED_OVER: Final = 10.0
+
+
+def _reads(status: Status) -> int:
+    return sum(tier.hits for tier in status.tiers) + status.misses
+
+
+# Name of a flow -> what a status has counted of it since the daemon started.
+FLOWS: Final[Mapping[str, Callable[[Status], int]]] = {
+    "origin": lambda status: status.fetched_bytes,
+    "peers in": lambda status: status.peers.bytes,
+    "peers out": lambda status: status.peers.served_bytes,
+    "reads": _reads,
+    "misses": lambda status: status.misses,
+}
+# Those that are bytes.
+BYTE_FLOWS: Final = ("origin", "peers in", "peers out")
+
+
+@dataclass(slots=True)
+class History:
+    """Of one daemon. What it counted before a restart does not count."""
+
+    # By name: the flow in a second, oldest first.
+    flows: dict[str, deque[float]] = field(
+        default_factory=lambda: {name: deque(maxlen=MOST_POINTS) for name in FLOWS}, init=False
+    )
+    # By id of a mount and name of a counter; by name of a tier, its hits: in a second.
+    mounts: dict[tuple[str, str], float] = field(default_factory=dict, init=False)
+    hits: dict[str, float] = field(default_factory=dict, init=False)
+    # By job, of the last seconds: 0 to 1, the share of the time that its consumers waited.
+    waited: dict[str, float] = field(default_factory=dict, init=False)
+    _last: Picture | None = field(default=None, init=False)
+    # Monotonic seconds, and by job the seconds that it has waited until then.
+    _waits: deque[tuple[float, dict[str, float]]] = field(default_factory=deque, init=False)
+
+    def add(self, picture: Picture) -> None:
+        """The next picture."""
+        before, self._last = self._last, picture
+        if before is None or before.status.instance != picture.status.instance:
+            self._waits.clear()
+            self.mounts, self.hits, self.waited = {}, {}, {}
+        elif (seconds := picture.when - before.when) > 0:
+            self._count(before.status, picture.status, seconds)
+        self._count_waits(picture)
+
+    def rate(self, flow: str) -> float:
+        """The flow now, in a second."""
+        points = self.flows[flow]
+        return points[-1] if points else 0.0
+
+    def _count(self, before: Status, now: Status, seconds: float) -> None:
+        for name, count in FLOWS.items():
+            self.flows[name].append(max(0, count(now) - count(before)) / seconds)
+        known = {mount.id: mount.counters for mount in before.mounts}
+        self.mounts = {
+            (mount.id, counter): max(0, mount.counters.get(counter, 0) - known[mount.id].get(counter, 0)) / seconds
+            for mount in now.mounts
+            if mount.id in known
+            for counter in ("requests", "read")
+        }
+        hits = {tier.name: tier.hits for tier in before.tiers}
+        self.hits = {tier.name: max(0, tier.hits - hits.get(tier.name, 0)) / seconds for tier in now.tiers}
+
+    def _count_waits(self, picture: Picture) -> None:
+        self._waits.append((picture.when, {job.job: job.stall_seconds for job in picture.jobs.jobs}))
+        while len(self._waits) > 2 and self._waits[1][0] <= picture.when - WAITED_OVER:
+            self._waits.popleft()
+        then, first = self._waits[0]
+        seconds = picture.when - then
+        self.waited = {
+            job.job: share_waited(job.stall_seconds - first[job.job], seconds, len(job.consumers))
+            for job in picture.jobs.jobs
+            if job.job in first and seconds > 0
+        }
+
+
+def share_waited(waited: float, seconds: float, consumers: int) -> float:
+    """The share of the time, 0 to 1, that consumers waited who have waited *waited* seconds together. Where a consumer
+    has workers, several reads of it may wait at once: so it is 1 at most."""
+    return min(1.0, max(0.0, waited) / (seconds * max(1, consumers)))
+
+
+def levels(points: Iterable[float], count: int) -> list[float]:
+    """The last *count* points as parts of the largest of them; 0 where there are not so many yet."""
+    last = list(points)[-count:] if count > 0 else []
+    most = max(last, default=0.0)
+    return list(itertools.chain([0.0] * (count - len(last)), (point / most if most else 0.0 for point in last)))

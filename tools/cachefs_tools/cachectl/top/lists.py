@@ -1,0 +1,154 @@
+"""The lists of the picture: jobs, datasets and mounts; their rows, and how they are sorted and filtered."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from cachefs.job_messages import ConsumerView, JobView
+from cachefs.messages import DatasetView, MountView
+from cachefs_tools.cachectl.display import duration, name, size
+from cachefs_tools.cachectl.status import mount_state
+from cachefs_tools.cachectl.tables import Column, Kind
+from cachefs_tools.cachectl.top.history import History
+from cachefs_tools.cachectl.top.pen import Pen
+from cachefs_tools.cachectl.top.picture import Picture
+
+RUNNING: Final = "running"
+# Columns of the terminal that a bar takes in a row.
+BAR: Final = 12
+
+
+class Part(StrEnum):
+    """A list."""
+
+    JOBS = "JOBS"
+    DATASETS = "DATASETS"
+    MOUNTS = "MOUNTS"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """An item of a list."""
+
+    key: str  # names it among those of its list
+    cells: tuple[str, ...]
+    # What it is sorted by: a value for each of the list's orders.
+    sort: tuple[float | str, ...]
+    # Something is wrong with it; it is over, or not in use.
+    alarm: bool = False
+    faint: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """A list, as it is shown."""
+
+    part: Part
+    columns: Sequence[Column]
+    # The headings by which it can be sorted. The first is that of names, which rise; numbers fall.
+    orders: Sequence[str]
+    rows: list[Row]
+
+
+def arranged(listing: Listing, order: int, needle: str, *, turned: bool) -> list[Row]:
+    """The rows in the order of this number, those of which some name has *needle* in it. turned: the other way round."""
+    wanted = needle.casefold()
+    texts = [at for at, column in enumerate(listing.columns) if column.kind in (Kind.NAME, Kind.WORD)]
+    rows = [row for row in listing.rows if not wanted or any(wanted in row.cells[at].casefold() for at in texts)]
+    at = order % len(listing.orders)
+    rows.sort(key=lambda row: row.key)
+    if at:
+        rows.sort(key=lambda row: row.sort[at], reverse=True)
+    return rows[::-1] if turned else rows
+
+
+def _columns(text: str) -> list[Column]:
+    return [Column.parse(part) for part in text.split()]
+
+
+_JOBS: Final = _columns("JOB DATASET? =STATE?? >EPOCH? =DONE >RATE >STALL >LEFT??")
+_DATASETS: Final = _columns("DATASET >SIZE =CACHED >MEMORY? >SSD? >FILES?? URL???")
+_MOUNTS: Final = _columns("MOUNTPOINT SPEC? =STATE >READS/S >REQS/S? >ERRORS? >PID??")
+
+
+def jobs(picture: Picture, history: History, pen: Pen) -> Listing:
+    """A row for each job. Epoch and progress are those of its slowest consumer."""
+    return Listing(
+        Part.JOBS, _JOBS, ("JOB", "DONE", "RATE", "STALL"),
+        [_job_row(view, history.waited.get(view.job), pen) for view in picture.jobs.jobs],
+    )  # fmt: skip
+
+
+def _job_row(view: JobView, waited: float | None, pen: Pen) -> Row:
+    slowest = min(view.consumers, key=lambda one: (one.epoch, one.position), default=None)
+    is_over = view.state != RUNNING
+    part = done(slowest) if slowest is not None and not is_over else None
+    rate = 0.0 if is_over else sum(one.rate for one in view.consumers)
+    stall = "-" if is_over or waited is None else f"{100 * waited:.0f} %"
+    cells = (
+        name(view.job), name(view.dataset), view.state, "-" if slowest is None else str(slowest.epoch),
+        progress(part, pen), "-" if is_over else f"{rate:,.0f}/s", stall, _left(slowest) if part is not None else "-",
+    )  # fmt: skip
+    sort = (view.job, -1.0 if part is None else part, rate, -1.0 if waited is None or is_over else waited)
+    alarm = not is_over and ((waited or 0.0) > 0.1 or any(one.problem for one in view.consumers))
+    return Row(view.job, cells, sort, alarm=alarm, faint=is_over)
+
+
+def done(view: ConsumerView) -> float | None:
+    """The part of its epoch that a consumer has read, 0 to 1; None while nobody knows how long it is."""
+    return min(1.0, view.position / view.epoch_length) if view.epoch_length else None
+
+
+def _left(view: ConsumerView | None) -> str:
+    """How long its epoch will still take."""
+    if view is None or view.rate <= 0 or view.epoch_length <= view.position:
+        return "-"
+    return duration((view.epoch_length - view.position) / view.rate)
+
+
+def progress(part: float | None, pen: Pen) -> str:
+    """A bar with the percentage behind it."""
+    return "-" if part is None else f"{pen.bar(part, BAR)} {100 * part:3.0f} %"
+
+
+def datasets(picture: Picture, _: History, pen: Pen) -> Listing:
+    """A row for each dataset."""
+    return Listing(
+        Part.DATASETS, _DATASETS, ("DATASET", "SIZE", "CACHED"),
+        [_dataset_row(view, picture, pen) for view in picture.datasets],
+    )  # fmt: skip
+
+
+def _dataset_row(view: DatasetView, picture: Picture, pen: Pen) -> Row:
+    known = picture.cached.get(view.name)
+    here = None if known is None else known.memory + known.ssd
+    part = here / known.bytes if known is not None and here is not None and known.bytes else None
+    tiers = ("-", "-") if known is None else (size(known.memory), size(known.ssd))
+    cells = (view.name, size(view.bytes), progress(part, pen), *tiers, f"{view.files:,}", name(view.url))
+    sort = (view.name, float(view.bytes), -1.0 if here is None else float(here))
+    return Row(view.name, cells, sort, alarm=not view.snapshot)
+
+
+def mounts(picture: Picture, history: History, _: Pen) -> Listing:
+    """A row for each mount."""
+    return Listing(
+        Part.MOUNTS, _MOUNTS, ("MOUNTPOINT", "READS/S", "REQS/S", "ERRORS"),
+        [_mount_row(view, history) for view in picture.status.mounts],
+    )  # fmt: skip
+
+
+def _mount_row(view: MountView, history: History) -> Row:
+    reads, requests = (history.mounts.get((view.id, counter), 0.0) for counter in ("read", "requests"))
+    errors = view.counters.get("errors", 0)
+    cells = (
+        name(view.mountpoint), name(view.spec), mount_state(view), f"{reads:,.0f}", f"{requests:,.0f}",
+        f"{errors:,}", str(view.pid),
+    )  # fmt: skip
+    return Row(view.id, cells, (view.mountpoint, reads, requests, float(errors)), alarm=not view.alive)
+
+
+# In the order in which they stand.
+LISTINGS: Final[Mapping[Part, Callable[[Picture, History, Pen], Listing]]] = {
+    Part.JOBS: jobs, Part.DATASETS: datasets, Part.MOUNTS: mounts,
+}  # fmt: skip

@@ -1,0 +1,35 @@
+"""What the daemon says at one moment."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from cachefs.job_messages import JobList
+from cachefs.messages import DatasetCached, DatasetView, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """The node at one moment."""
+
+    when: float  # monotonic seconds
+    clock: float  # unix seconds
+    status: Status
+    jobs: JobList
+    datasets: list[DatasetView]
+    cached: Mapping[str, DatasetCached]  # by dataset: those that were asked for so far
+
+
+def document(picture: Picture, rates: Mapping[str, float]) -> dict[str, Any]:
+    """The document of `top --json`. rates: bytes in a second, by what they are of."""
+    datasets = []
+    for one in picture.datasets:
+        known = picture.cached.get(one.name)
+        here = {"memory": known.memory, "ssd": known.ssd} if known is not None else {"memory": None, "ssd": None}
+        datasets.append({**msgspec.structs.asdict(one), **here})
+    return {
+        "when": picture.clock, "status": picture.status, "rates": dict(rates), "jobs": picture.jobs.jobs,
+        "guessed": picture.jobs.guessed, "datasets": datasets,
+    }  # fmt: skip

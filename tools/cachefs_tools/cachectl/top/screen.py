@@ -1,0 +1,209 @@
+"""Shows pictures on the terminal, and takes keys."""
+
+import asyncio
+import signal
+import time
+from functools import partial
+from typing import ClassVar, Final
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
+from textual.widgets import Input
+
+from cachefs_tools.cachectl.display import duration
+from cachefs_tools.cachectl.top.asking import Asker
+from cachefs_tools.cachectl.top.frame import Frame, Sheet, View, frame
+from cachefs_tools.cachectl.top.history import History
+from cachefs_tools.cachectl.top.pen import Pen, pen_for
+from cachefs_tools.cachectl.top.state import ALL, State
+
+# Seconds after which the screen looks whether there is a new picture, and without one says so.
+_LOOK: Final = 0.2
+_SILENT: Final = 3.0
+_PAGE: Final = 10
+
+
+class Canvas(Widget, can_focus=True):
+    """Lines of text. Only those that have changed are sent to the terminal, which may be far away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._strips: list[Strip] = []
+
+    def show(self, lines: list[Text]) -> None:
+        """Show these lines, from the top."""
+        before, self._strips = self._strips, [Strip(list(line.render(self.app.console))) for line in lines]
+        for y, strip in enumerate(self._strips):
+            if y >= len(before) or before[y] != strip:
+                self.refresh(Region(0, y, self.size.width, 1))
+
+    def render_line(self, y: int) -> Strip:
+        strip = self._strips[y] if y < len(self._strips) else Strip([])
+        return strip.adjust_cell_length(self.size.width)
+
+
+class Top(App[None]):
+    """The live picture."""
+
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    Canvas { height: 1fr; width: 1fr; }
+    Input { dock: bottom; height: 1; border: none; padding: 0; display: none; }
+    Input:focus { border: none; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q,ctrl+c", "quit", "quit", priority=False),
+        Binding("ctrl+z", "suspend_process"),
+        Binding("tab", "go(1)", priority=True),
+        Binding("shift+tab", "go(-1)", priority=True),
+        Binding("down,j", "move(1)"),
+        Binding("up,k", "move(-1)"),
+        Binding("pagedown,space", f"move({_PAGE})"),
+        Binding("pageup", f"move(-{_PAGE})"),
+        Binding("home", f"move(-{ALL})"),
+        Binding("end", f"move({ALL})"),
+        Binding("enter", "open"),
+        Binding("escape", "back", priority=True),
+        Binding("s", "sort"),
+        Binding("r", "turn"),
+        Binding("slash", "filter"),
+        Binding("question_mark,h", "help"),
+    ]
+
+    def __init__(self, asker: Asker, history: History, pen: Pen) -> None:
+        """asker: has got a picture, which is in the history."""
+        super().__init__(ansi_color=True)
+        self._asker = asker
+        self._history = history
+        self._pen = pen
+        self._state = State()
+        self._seen = asker.answer.number
+        self._frame: Frame | None = None
+        self._drawn = ""  # the problem that the screen shows
+
+    def compose(self) -> ComposeResult:
+        yield Canvas()
+        yield Input(placeholder="text in a name or state; Enter keeps it, Esc shows all", compact=True)
+
+    def on_mount(self) -> None:
+        self.query_one(Canvas).focus()
+        self._asker.looked_at = self._datasets
+        self.set_interval(_LOOK, self._look)
+
+    def on_resize(self) -> None:
+        self.call_after_refresh(self.draw)
+
+    def _datasets(self) -> list[str]:
+        return list(self._frame.datasets) if self._frame is not None else []
+
+    def _look(self) -> None:
+        answer = self._asker.answer
+        if answer.number != self._seen:
+            self._seen = answer.number
+            if not answer.problem and answer.picture is not None:
+                self._history.add(answer.picture)
+            self.draw()
+        elif self._problem() != self._drawn:
+            self.draw()
+
+    def _problem(self) -> str:
+        answer = self._asker.answer
+        silent = time.monotonic() - answer.picture.when if answer.picture is not None else 0.0
+        if answer.problem:
+            return answer.problem
+        if silent > _SILENT + self._asker.interval:
+            return f"the daemon has not answered for {duration(silent)}"
+        return ""
+
+    def draw(self) -> None:
+        """Show the picture as it is known now."""
+        picture, canvas = self._asker.answer.picture, self.query_one(Canvas)
+        if picture is None or not canvas.size.height:
+            return
+        self._drawn = self._problem()
+        sheet = Sheet(canvas.size.width, canvas.size.height, self._pen)
+        self._frame = frame(View(picture, self._history, self._drawn), self._state, sheet)
+        canvas.show(self._frame.lines)
+
+    # --- keys -------------------------------------------------------------------------------------------------------
+
+    def action_go(self, steps: int) -> None:
+        self._state.go(steps)
+        self.draw()
+
+    def action_move(self, by: int) -> None:
+        if self._frame is not None:
+            self._state.move(self._frame.rows, by)
+        self.draw()
+
+    def action_open(self) -> None:
+        if self._frame is not None:
+            self._state.open(self._frame.rows)
+        self.draw()
+
+    def action_back(self) -> None:
+        field = self.query_one(Input)
+        if field.display:
+            field.clear()
+            self._close(field)
+        self._state.back()
+        self.draw()
+
+    def action_sort(self) -> None:
+        picture = self._asker.answer.picture
+        if picture is not None:
+            listings = View(picture, self._history).listings(self._pen)
+            self._state.sort(listings[self._state.part].orders)
+        self.draw()
+
+    def action_turn(self) -> None:
+        self._state.turn()
+        self.draw()
+
+    def action_help(self) -> None:
+        self._state.help()
+        self.draw()
+
+    def action_filter(self) -> None:
+        field = self.query_one(Input)
+        field.display = True
+        field.focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self._state.needle = event.value
+        self.draw()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        self._close(event.input)
+        self.draw()
+
+    def _close(self, field: Input) -> None:
+        field.display = False
+        self.query_one(Canvas).focus()
+
+
+def run(asker: Asker, history: History) -> int:
+    """Until the user quits, or a signal comes; the terminal is then as it was before. Returns the exit status.
+
+    Raises CachefsError where there is not even a first picture.
+    """
+    history.add(asker.begin())
+    asker.start()
+    top = Top(asker, history, pen_for())
+    try:
+        asyncio.run(_run(top))
+    finally:
+        asker.stop()
+    return top.return_code or 0
+
+
+async def _run(top: Top) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        loop.add_signal_handler(number, partial(top.exit, return_code=128 + number))
+    # The mouse stays the terminal's, so that text can be marked and copied.
+    await top.run_async(mouse=False)
