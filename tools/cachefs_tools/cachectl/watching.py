@@ -61,7 +61,7 @@ def _screen(session: CommandSession) -> Iterator[Callable[[object, Iterable[Rend
         yield lambda document, _: click.echo(json.dumps(plain(document)))
         return
     if not sys.stdout.isatty():
-        yield lambda _, lines: (show(lines), click.echo())[-1]
+        yield lambda _, lines: show([*lines, ""])
         return
     console = Console(highlight=False, markup=False, emoji=False)
     with _ends_on_sigterm(), Live(console=console, screen=True, auto_refresh=False) as live:

@@ -101,9 +101,13 @@ def frame(view: View, state: State, sheet: Sheet) -> Frame:
 
 
 def _line(text: str, width: int, style: str = "") -> Text:
-    line = Text(shortened(text, width), end="", style=style)
-    if style == "reverse":
+    return _styled(Text(shortened(text, width), end=""), width, style)
+
+
+def _styled(line: Text, width: int, style: str) -> Text:
+    if "reverse" in style:
         line.pad_right(max(0, width - line.cell_len))
+    line.stylize(style)
     return line
 
 
@@ -118,18 +122,21 @@ def _foot(state: State) -> str:
 
 def _head(view: View, sheet: Sheet) -> Iterator[Text]:
     status, width = view.picture.status, sheet.width
-    counts = [
-        f"{len(status.errors)} errors" if status.errors else "",
-        f"{status.warmups} warmups" * bool(status.warmups),
-    ]
-    said = ", ".join(["cachefsd " + status.version, f"up {duration(status.uptime)}", *filter(None, counts)])
+    counts = ((len(status.errors), "errors"), (status.warmups, "warmups"), (status.in_flight_blocks, "blocks coming"))
+    said = ", ".join(
+        [f"cachefsd {status.version}", f"up {duration(status.uptime)}"]
+        + [f"{count:,} {what}" for count, what in counts if count]
+    )
     clock = time.strftime("%H:%M:%S", time.localtime(view.picture.clock))
     title = Text.assemble(("cachectl top", "bold"), f"  {said}", end="")
     title.truncate(max(0, width - len(clock) - 1))
     title.append(" " * (width - title.cell_len - len(clock)) + clock)
     yield title
     if view.problem:
-        yield _line(f"{view.problem}; the picture is of {clock}", width, "reverse")
+        problem = Text(f"old, of {clock}: {view.problem}", end="")
+        problem.truncate(width, overflow="ellipsis", pad=True)
+        problem.stylize("reverse")
+        yield problem
     reads = sum(tier.hits for tier in status.tiers) + status.misses
     for tier in status.tiers:
         yield _tier(tier, view.history, reads, sheet)
@@ -148,7 +155,7 @@ def _tier(tier: TierStatus, history: History, reads: int, sheet: Sheet) -> Text:
     wide = max(8, (sheet.width - 64) // 2 + 10)
     line = Text(f"{tier.name:<{_LABEL}}", end="")
     line.append(sheet.pen.bar(part, wide), style="red" if tier.problem else "green")
-    line.append(f" {used:>20} {100 * part:3.0f} %  {(tier.problem and name(tier.problem)) or hits}")
+    line.append(f" {used:>20} {100 * part:3.0f} %  {name(tier.problem) or hits}")
     line.truncate(sheet.width)
     return line
 
@@ -187,17 +194,16 @@ def _lists(
 def _table(
     listing: Listing, rows: Sequence[Row], top: int, seen: Sequence[Row], state: State, sheet: Sheet
 ) -> Iterator[Text]:
-    part, has_cursor = listing.part, state.part is listing.part
+    has_cursor = state.part is listing.part
     headings = [_heading(column.heading, listing, state, sheet.pen) for column in listing.columns]
     count = f" {top + 1}-{top + len(seen)} of {len(rows)}" if len(seen) < len(rows) else f" {len(rows)}"
-    first = shortened(headings[0].replace(part.rstrip("S"), part, 1) if part is Part.DATASETS else headings[0], 40)
-    headings[0] = f"{first}{count}" if rows else first
+    headings[0] += count if rows else ""
     natural = [max([cell_len(head), *(cell_len(row.cells[at]) for row in rows)]) for at, head in enumerate(headings)]
     shown = fit(listing.columns, natural, sheet.width - 2)
     yield _row(("  ", headings), listing, shown, sheet, "bold reverse" if has_cursor else "bold")
     if not rows:
         yield _line("  none" if not state.needle else f"  none with {state.needle!r}", sheet.width, "dim")
-    cursor = state.cursor(part, rows)
+    cursor = state.cursor(listing.part, rows)
     for number, row in enumerate(seen, top):
         is_here = has_cursor and number == cursor
         style = "reverse" if is_here else "yellow" if row.alarm else "dim" if row.faint else ""
@@ -217,15 +223,13 @@ def _row(
     marked: tuple[str, Sequence[str]], listing: Listing, shown: Mapping[int, int], sheet: Sheet, style: str
 ) -> Text:
     mark, cells = marked
-    line = Text(mark, end="", style=style)
+    line = Text(mark, end="")
     for at, width in shown.items():
         cell = shortened(cells[at], width)
         gap = " " * (width - cell_len(cell))
         line.append((gap + cell if listing.columns[at].kind is Kind.NUMBER else cell + gap) + " " * GAP)
     line.truncate(sheet.width)
-    if "reverse" in style:
-        line.pad_right(max(0, sheet.width - line.cell_len))
-    return line
+    return _styled(line, sheet.width, style)
 
 
 # --- texts ----------------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ class Listing:
 
 
 def arranged(listing: Listing, order: int, needle: str, *, turned: bool) -> list[Row]:
-    """The rows in the order of this number, those of which some name has *needle* in it. turned: the other way round."""
+    """The rows that have *needle* in a name, in the order of this number. turned: the other way round."""
     wanted = needle.casefold()
     texts = [at for at, column in enumerate(listing.columns) if column.kind in (Kind.NAME, Kind.WORD)]
     rows = [row for row in listing.rows if not wanted or any(wanted in row.cells[at].casefold() for at in texts)]

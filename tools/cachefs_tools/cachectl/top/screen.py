@@ -67,7 +67,7 @@ class Top(App[None]):
         Binding("home", f"move(-{ALL})"),
         Binding("end", f"move({ALL})"),
         Binding("enter", "open"),
-        Binding("escape", "back", priority=True),
+        Binding("escape", "leave", priority=True),
         Binding("s", "sort"),
         Binding("r", "turn"),
         Binding("slash", "filter"),
@@ -145,7 +145,7 @@ class Top(App[None]):
             self._state.open(self._frame.rows)
         self.draw()
 
-    def action_back(self) -> None:
+    def action_leave(self) -> None:
         field = self.query_one(Input)
         if field.display:
             field.clear()
