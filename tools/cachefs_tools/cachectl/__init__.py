@@ -24,10 +24,11 @@ with quiet_loading():
     from cachefs_tools.cachectl.stats import stats
     from cachefs_tools.cachectl.status import errors, mounts, status
     from cachefs_tools.cachectl.top.command import top
+    from cachefs_tools.cachectl.usage import JsonErrors, help_command
     from cachefs_tools.cachectl.warmups import warmups
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=JsonErrors, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(cachefs.__version__, prog_name="cachectl")
 @click.option("--socket", metavar="PATH", help="Socket of the daemon; may stand behind COMMAND too.")
 def main(socket: str | None) -> None:
@@ -40,7 +41,7 @@ def main(socket: str | None) -> None:
 
 COMMANDS = (
     status, dataset, warmup, warmups, evict, pin, unpin, ls, verify, mount, umount, mounts, stats, top, errors, job,
-    stalls, cluster, drain, ring, scale_hint, sched, scale, index, reload, log_level,
+    stalls, cluster, drain, ring, scale_hint, sched, scale, index, reload, log_level, help_command,
 )  # fmt: skip
 for command in COMMANDS:
     main.add_command(command)

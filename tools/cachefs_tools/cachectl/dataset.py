@@ -20,13 +20,15 @@ from cachefs.messages import (
     Problem,
 )
 from cachefs.rpc import DATASET_ADD, DATASET_LIMIT, DATASET_LIST, DATASET_REFRESH, DATASET_REMOVE, DATASET_SHOW
-from cachefs_tools.cachectl.command_session import CommandSession, with_session
+from cachefs_tools.cachectl.command_session import CommandSession, plain, with_session
 from cachefs_tools.cachectl.content import fraction_of
 from cachefs_tools.cachectl.display import duration, share, size, table
 from cachefs_tools.cachectl.display import name as shown
 from cachefs_tools.cachectl.progress import follow_listing
 
 SHOWN_PROBLEMS = 10
+# The phase of a listing that has ended, in its document. The daemon's last message has that in which it has ended.
+DONE = "done"
 
 
 @click.group()
@@ -192,7 +194,7 @@ def report_listing(session: CommandSession, last: ListingProgress) -> None:
         )
     if view.problems:
         lines.append(left_out(view, session.call(DATASET_SHOW, DatasetName(name=view.name)).problems))
-    session.answer(last, *lines)
+    session.answer({**plain(last), "phase": DONE}, *lines)
 
 
 def left_out(view: DatasetView, problems: Sequence[Problem]) -> str:
