@@ -10,7 +10,7 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 from cachefs.messages import TierStatus
-from cachefs_tools.cachectl.display import duration, name, share, size
+from cachefs_tools.cachectl.display import duration, facts, name, share, size
 from cachefs_tools.cachectl.job import describe
 from cachefs_tools.cachectl.tables import GAP, Kind, fit, shortened
 from cachefs_tools.cachectl.top.history import History
@@ -26,22 +26,23 @@ NARROWEST, LOWEST = 40, 10
 _ROOMY: Final = 30
 _LABEL: Final = 8
 KEYS: Final = "q quit  ? help  Tab list  Enter job  s sort  r turn  / filter"
-HELP: Final = """\
-q, Ctrl-C      quit
-Tab            go to the next list; Shift-Tab to the one before
-Up, Down, k, j move the cursor; PgUp, PgDn, Home and End too
-Enter          show the job under the cursor alone; Esc goes back
-s              sort the list by its next column; r turns the order round
-/              show only what has a text in its name or state; Esc shows all
-
-origin         bytes in a second that came from origins; peers: from and to other
-               nodes of the cluster. A curve's top is its highest point.
-DONE           how much of its epoch the slowest consumer of a job has read
-STALL          share of the last 10 s that the consumers of a job waited for bytes
-LEFT           how long the epoch will still take, at the rate of now
-CACHED         how much of a dataset is on this node, about: from a sample of its
-               blocks, right within some percent. MEMORY and SSD are the tiers.
-READS/S        reads that the kernel's page cache did not answer"""
+HELP: Final = (
+    ("q, Ctrl-C", "quit"),
+    ("Tab", "go to the next list; Shift-Tab to the one before"),
+    ("Up, Down", "move the cursor; k, j, PgUp, PgDn, Home and End too"),
+    ("Enter", "show the job under the cursor alone; Esc goes back"),
+    ("s", "sort the list by its next column; r turns the order round"),
+    ("/", "show only what has a text in its name or state; Esc shows all"),
+    ("", ""),
+    ("origin", "bytes a second from origins. The top of a curve is its highest point"),
+    ("peers", "bytes a second from other nodes of the cluster, and to them"),
+    ("reads", "reads that the kernel's page cache did not answer"),
+    ("DONE", "how much of its epoch the slowest consumer of a job has read"),
+    ("STALL", "share of the last 10 s that the job's consumers waited for bytes"),
+    ("LEFT", "how long the epoch still takes, at the rate of now"),
+    ("CACHED", "about how much of a dataset is here: from a sample of its blocks"),
+    ("!", "something is wrong: a job that waits, a mount whose process is gone"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +84,12 @@ def frame(view: View, state: State, sheet: Sheet) -> Frame:
         for part, listing in listings.items()
     }
     if sheet.width < NARROWEST or sheet.height < LOWEST:
-        return Frame([Text(f"at least {NARROWEST} x {LOWEST}, please", end="")], rows, [])
+        return Frame([_line(f"at least {NARROWEST} x {LOWEST}, please", sheet.width)][: sheet.height], rows, [])
     lines = list(_head(view, sheet))
     room = sheet.height - len(lines) - 1
     shown: list[str] = []
     if state.helping:
-        lines += _scrolled(HELP.splitlines(), state, room)
+        lines += _scrolled(text_of([facts(HELP)], sheet.width), state, room)
     elif state.opened:
         lines += _scrolled(_job(view.picture, state.opened, sheet.width), state, room)
     else:
@@ -101,7 +102,9 @@ def frame(view: View, state: State, sheet: Sheet) -> Frame:
 
 
 def _line(text: str, width: int, style: str = "") -> Text:
-    return _styled(Text(shortened(text, width), end=""), width, style)
+    line = Text(text, end="")
+    line.truncate(width, overflow="ellipsis")
+    return _styled(line, width, style)
 
 
 def _styled(line: Text, width: int, style: str) -> Text:
@@ -133,10 +136,7 @@ def _head(view: View, sheet: Sheet) -> Iterator[Text]:
     title.append(" " * (width - title.cell_len - len(clock)) + clock)
     yield title
     if view.problem:
-        problem = Text(f"old, of {clock}: {view.problem}", end="")
-        problem.truncate(width, overflow="ellipsis", pad=True)
-        problem.stylize("reverse")
-        yield problem
+        yield _line(f"old, of {clock}: {view.problem}", width, "reverse")
     reads = sum(tier.hits for tier in status.tiers) + status.misses
     for tier in status.tiers:
         yield _tier(tier, view.history, reads, sheet)

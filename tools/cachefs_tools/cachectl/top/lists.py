@@ -57,7 +57,7 @@ def arranged(listing: Listing, order: int, needle: str, *, turned: bool) -> list
     texts = [at for at, column in enumerate(listing.columns) if column.kind in (Kind.NAME, Kind.WORD)]
     rows = [row for row in listing.rows if not wanted or any(wanted in row.cells[at].casefold() for at in texts)]
     at = order % len(listing.orders)
-    rows.sort(key=lambda row: row.key)
+    rows.sort(key=lambda row: (row.faint, row.key))  # what is over comes last
     if at:
         rows.sort(key=lambda row: row.sort[at], reverse=True)
     return rows[::-1] if turned else rows

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 def shared(room: int, wanted: Sequence[int], first: int) -> list[int]:
     """How many of *room* lines each list gets, of as many as it wants: all alike, but the one with number *first*, on
     which the user works, gets up to half of them before."""
-    given = [0] * len(wanted)
+    room, given = max(0, room), [0] * len(wanted)
     given[first] = min(wanted[first], (room + 1) // 2)
     while sum(given) < room:
         hungry = [at for at, most in enumerate(wanted) if given[at] < most]

@@ -77,7 +77,7 @@ class Top(App[None]):
     def __init__(self, asker: Asker, history: History, pen: Pen) -> None:
         """asker: has got a picture, which is in the history."""
         super().__init__(ansi_color=True)
-        self._asker = asker
+        self.asker = asker
         self._history = history
         self._pen = pen
         self._state = State()
@@ -91,7 +91,7 @@ class Top(App[None]):
 
     def on_mount(self) -> None:
         self.query_one(Canvas).focus()
-        self._asker.looked_at = self._datasets
+        self.asker.looked_at = self._datasets
         self.set_interval(_LOOK, self._look)
 
     def on_resize(self) -> None:
@@ -101,7 +101,7 @@ class Top(App[None]):
         return list(self._frame.datasets) if self._frame is not None else []
 
     def _look(self) -> None:
-        answer = self._asker.answer
+        answer = self.asker.answer
         if answer.number != self._seen:
             self._seen = answer.number
             if not answer.problem and answer.picture is not None:
@@ -111,17 +111,17 @@ class Top(App[None]):
             self.draw()
 
     def _problem(self) -> str:
-        answer = self._asker.answer
+        answer = self.asker.answer
         silent = time.monotonic() - answer.picture.when if answer.picture is not None else 0.0
         if answer.problem:
             return answer.problem
-        if silent > _SILENT + self._asker.interval:
+        if silent > _SILENT + self.asker.interval:
             return f"the daemon has not answered for {duration(silent)}"
         return ""
 
     def draw(self) -> None:
         """Show the picture as it is known now."""
-        picture, canvas = self._asker.answer.picture, self.query_one(Canvas)
+        picture, canvas = self.asker.answer.picture, self.query_one(Canvas)
         if picture is None or not canvas.size.height:
             return
         self._drawn = self._problem()
@@ -154,7 +154,7 @@ class Top(App[None]):
         self.draw()
 
     def action_sort(self) -> None:
-        picture = self._asker.answer.picture
+        picture = self.asker.answer.picture
         if picture is not None:
             listings = View(picture, self._history).listings(self._pen)
             self._state.sort(listings[self._state.part].orders)

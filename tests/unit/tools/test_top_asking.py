@@ -1,0 +1,109 @@
+"""How `cachectl top` asks the daemon: what one picture costs is bounded, and nothing that fails ends it."""
+
+import time
+from typing import Any, cast
+
+import pytest
+from cachefs_tools.cachectl.top.asking import Asker
+
+from cachefs.errors import CachefsError, DaemonUnavailable
+from cachefs.job_messages import JobList
+from cachefs.messages import DatasetCached, DatasetList, DatasetNames, DatasetsCached
+from cachefs.rpc import DATASET_CACHED, DATASET_LIST, JOB_LIST, STATUS, DaemonClient
+from tests.unit.tools.pictures import dataset, job, status
+
+
+class Daemon:
+    """Answers as a daemon with some datasets does."""
+
+    def __init__(self, datasets: int = 0) -> None:
+        self.views = [dataset(number) for number in range(datasets)]
+        self.instance = "a"
+        self.asked: list[Any] = []
+        self.names: list[str] = []  # of all datasets of which was asked what is cached
+        self.failure: CachefsError | None = None
+        self.knows_cached = True
+
+    def call(self, method: Any, request: Any, timeout: float) -> Any:
+        self.asked.append(method)
+        if self.failure is not None:
+            raise self.failure
+        if method is STATUS:
+            return status(datasets=len(self.views), instance=self.instance)
+        if method is JOB_LIST:
+            return JobList([job(0)])
+        if method is DATASET_LIST:
+            return DatasetList(datasets=self.views)
+        assert method is DATASET_CACHED
+        if not self.knows_cached:
+            raise CachefsError("the daemon failed: Method not found!")
+        names = cast(DatasetNames, request).names
+        self.names += names
+        return DatasetsCached(
+            datasets=[DatasetCached(name=name, bytes=9, memory=4, ssd=1, is_estimate=True) for name in names]
+        )
+
+
+def asker_of(daemon: Daemon, interval: float = 0.01) -> Asker:
+    return Asker(cast(DaemonClient, daemon), interval)
+
+
+def test_a_picture_of_a_thousand_datasets_costs_no_more_than_of_ten() -> None:
+    daemon = Daemon(1000)
+    asker = asker_of(daemon)
+    asker.looked_at = lambda: [f"set-{number:04}" for number in range(500, 510)]
+    pictures = [asker.ask() for _ in range(9)]
+    assert daemon.asked.count(DATASET_LIST) == 1
+    assert daemon.asked.count(DATASET_CACHED) == len(pictures)
+    assert len(daemon.names) <= 6 * len(pictures)
+    # Those that somebody looks at are known soon, and asked for again and again; the others in turn.
+    assert set(asker.looked_at()) <= set(pictures[2].cached)
+    assert daemon.names.count("set-0500") >= 3
+    assert len(set(daemon.names)) == 10 + 2 * len(pictures)
+
+
+def test_the_list_is_asked_for_anew_where_it_may_be_another() -> None:
+    daemon = Daemon(3)
+    asker = asker_of(daemon)
+    asker.ask()
+    daemon.views = daemon.views[:2]
+    assert [view.name for view in asker.ask().datasets] == ["set-0000", "set-0001"]
+    assert set(asker.ask().cached) == {"set-0000", "set-0001"}
+    daemon.instance, daemon.views = "b", [dataset(7), dataset(8)]
+    assert [view.name for view in asker.ask().datasets] == ["set-0007", "set-0008"]
+    for _ in range(12):
+        asker.ask()
+    assert daemon.asked.count(DATASET_LIST) == 4  # once in a while all the same
+
+
+def test_an_older_daemon_does_not_know_what_is_cached() -> None:
+    daemon = Daemon(3)
+    daemon.knows_cached = False
+    assert asker_of(daemon).ask().cached == {}
+
+
+def test_while_the_daemon_is_away_the_last_picture_stays() -> None:
+    daemon = Daemon(1)
+    asker = asker_of(daemon)
+    daemon.failure = DaemonUnavailable("gone")
+    with pytest.raises(DaemonUnavailable):
+        asker.begin()
+    daemon.failure = None
+    first = asker.begin()
+    daemon.failure = DaemonUnavailable("gone")
+    asker.start()
+    try:
+        until(lambda: asker.answer.problem == "gone")
+        assert asker.answer.picture is first
+        daemon.failure = None
+        until(lambda: not asker.answer.problem)
+        assert asker.answer.picture is not first
+    finally:
+        asker.stop()
+
+
+def until(true: Any) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

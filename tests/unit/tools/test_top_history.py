@@ -1,0 +1,66 @@
+"""Rates between pictures of a node."""
+
+import dataclasses
+
+from cachefs_tools.cachectl.top.history import MOST_POINTS, History, levels, share_waited
+
+from cachefs.job_messages import JobList
+from cachefs.messages import PeerCounts
+from tests.unit.tools.pictures import job, mount, picture
+
+
+def test_a_rate_is_what_changed_in_a_second() -> None:
+    history = History()
+    history.add(picture(0.0, fetched_bytes=1000, hits=10))
+    assert history.rate("origin") == 0.0
+    history.add(picture(2.0, fetched_bytes=5000, hits=30, misses=6, peers=PeerCounts(bytes=800)))
+    assert history.rate("origin") == 2000.0
+    assert history.rate("peers in") == 400.0
+    assert history.rate("misses") == 3.0
+    assert history.rate("reads") == 23.0  # of both tiers, and misses
+    assert history.hits == {"memory": 10.0, "ssd": 10.0}
+
+
+def test_mounts_have_rates_of_their_own() -> None:
+    history = History()
+    history.add(picture(0.0, mounts=[mount(1, read=10, requests=100)]))
+    history.add(picture(0.5, mounts=[mount(1, read=20, requests=90), mount(2, read=5)]))
+    assert history.mounts == {("m1", "read"): 20.0, ("m1", "requests"): 0.0}  # the second one was not there before
+
+
+def test_what_a_daemon_counted_before_a_restart_does_not_count() -> None:
+    history = History()
+    history.add(picture(0.0, fetched_bytes=10**9))
+    history.add(picture(1.0, fetched_bytes=2 * 10**9))
+    history.add(picture(2.0, fetched_bytes=50, instance="b"))
+    assert list(history.flows["origin"]) == [10**9]
+    history.add(picture(3.0, fetched_bytes=150, instance="b"))
+    assert list(history.flows["origin"]) == [10**9, 100.0]
+
+
+def test_a_job_waits_a_share_of_the_last_seconds() -> None:
+    history = History()
+    waited = {0.0: 0.0, 1.0: 0.5, 2.0: 1.0, 15.0: 1.0, 16.0: 1.0}
+    shares = []
+    for when, seconds in waited.items():
+        jobs = JobList([job(0, "train", stall_seconds=seconds), *([job(1, "new")] if when else [])])
+        history.add(dataclasses.replace(picture(when), jobs=jobs))
+        shares.append(history.waited.get("train"))
+    assert shares == [None, 0.5, 0.5, 0.0, 0.0]  # what is longer ago is forgotten
+    assert history.waited["new"] == 0.0
+
+
+def test_readers_that_wait_at_once_count_as_waiting_all_the_time() -> None:
+    assert share_waited(30.0, 10.0, 2) == 1.0
+    assert share_waited(5.0, 10.0, 2) == 0.25
+    assert share_waited(-1.0, 10.0, 1) == 0.0
+
+
+def test_points_are_bounded_and_scaled() -> None:
+    history = History()
+    for number in range(3 * MOST_POINTS):
+        history.add(picture(float(number), fetched_bytes=number * number))
+    assert len(history.flows["origin"]) == MOST_POINTS
+    assert levels([1.0, 4.0, 2.0], 5) == [0.0, 0.0, 0.25, 1.0, 0.5]
+    assert levels([1.0, 4.0, 2.0], 1) == [1.0]
+    assert levels([], 3) == levels([0.0], 3) == [0.0] * 3

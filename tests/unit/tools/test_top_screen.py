@@ -1,0 +1,156 @@
+"""Keys of `cachectl top`, on a terminal of Textual's own."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import cast
+
+from cachefs_tools.cachectl.top.asking import Answer, Asker
+from cachefs_tools.cachectl.top.history import History
+from cachefs_tools.cachectl.top.pen import BLOCKS
+from cachefs_tools.cachectl.top.picture import Picture
+from cachefs_tools.cachectl.top.screen import Canvas, Top
+from textual.pilot import Pilot
+from textual.widgets import Input
+
+from cachefs.rpc import DaemonClient
+from tests.unit.tools.pictures import picture
+
+Keys = Callable[[Top, Pilot[None]], Awaitable[None]]
+
+
+def screen(top: Top) -> str:
+    canvas = top.query_one(Canvas)
+    return "\n".join(canvas.render_line(y).text.rstrip() for y in range(canvas.size.height))
+
+
+def cursor(top: Top) -> str:
+    return next((line for line in screen(top).splitlines() if line.startswith(">")), "")
+
+
+def tried(keys: Keys, what: Picture | None = None, size: tuple[int, int] = (80, 24)) -> Top:
+    """A screen on which these keys were pressed. Its daemon says nothing more."""
+    asker, history = Asker(cast(DaemonClient, None), 1.0), History()
+    asker.answer = Answer(1, what or picture(time.monotonic(), jobs=20, datasets=30), "")
+    assert asker.answer.picture is not None
+    history.add(asker.answer.picture)
+    top = Top(asker, history, BLOCKS)
+
+    async def run() -> None:
+        async with top.run_test(size=size) as pilot:
+            await pilot.pause()
+            await keys(top, pilot)
+
+    asyncio.run(run())
+    return top
+
+
+def test_moving_sorting_and_opening() -> None:
+    async def keys(top: Top, pilot: Pilot[None]) -> None:
+        assert "> train-00" in cursor(top)
+        await pilot.press("down", "j")
+        assert "> train-02" in cursor(top)
+        await pilot.press("enter")
+        assert "train-02: running" in screen(top)
+        assert not cursor(top)
+        await pilot.press("escape", "end")
+        assert "> train-19" in cursor(top)
+        await pilot.press("s", "s", "home")
+        assert "RATE↓" in screen(top)
+        assert "> train-19" in cursor(top)
+        await pilot.press("r", "home")
+        assert "> train-00" in cursor(top)
+        await pilot.press("tab")
+        assert "> set-0000" in cursor(top)
+        await pilot.press("tab")
+        assert "> /mnt/0" in cursor(top)
+        await pilot.press("tab", "shift+tab", "shift+tab", "pagedown")
+        assert "> set-0010" in cursor(top)
+        await pilot.press("enter")  # only jobs are opened
+        assert "> set-0010" in cursor(top)
+
+    tried(keys)
+
+
+def test_the_filter_takes_letters_that_are_keys_elsewhere() -> None:
+    async def keys(top: Top, pilot: Pilot[None]) -> None:
+        await pilot.press("slash")
+        assert top.query_one(Input).has_focus
+        await pilot.press(*"rain-07q")
+        assert top.is_running
+        assert "none with 'rain-07q'" in screen(top)
+        await pilot.press("backspace", "enter")
+        assert not top.query_one(Input).display
+        assert "> train-07" in cursor(top)
+        assert "filter: rain-07" in screen(top)
+        await pilot.press("escape")
+        assert "train-00" in screen(top)
+        await pilot.press("slash", "x", "escape")
+        assert "filter:" not in screen(top)
+        assert top.query_one(Canvas).has_focus
+
+    tried(keys)
+
+
+def test_help_is_shown_and_left() -> None:
+    async def keys(top: Top, pilot: Pilot[None]) -> None:
+        await pilot.press("question_mark")
+        assert "sort the list by its next column" in screen(top)
+        await pilot.press("question_mark")
+        assert "train-00" in screen(top)
+        await pilot.press("question_mark", "down", "escape")
+        assert "train-00" in screen(top)
+
+    tried(keys)
+
+
+def test_another_size_is_another_frame() -> None:
+    async def keys(top: Top, pilot: Pilot[None]) -> None:
+        assert "s3://bucket/0" not in screen(top)
+        await pilot.resize_terminal(150, 50)
+        await until(pilot, lambda: "s3://bucket/0" in screen(top))
+        await pilot.resize_terminal(30, 5)
+        await until(pilot, lambda: "at least 40 x 10" in screen(top))
+        await pilot.press("down", "s", "enter", "escape", "tab")
+        await pilot.resize_terminal(80, 24)
+        await until(pilot, lambda: "cachectl top" in screen(top))
+
+    tried(keys, size=(60, 24))
+
+
+def test_new_pictures_are_shown_and_their_absence_too() -> None:
+    async def keys(top: Top, pilot: Pilot[None]) -> None:
+        asker, old = top.asker, top.asker.answer.picture
+        assert old is not None
+        asker.answer = Answer(2, picture(old.when + 1, jobs=1, fetched_bytes=3 << 20), "")
+        await until(pilot, lambda: "3 MiB/s" in screen(top))
+        assert "train-01" not in screen(top)
+        asker.answer = Answer(3, asker.answer.picture, "no daemon answers at /s")
+        await until(pilot, lambda: "no daemon answers at /s" in screen(top))
+        await pilot.press("down", "question_mark", "escape")  # keys work all the same
+        asker.answer = Answer(4, picture(old.when + 9, jobs=1, instance="another"), "")
+        await until(pilot, lambda: "no daemon" not in screen(top))
+
+    tried(keys)
+
+
+def test_a_daemon_that_says_nothing_is_told() -> None:
+    async def keys(top: Top, pilot: Pilot[None]) -> None:
+        await until(pilot, lambda: "the daemon has not answered for" in screen(top))
+
+    tried(keys, picture(-1e9))
+
+
+def test_q_and_ctrl_c_quit() -> None:
+    for key in ("q", "ctrl+c"):
+
+        async def keys(_: Top, pilot: Pilot[None], key: str = key) -> None:
+            await pilot.press(key)
+
+        assert tried(keys).return_code == 0
+
+
+async def until(pilot: Pilot[None], true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not true():
+            await pilot.pause(0.05)
