@@ -17,8 +17,9 @@ from cachefs_tools.cachectl.top.picture import Picture
 
 # Seconds that the daemon has for each answer.
 PATIENCE: Final = 5.0
-# Of the time, the part in which the daemon is asked at most.
+# Of the time, the part in which the daemon is asked at most; and seconds after which it is asked all the same.
 _BUSY: Final = 0.2
+_MOST_PAUSE: Final = 10.0
 # Pictures after which the list of datasets is asked for again, though their number is the same.
 _LIST_EVERY: Final = 10
 # Datasets of which one picture asks what is cached: of those that are looked at, and of the others. Each takes the
@@ -107,7 +108,7 @@ class Asker:
             try:
                 self.answer = Answer(last.number + 1, self.ask(), "")
                 took = time.monotonic() - begun
-                pause = max(self.interval - took, took * (1 / _BUSY - 1))
+                pause = max(self.interval - took, min(took * (1 / _BUSY - 1), _MOST_PAUSE))
             except CachefsError as error:
                 self.answer = Answer(last.number + 1, last.picture, str(error))
                 pause = self.interval

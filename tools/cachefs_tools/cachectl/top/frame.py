@@ -12,7 +12,7 @@ from rich.text import Text
 from cachefs.messages import TierStatus
 from cachefs_tools.cachectl.display import duration, facts, name, share, size
 from cachefs_tools.cachectl.job import describe
-from cachefs_tools.cachectl.tables import GAP, Kind, fit, shortened
+from cachefs_tools.cachectl.tables import ELLIPSIS, GAP, Kind, fit, shortened
 from cachefs_tools.cachectl.top.history import History
 from cachefs_tools.cachectl.top.lists import LISTINGS, Listing, Part, Row, arranged
 from cachefs_tools.cachectl.top.pen import Pen
@@ -84,7 +84,7 @@ def frame(view: View, state: State, sheet: Sheet) -> Frame:
         for part, listing in listings.items()
     }
     if sheet.width < NARROWEST or sheet.height < LOWEST:
-        return Frame([_line(f"at least {NARROWEST} x {LOWEST}, please", sheet.width)][: sheet.height], rows, [])
+        return _finished([_line(f"at least {NARROWEST} x {LOWEST}, please", sheet.width)], rows, [], sheet)
     lines = list(_head(view, sheet))
     room = sheet.height - len(lines) - 1
     shown: list[str] = []
@@ -98,6 +98,12 @@ def frame(view: View, state: State, sheet: Sheet) -> Frame:
             shown += [row.key for row in seen] if part is Part.DATASETS else []
     lines += [Text(end="")] * (sheet.height - 1 - len(lines))
     lines.append(_line(_foot(state), sheet.width, "reverse"))
+    return _finished(lines, rows, shown, sheet)
+
+
+def _finished(lines: list[Text], rows: Mapping[Part, list[Row]], shown: list[str], sheet: Sheet) -> Frame:
+    for line in lines:
+        line.plain = line.plain.replace(ELLIPSIS, sheet.pen.ellipsis)
     return Frame(lines[: sheet.height], rows, shown)
 
 

@@ -23,6 +23,8 @@ class Pen:
     # Behind the heading by which rows are sorted: falling, rising.
     down: str
     up: str
+    # In place of what was left out. One character.
+    ellipsis: str
 
     def bar(self, part: float, width: int) -> str:
         """A bar for a part of a whole, 0 to 1. It is full only where the part is all of it, and empty only for 0."""
@@ -41,8 +43,8 @@ class Pen:
         )
 
 
-BLOCKS: Final = Pen("█", "░", " ▁▂▃▄▅▆▇█", "↓", "↑")
-ASCII: Final = Pen("#", ".", " _.-=+*#", "v", "^")
+BLOCKS: Final = Pen("█", "░", " ▁▂▃▄▅▆▇█", "↓", "↑", "…")
+ASCII: Final = Pen("#", ".", " _.-=+*#", "v", "^", "~")
 
 
 def pen_for(stream: TextIO = sys.stdout, environment: Mapping[str, str] = os.environ) -> Pen:
