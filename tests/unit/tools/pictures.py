@@ -1,7 +1,10 @@
 """Pictures of a node for tests of `cachectl top`: of any number of datasets, jobs and mounts."""
 
+import dataclasses
 from typing import Any
 
+import msgspec
+from cachefs_tools.cachectl.top.history import History
 from cachefs_tools.cachectl.top.picture import Picture
 
 from cachefs.job_messages import ConsumerView, JobList, JobView
@@ -62,3 +65,16 @@ def picture(when: float = 0.0, *, datasets: int = 1, jobs: int = 1, **fields: An
         when=when, clock=NOON + when, status=status(datasets=datasets, **fields),
         jobs=JobList([job(number) for number in range(jobs)]), datasets=views, cached=cached,
     )  # fmt: skip
+
+
+def history_of(what: Picture) -> History:
+    """What is known when this is the second picture, and all has gone on at the rate of each consumer for a second."""
+
+    def back(view: JobView) -> JobView:
+        consumers = [msgspec.structs.replace(one, position=one.position - round(one.rate)) for one in view.consumers]
+        return msgspec.structs.replace(view, consumers=consumers)
+
+    history = History()
+    history.add(dataclasses.replace(what, when=what.when - 1, jobs=JobList([back(view) for view in what.jobs.jobs])))
+    history.add(what)
+    return history

@@ -13,13 +13,11 @@ from cachefs_tools.cachectl.top.state import ALL, State
 
 from cachefs.job_messages import JobList
 from cachefs.messages import ClusterBrief
-from tests.unit.tools.pictures import job, picture
+from tests.unit.tools.pictures import history_of, job, picture
 
 
 def drawn(what: Picture, state: State | None = None, size: tuple[int, int] = (80, 24), pen: Pen = BLOCKS) -> Frame:
-    history = History()
-    history.add(what)
-    return frame(View(what, history), state or State(), Sheet(*size, pen))
+    return frame(View(what, history_of(what)), state or State(), Sheet(*size, pen))
 
 
 def text(made: Frame) -> str:

@@ -3,8 +3,9 @@
 import dataclasses
 
 from cachefs_tools.cachectl.top.history import MOST_POINTS, History, levels, share_waited
+from cachefs_tools.cachectl.top.picture import Picture
 
-from cachefs.job_messages import JobList
+from cachefs.job_messages import ConsumerView, JobList
 from cachefs.messages import PeerCounts
 from tests.unit.tools.pictures import job, mount, picture
 
@@ -48,6 +49,19 @@ def test_a_job_waits_a_share_of_the_last_seconds() -> None:
         shares.append(history.waited.get("train"))
     assert shares == [None, 0.5, 0.5, 0.0, 0.0]  # what is longer ago is forgotten
     assert history.waited["new"] == 0.0
+
+
+def test_a_job_is_as_quick_as_its_consumers_together() -> None:
+    def at(when: float, epoch: int, *positions: int) -> Picture:
+        consumers = [ConsumerView(str(n), epoch, place, 100, [], 0.0, 0, 0, "") for n, place in enumerate(positions)]
+        return dataclasses.replace(picture(when), jobs=JobList([job(0, "train", consumers=consumers)]))
+
+    history = History()
+    history.add(at(0.0, 0, 10, 50))
+    history.add(at(2.0, 0, 20, 80))
+    assert history.samples == {"train": 20.0}
+    history.add(at(4.0, 1, 0, 20, 7))  # the next epoch; and a consumer of which nothing was known
+    assert history.samples == {"train": (90 + 70) / 4}
 
 
 def test_readers_that_wait_at_once_count_as_waiting_all_the_time() -> None:

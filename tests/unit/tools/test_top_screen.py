@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 from typing import cast
 
 from cachefs_tools.cachectl.top.asking import Answer, Asker
-from cachefs_tools.cachectl.top.history import History
 from cachefs_tools.cachectl.top.pen import BLOCKS
 from cachefs_tools.cachectl.top.picture import Picture
 from cachefs_tools.cachectl.top.screen import Canvas, Top
@@ -14,7 +13,7 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from cachefs.rpc import DaemonClient
-from tests.unit.tools.pictures import picture
+from tests.unit.tools.pictures import history_of, picture
 
 Keys = Callable[[Top, Pilot[None]], Awaitable[None]]
 
@@ -30,11 +29,10 @@ def cursor(top: Top) -> str:
 
 def tried(keys: Keys, what: Picture | None = None, size: tuple[int, int] = (80, 24)) -> Top:
     """A screen on which these keys were pressed. Its daemon says nothing more."""
-    asker, history = Asker(cast(DaemonClient, None), 1.0), History()
-    asker.answer = Answer(1, what or picture(time.monotonic(), jobs=20, datasets=30), "")
-    assert asker.answer.picture is not None
-    history.add(asker.answer.picture)
-    top = Top(asker, history, BLOCKS)
+    what = what or picture(time.monotonic(), jobs=20, datasets=30)
+    asker = Asker(cast(DaemonClient, None), 1.0)
+    asker.answer = Answer(1, what, "")
+    top = Top(asker, history_of(what), BLOCKS)
 
     async def run() -> None:
         async with top.run_test(size=size) as pilot:

@@ -39,7 +39,7 @@ HELP: Final = (
     ("reads", "reads that the kernel's page cache did not answer"),
     ("DONE", "how much of its epoch the slowest consumer of a job has read"),
     ("STALL", "share of the last 10 s that the job's consumers waited for bytes"),
-    ("LEFT", "how long the epoch still takes, at the rate of now"),
+    ("RATE, LEFT", "samples a second, of the last 10 s; how long the epoch still takes so"),
     ("CACHED", "about how much of a dataset is here: from a sample of its blocks"),
     ("!", "something is wrong: a job that waits, a mount whose process is gone"),
 )
@@ -146,7 +146,8 @@ def _head(view: View, sheet: Sheet) -> Iterator[Text]:
     reads = sum(tier.hits for tier in status.tiers) + status.misses
     for tier in status.tiers:
         yield _tier(tier, view.history, reads, sheet)
-    yield _flow("origin", "origin", _rate(view.history.rate("origin")), view.history, sheet)
+    origin = f"{_rate(view.history.rate('origin'))}, at most {_rate(max(view.history.flows['origin'], default=0.0))}"
+    yield _flow("origin", "origin", origin, view.history, sheet)
     if status.cluster.source != "none":
         peers = f"{_rate(view.history.rate('peers in'))} in, {_rate(view.history.rate('peers out'))} out"
         yield _flow("peers", "peers in", peers, view.history, sheet)

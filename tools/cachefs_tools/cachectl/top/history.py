@@ -6,13 +6,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from cachefs.job_messages import JobView
 from cachefs.messages import Status
+from cachefs_tools.cachectl.stats import advance
 from cachefs_tools.cachectl.top.picture import Picture
 
 # Rates that are kept of each flow: as many as the widest terminal shows.
 MOST_POINTS: Final = 400
-# Seconds over which the share of the time is taken that a job waited.
-WAITED_OVER: Final = 10.0
+# Seconds over which it is taken how quick jobs are, and which share of the time they wait.
+OVER: Final = 10.0
 
 
 def _reads(status: Status) -> int:
@@ -42,21 +44,22 @@ class History:
     # By id of a mount and name of a counter; by name of a tier, its hits: in a second.
     mounts: dict[tuple[str, str], float] = field(default_factory=dict, init=False)
     hits: dict[str, float] = field(default_factory=dict, init=False)
-    # By job, of the last seconds: 0 to 1, the share of the time that its consumers waited.
+    # By job, of the last seconds: 0 to 1, the share of the time that its consumers waited; and samples in a second.
     waited: dict[str, float] = field(default_factory=dict, init=False)
+    samples: dict[str, float] = field(default_factory=dict, init=False)
     _last: Picture | None = field(default=None, init=False)
-    # Monotonic seconds, and by job the seconds that it has waited until then.
-    _waits: deque[tuple[float, dict[str, float]]] = field(default_factory=deque, init=False)
+    # Of the last seconds: monotonic seconds, and the jobs at that time by name.
+    _jobs: deque[tuple[float, dict[str, JobView]]] = field(default_factory=deque, init=False)
 
     def add(self, picture: Picture) -> None:
         """The next picture."""
         before, self._last = self._last, picture
         if before is None or before.status.instance != picture.status.instance:
-            self._waits.clear()
-            self.mounts, self.hits, self.waited = {}, {}, {}
+            self._jobs.clear()
+            self.mounts, self.hits = {}, {}
         elif (seconds := picture.when - before.when) > 0:
             self._count(before.status, picture.status, seconds)
-        self._count_waits(picture)
+        self._count_jobs(picture)
 
     def rate(self, flow: str) -> float:
         """The flow now, in a second."""
@@ -76,17 +79,19 @@ class History:
         hits = {tier.name: tier.hits for tier in before.tiers}
         self.hits = {tier.name: max(0, tier.hits - hits.get(tier.name, 0)) / seconds for tier in now.tiers}
 
-    def _count_waits(self, picture: Picture) -> None:
-        self._waits.append((picture.when, {job.job: job.stall_seconds for job in picture.jobs.jobs}))
-        while len(self._waits) > 2 and self._waits[1][0] <= picture.when - WAITED_OVER:
-            self._waits.popleft()
-        then, first = self._waits[0]
-        seconds = picture.when - then
-        self.waited = {
-            job.job: share_waited(job.stall_seconds - first[job.job], seconds, len(job.consumers))
-            for job in picture.jobs.jobs
-            if job.job in first and seconds > 0
-        }
+    def _count_jobs(self, picture: Picture) -> None:
+        jobs = {job.job: job for job in picture.jobs.jobs}
+        self._jobs.append((picture.when, jobs))
+        while len(self._jobs) > 2 and self._jobs[1][0] <= picture.when - OVER:
+            self._jobs.popleft()
+        then, before = self._jobs[0]
+        self.waited, self.samples = {}, {}
+        for name in jobs.keys() & before.keys() if (seconds := picture.when - then) > 0 else ():
+            stalled = jobs[name].stall_seconds - before[name].stall_seconds
+            self.waited[name] = share_waited(stalled, seconds, len(jobs[name].consumers))
+            earlier = {one.consumer: one for one in before[name].consumers}
+            known = [one for one in jobs[name].consumers if one.consumer in earlier]
+            self.samples[name] = sum(advance(earlier[one.consumer], one) for one in known) / seconds
 
 
 def share_waited(waited: float, seconds: float, consumers: int) -> float:

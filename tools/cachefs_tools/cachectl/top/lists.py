@@ -15,6 +15,8 @@ from cachefs_tools.cachectl.top.pen import Pen
 from cachefs_tools.cachectl.top.picture import Picture
 
 RUNNING: Final = "running"
+# A job that waits for more than this share of the time is marked.
+ALARMING: Final = 0.1
 # Columns of the terminal that a bar takes in a row.
 BAR: Final = 12
 
@@ -76,22 +78,23 @@ def jobs(picture: Picture, history: History, pen: Pen) -> Listing:
     """A row for each job. Epoch and progress are those of its slowest consumer."""
     return Listing(
         Part.JOBS, _JOBS, ("JOB", "DONE", "RATE", "STALL"),
-        [_job_row(view, history.waited.get(view.job), pen) for view in picture.jobs.jobs],
+        [_job_row(view, history, pen) for view in picture.jobs.jobs],
     )  # fmt: skip
 
 
-def _job_row(view: JobView, waited: float | None, pen: Pen) -> Row:
+def _job_row(view: JobView, history: History, pen: Pen) -> Row:
     slowest = min(view.consumers, key=lambda one: (one.epoch, one.position), default=None)
     is_over = view.state != RUNNING
     part = done(slowest) if slowest is not None and not is_over else None
-    rate = 0.0 if is_over else sum(one.rate for one in view.consumers)
-    stall = "-" if is_over or waited is None else f"{100 * waited:.0f} %"
+    rate, waited = (None if is_over else of.get(view.job) for of in (history.samples, history.waited))
+    left = "-" if slowest is None else _left(slowest, (rate or 0.0) / len(view.consumers))
     cells = (
         name(view.job), name(view.dataset), view.state, "-" if slowest is None else str(slowest.epoch),
-        progress(part, pen), "-" if is_over else f"{rate:,.0f}/s", stall, _left(slowest) if part is not None else "-",
+        progress(part, pen), "-" if rate is None else f"{rate:,.0f}/s",
+        "-" if waited is None else f"{100 * waited:.0f} %", left,
     )  # fmt: skip
-    sort = (view.job, -1.0 if part is None else part, rate, -1.0 if waited is None or is_over else waited)
-    alarm = not is_over and ((waited or 0.0) > 0.1 or any(one.problem for one in view.consumers))
+    sort = (view.job, *(-1.0 if value is None else value for value in (part, rate, waited)))
+    alarm = (waited or 0.0) > ALARMING or (not is_over and any(one.problem for one in view.consumers))
     return Row(view.job, cells, sort, alarm=alarm, faint=is_over)
 
 
@@ -100,11 +103,10 @@ def done(view: ConsumerView) -> float | None:
     return min(1.0, view.position / view.epoch_length) if view.epoch_length else None
 
 
-def _left(view: ConsumerView | None) -> str:
-    """How long its epoch will still take."""
-    if view is None or view.rate <= 0 or view.epoch_length <= view.position:
-        return "-"
-    return duration((view.epoch_length - view.position) / view.rate)
+def _left(view: ConsumerView, rate: float) -> str:
+    """How long its epoch still takes with so many samples in a second."""
+    left = view.epoch_length - view.position
+    return duration(left / rate) if left > 0 and rate > 0 else "-"
 
 
 def progress(part: float | None, pen: Pen) -> str:
