@@ -75,7 +75,7 @@ _MOUNTS: Final = _columns("MOUNTPOINT SPEC? =STATE >READS/S >REQS/S? >ERRORS? >P
 
 
 def jobs(picture: Picture, history: History, pen: Pen) -> Listing:
-    """A row for each job. Epoch and progress are those of its slowest consumer."""
+    """A row for each job. Epoch, counted from 1, and progress are those of its slowest consumer."""
     return Listing(
         Part.JOBS, _JOBS, ("JOB", "DONE", "RATE", "STALL"),
         [_job_row(view, history, pen) for view in picture.jobs.jobs],
@@ -86,16 +86,17 @@ def _job_row(view: JobView, history: History, pen: Pen) -> Row:
     slowest = min(view.consumers, key=lambda one: (one.epoch, one.position), default=None)
     is_over = view.state != RUNNING
     part = done(slowest) if slowest is not None and not is_over else None
-    rate, waited = (None if is_over else of.get(view.job) for of in (history.samples, history.waited))
+    rate = None if is_over else history.samples.get(view.job)
+    waited = None if is_over else history.waited.get(view.job)
     left = "-" if slowest is None else _left(slowest, (rate or 0.0) / len(view.consumers))
     cells = (
-        name(view.job), name(view.dataset), view.state, "-" if slowest is None else str(slowest.epoch),
+        name(view.job), name(view.dataset), view.state, "-" if slowest is None else str(slowest.epoch + 1),
         progress(part, pen), "-" if rate is None else f"{rate:,.0f}/s",
         "-" if waited is None else f"{100 * waited:.0f} %", left,
     )  # fmt: skip
-    sort = (view.job, *(-1.0 if value is None else value for value in (part, rate, waited)))
+    numbers = [-1.0 if value is None else value for value in (part, rate, waited)]
     alarm = (waited or 0.0) > ALARMING or (not is_over and any(one.problem for one in view.consumers))
-    return Row(view.job, cells, sort, alarm=alarm, faint=is_over)
+    return Row(view.job, cells, (view.job, *numbers), alarm=alarm, faint=is_over)
 
 
 def done(view: ConsumerView) -> float | None:
