@@ -17,7 +17,7 @@ from cachefs_tools.demo.settings import Settings
 LEAST_WIDTH: Final = 80
 MOST_WIDTH: Final = 110
 _LABEL: Final = 11  # columns in front of a bar
-_FIGURES: Final = 26  # columns behind it
+_FIGURES: Final = 27  # columns behind it
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ def _lines(story: Story, settings: Settings, marks: Marks, width: int) -> Iterat
         " waiting for samples",
     )  # fmt: skip
     legend.pad_right(width - _FIGURES - len(legend))
-    yield legend.append(f"{'time':>8}{'waiting':>9}{'requests':>9}", "bold")
+    yield legend.append(f"{'time':>9}{'waiting':>9}{'requests':>9}", "bold")
     longest = max(epoch.trained.seconds for run in story.all_runs() for epoch in run.epochs)
     for run in story.runs:
         yield Text.assemble((run.title, "bold"), ("  " + run.explanation, "dim"))
@@ -70,20 +70,20 @@ def _bar(epoch: Epoch, width: int, longest: float, marks: Marks) -> Text:
     return Text.assemble(
         f"  epoch {trained.epoch + 1}".ljust(_LABEL),
         (marks.computing * (whole - waiting), COMPUTING), (marks.waiting * waiting, WAITING), " " * (width - whole),
-        f"{trained.seconds:6.1f} s{100 * epoch.waiting:7.0f} %{epoch.requests:9,}",
+        f"{trained.seconds:7.1f} s{100 * epoch.waiting:7.0f} %{epoch.requests:9,}",
     )  # fmt: skip
 
 
 def _killed(story: Story, width: int, longest: float, marks: Marks) -> Iterator[Text]:
     """The run whose daemon was killed, and the loop's speed in that epoch."""
     kill, run = story.kill, story.killed
-    yield Text.assemble((run.title, "bold"), ("  its daemon gets SIGKILL in the middle of epoch 1", "dim"))
+    yield Text.assemble((run.title, "bold"), ("  " + run.explanation, "dim"))
     yield from (_bar(epoch, width, longest, marks) for epoch in run.epochs)
     epoch = run.epochs[kill.at.epoch]
     speeds = rates(epoch.positions, width)
     top = max(speeds)
     levels = "".join(marks.levels[round(speed / top * (len(marks.levels) - 1))] for speed in speeds)
-    yield Text.assemble(" samples/s".ljust(_LABEL), (levels, COMPUTING), f"{top:6,.0f} at most")
+    yield Text.assemble(" samples/s".ljust(_LABEL), (levels, COMPUTING), f"{top:7,.0f} at most")
     place = min(width - 1, int(width * kill.at.seconds / epoch.trained.seconds))
     note = words.KILLED_HERE
     before = place > len(note)

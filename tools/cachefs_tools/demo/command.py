@@ -35,9 +35,9 @@ WIDTH = 80
 )
 @click.option(
     "--compute",
-    default=4.0,
+    default=5,
     show_default=True,
-    type=click.FloatRange(0.1, 1000),
+    type=click.IntRange(1, 1000),
     help="Milliseconds that the training loop computes for each sample.",
 )
 @click.option(
@@ -51,7 +51,7 @@ WIDTH = 80
     help="File for the chart as a picture.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the measurements as one JSON document.")  # fmt: skip
-def main(files: int, file_size: int, compute: float, workers: int, svg: Path, as_json: bool) -> None:
+def main(files: int, file_size: int, compute: int, workers: int, svg: Path, as_json: bool) -> None:
     """Feed one training loop in four ways: from S3, through a cachefs mount, under `cachefs run`, and from the local
     disk. Then kill the daemon in the middle of an epoch, and compare every byte.
 

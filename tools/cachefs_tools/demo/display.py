@@ -3,14 +3,15 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Final
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from cachefs_tools.demo.figures import Epoch, Position
 
-PROGRAM = "cachefs-demo"
+PROGRAM: Final = "cachefs-demo"
 
 
 class Display:
@@ -27,10 +28,19 @@ class Display:
             self._bars.console.print(step, style="dim", markup=False)
 
     @contextmanager
+    def working(self, step: str) -> Iterator[None]:
+        """Show a step that takes some seconds, as long as it takes."""
+        task = self._bars.add_task(step, total=None, note="")
+        try:
+            yield
+        finally:
+            self._bars.remove_task(task)
+
+    @contextmanager
     def epoch(self, title: str, samples: int) -> Iterator["Bar"]:
         """A bar for an epoch."""
         task = self._bars.add_task(title, total=samples, note="")
-        bar = Bar(self._bars, task)
+        bar = Bar(self._bars, task, samples)
         try:
             yield bar
         finally:
@@ -49,15 +59,18 @@ class Display:
 class Bar:
     """How far an epoch is."""
 
-    def __init__(self, bars: Progress, task: TaskID) -> None:
+    def __init__(self, bars: Progress, task: TaskID, samples: int) -> None:
         self._bars = bars
         self._task = task
+        self._samples = samples
 
-    def move(self, position: Position, note: str = "") -> None:
-        """The loop is there now; *note* is shown behind the bar."""
+    def move(self, position: Position) -> None:
+        """The loop is there now."""
         waiting = f"{position.waited / position.seconds:4.0%} waiting" if position.seconds else ""
         self._bars.update(
-            self._task, completed=position.samples, note=f"{position.seconds:5.1f} s {waiting}{note and f'  {note}'}"
+            self._task,
+            completed=position.samples,
+            note=f"{position.samples:,} of {self._samples:,} {position.seconds:5.1f} s {waiting}",
         )
 
 
@@ -66,7 +79,7 @@ def shown() -> Iterator[Display]:
     """A display, until the demo ends."""
     screen = Console(file=sys.stderr, highlight=False)
     columns = (
-        TextColumn("{task.description}", markup=False), BarColumn(16), MofNCompleteColumn(),
+        TextColumn("{task.description}", markup=False), BarColumn(16),
         TextColumn("{task.fields[note]}", markup=False),
     )  # fmt: skip
     with Progress(*columns, console=screen, disable=not screen.is_terminal) as bars:

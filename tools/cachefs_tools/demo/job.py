@@ -82,7 +82,8 @@ class Job:
         self._listener.join(START_SECONDS)
 
     def _words(self) -> str:
-        return self._log.read_text(errors="replace").strip()[-500:] or "it said nothing"
+        """The last line that it has written besides: where Python fails, the error."""
+        return (self._log.read_text(errors="replace").splitlines() or ["it said nothing"])[-1][:500]
 
     def _listen(self) -> None:
         assert self._process.stdout is not None

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from cachefs.errors import CachefsError
-from cachefs_tools.demo.display import Bar
+from cachefs_tools.demo.display import Display
 from cachefs_tools.demo.figures import Kill, Position, slowest_wait
 from cachefs_tools.demo.job import Job
 from cachefs_tools.lab.node import Node
@@ -18,8 +18,9 @@ KILLED_AT: Final = 0.5
 class Killing:
     """Called again and again during a run, and does the next step when its time has come."""
 
-    def __init__(self, node: Node, settings: NodeSettings, files: int) -> None:
+    def __init__(self, node: Node, settings: NodeSettings, files: int, display: Display) -> None:
         self._node = node
+        self._display = display
         self._settings = settings
         self._due = KILLED_AT * files  # samples
         self._at: Position | None = None
@@ -27,7 +28,7 @@ class Killing:
         self._before = self._after = -1  # blocks in the tiers
         self._away = 0.0
 
-    def __call__(self, job: Job, bar: Bar) -> None:
+    def __call__(self, job: Job) -> None:
         position = job.position(0)
         if self._at is None and position.samples >= self._due:
             self._kill(position)
@@ -44,13 +45,17 @@ class Killing:
 
     def _kill(self, position: Position) -> None:
         self._before = self._held()
+        pid = self._node.pid
         self._at, self._when = position, time.monotonic()
         self._node.kill_daemon()
         self._node.spawn(self._settings)
+        self._display.say(f"cachefsd, process {pid}, gets SIGKILL at sample {position.samples:,}; another one starts")
 
     def _answers(self) -> None:
         self._node.ready()
-        self._away, self._after = time.monotonic() - self._when, self._held()
+        self._away = time.monotonic() - self._when
+        self._after = self._held()
+        self._display.say(f"process {self._node.pid} answers after {self._away:.1f} s, with {self._after:,} blocks")
 
     def _held(self) -> int:
         return sum(tier.blocks for tier in self._node.status().tiers)

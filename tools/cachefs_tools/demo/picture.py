@@ -10,8 +10,8 @@ from cachefs_tools.demo.settings import Settings
 
 # All lengths are in pixels.
 WIDTH: Final = 860
-_LEFT: Final = 88  # where bars begin
-_BAR: Final = 500  # the longest one
+_LEFT: Final = 100  # where bars begin
+_BAR: Final = 490  # the longest one
 _TIME: Final = 668  # where the columns of figures end
 _WAITING: Final = 752
 _REQUESTS: Final = 836

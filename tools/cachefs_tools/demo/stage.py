@@ -66,6 +66,13 @@ class Stage:
         front = [program("cachefs"), "run", "--job", DATASET, "--socket", str(node.socket), "--"]
         return [*front, *self.training(node, "--publish")]
 
+    def _start(self, node: Node) -> None:
+        node.start(self.node_settings())
+        options = OriginOptions(endpoint_url=self.store.endpoint, region="us-east-1", addressing_style="path")
+        for _ in node.client.stream(DATASET_ADD, DatasetAdd(DATASET, f"s3://{BUCKET}", options)):
+            pass
+        node.mount(DATASET, ())
+
     def _loop(self, data: str, *options: str) -> list[str]:
         return [
             sys.executable, "-m", "cachefs_tools.demo.training", data, "--compute", str(self.settings.compute),
@@ -73,18 +80,15 @@ class Stage:
         ]  # fmt: skip
 
     @contextmanager
-    def node(self, name: str) -> Iterator[Node]:
+    def node(self, name: str, display: Display) -> Iterator[Node]:
         """A new node with nothing in its tiers, the dataset listed and mounted."""
         work = self.work / name
         work.mkdir()
         with _memory(self.total, work) as memory:
             node = Node(name, LOOPBACK, work, memory)
             try:
-                node.start(self.node_settings())
-                options = OriginOptions(endpoint_url=self.store.endpoint, region="us-east-1", addressing_style="path")
-                for _ in node.client.stream(DATASET_ADD, DatasetAdd(DATASET, f"s3://{BUCKET}", options)):
-                    pass
-                node.mount(DATASET, ())
+                with display.working("starting a new node, and listing its dataset"):
+                    self._start(node)
                 yield node
             finally:
                 node.kill()

@@ -1,9 +1,9 @@
 """What happens: one training loop is fed in four ways, and then a daemon is killed in the middle of an epoch."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from cachefs_tools.demo.display import Bar, Display
+from cachefs_tools.demo.display import Display
 from cachefs_tools.demo.figures import Epoch, Kill, Run, Story, require_equal_bytes
 from cachefs_tools.demo.job import Job, started_job
 from cachefs_tools.demo.killing import Killing
@@ -13,7 +13,7 @@ from cachefs_tools.demo.stage import Stage, file_system_of
 from cachefs_tools.kernel_pages import forget_pages
 from cachefs_tools.lab.node import Node
 
-Meanwhile = Callable[[Job, Bar], None]
+Meanwhile = Callable[[Job], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,13 @@ def tell(stage: Stage, display: Display) -> Story:
     threads = f"{stage.settings.workers} thread{'s' if stage.settings.workers > 1 else ''}"
     direct = Way("s3", "S3, no cachefs", f"one GET per sample, botocore (inside boto3), {threads}", stage.from_store())
     runs = [_run(stage, display, direct)]
-    with stage.node("mount") as node:
+    with stage.node("mount", display) as node:
         mounted = Way("mount", "cachefs mount", "plain files, nothing published", stage.training(node), node)
         runs.append(_run(stage, display, mounted))
-    with stage.node("run") as node:
-        runs.append(_run(stage, display, _published(stage, node)))
+    with stage.node("run", display) as node:
+        explanation = "one line publishes the order of both epochs"
+        published = Way("run", "cachefs run", explanation, stage.under_run(node), node)
+        runs.append(_run(stage, display, published))
     source = Folder(str(stage.source))
     forget_pages(source.path(name) for name in source.names)
     local = Way("local", "local disk", f"the same files on {file_system_of(stage.source)}", stage.training())
@@ -49,22 +51,22 @@ def tell(stage: Stage, display: Display) -> Story:
 
 def _killed_run(stage: Stage, display: Display) -> tuple[Run, Kill]:
     """A run like the one under `cachefs run`, on a new node whose daemon is killed in the first epoch."""
-    with stage.node("killed") as node:
-        killing = Killing(node, stage.node_settings(), stage.settings.files)
-        way = replace(_published(stage, node), name="killed", title="cachefs run, killed")
+    with stage.node("killed", display) as node:
+        killing = Killing(node, stage.node_settings(), stage.settings.files, display)
+        way = Way(
+            "killed", "cachefs run, killed", "its daemon gets SIGKILL in the middle of epoch 1",
+            stage.under_run(node), node,
+        )  # fmt: skip
         run = _run(stage, display, way, killing)
         return run, killing.result(run.epochs[0].positions)
-
-
-def _published(stage: Stage, node: Node) -> Way:
-    return Way("run", "cachefs run", "one line publishes the order of both epochs", stage.under_run(node), node)
 
 
 def _run(stage: Stage, display: Display, way: Way, meanwhile: Meanwhile | None = None) -> Run:
     """Let a training loop read its epochs. *meanwhile* is called again and again during them."""
     before = stage.store.counters()
     with started_job(way.command, stage.environment(way.node), stage.work / f"{way.name}.log") as job:
-        job.ready(stage.settings.files)
+        with display.working(f"{way.title}: starting the loop"):
+            job.ready(stage.settings.files)
         listed = stage.store.counters()
         epochs = [_epoch(stage, display, job, way.title, meanwhile) for _ in range(EPOCHS)]
     return Run(way.name, way.title, way.explanation, epochs, listed.requests - before.requests)
@@ -80,7 +82,7 @@ def _epoch(stage: Stage, display: Display, job: Job, title: str, meanwhile: Mean
         def over() -> bool:
             bar.move(job.position(number))
             if meanwhile is not None:
-                meanwhile(job, bar)
+                meanwhile(job)
             return len(job.said.epochs) > number
 
         job.begin_epoch()

@@ -8,6 +8,8 @@ from cachefs_tools.demo.settings import STORE, Settings
 
 COMPUTING: Final = "computing"
 WAITING: Final = "waiting for samples"
+# Seconds. Who waits so long for a batch waits for a daemon.
+NOTICED: Final = 0.5
 KILLED_HERE: Final = "the daemon is killed here"
 
 
@@ -29,12 +31,15 @@ def store() -> str:
 def kill(story: Story) -> list[str]:
     """What the kill of the daemon did."""
     kill, total = story.kill, sum(epoch.requests for epoch in story.killed.epochs)
-    return [
+    lines = [
         f"Killed at sample {kill.at.samples:,} of {story.files:,}. The next daemon answered {kill.away:.1f} s later.",
         f"Longest wait for a batch after the kill: {1e3 * kill.slowest_wait:,.0f} ms. All samples were read.",
         f"Blocks in the tiers: {kill.held_before:,} before the kill, {kill.held_after:,} after it.",
         f"Requests in both epochs: {total:,}.",
     ]
+    if kill.slowest_wait > NOTICED:
+        lines.insert(2, "It needed blocks that were in no tier yet, which the next daemon had to fetch.")
+    return lines
 
 
 def verdict(story: Story) -> list[str]:
@@ -44,7 +49,7 @@ def verdict(story: Story) -> list[str]:
     digests = ", ".join(epoch.trained.digest[:8] for epoch in story.runs[-1].epochs)
     runs = len(list(story.all_runs()))
     return [
-        f"Both epochs: from S3 {direct:.1f} s, with cachefs run {published:.1f} s, from the local disk {native:.1f} s.",
+        f"Both epochs: S3 {direct:.1f} s, cachefs run {published:.1f} s, local disk {native:.1f} s.",
         f"All {runs} runs read the same bytes in the same order. SHA-256: {digests}.",
         "Computing is a sleep. cachefs asks twice where an answer of the store is late.",
     ]
