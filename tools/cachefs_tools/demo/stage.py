@@ -87,7 +87,7 @@ class Stage:
         with _memory(self.total, work) as memory:
             node = Node(name, LOOPBACK, work, memory)
             try:
-                with display.working("starting a new node, and listing its dataset"):
+                with display.working("starting a new node"):
                     self._start(node)
                 yield node
             finally:

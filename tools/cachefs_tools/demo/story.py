@@ -65,7 +65,7 @@ def _run(stage: Stage, display: Display, way: Way, meanwhile: Meanwhile | None =
     """Let a training loop read its epochs. *meanwhile* is called again and again during them."""
     before = stage.store.counters()
     with started_job(way.command, stage.environment(way.node), stage.work / f"{way.name}.log") as job:
-        with display.working(f"{way.title}: starting the loop"):
+        with display.working("starting the loop"):
             job.ready(stage.settings.files)
         listed = stage.store.counters()
         epochs = [_epoch(stage, display, job, way.title, meanwhile) for _ in range(EPOCHS)]
