@@ -72,8 +72,11 @@ def test_demo_measures_each_way_of_reading(tmp_path: Path) -> None:
     for run in (mount, published):
         assert FILES <= sum(requests(run)) <= 2 * FILES
         assert requests(run)[1] < FILES
+    assert killed["killed_in_epoch"] == 2
     assert FILES // 2 <= killed["killed_at_sample"] <= FILES
-    assert killed["blocks_after"] >= killed["blocks_before"] > 0
+    # All of it is there after the first epoch, and the next daemon finds it.
+    assert killed["blocks_before"] == killed["blocks_after"] == FILES
+    assert killed["requests_after"] == 0
     assert killed["daemon_away_seconds"] > 0
     assert f"gets SIGKILL at sample {killed['killed_at_sample']}" in said
     assert story["svg"] == str(tmp_path / "demo.svg")

@@ -43,7 +43,7 @@ def run(name: str, seconds: float = 1234.5, waited: float = 1000.0) -> Run:
     return Run(name, f"fed by {name}", "with <a> & a few words", epochs, 1)
 
 
-KILL = Kill(POSITIONS[1], 12.3, 98_765, 98_765, 10.0)
+KILL = Kill(POSITIONS[1], 12.3, 98_765, 98_765, 12_345, 10.0)
 STORY = Story(FILES, BYTES, [run("s3"), run("mount"), run("run"), run("local", 700.0, 0.0)], run("killed"), KILL)
 
 
@@ -60,7 +60,15 @@ def test_every_line_of_the_chart_fits_80_columns() -> None:
     assert len(text.splitlines()) == len(lines.renderables), "a line went on in the next one"
     assert max(map(len, text.splitlines())) <= 80
     assert text.count("epoch 1 ") == 5
-    for expected in ("1234.5 s", "81 %", "100,000", "the daemon is killed here", "98,765", "00000000, 11111111"):
+    for expected in (
+        "1234.5 s",
+        "81 %",
+        "100,000",
+        "the daemon is killed here",
+        "98,765",
+        "12,345",
+        "00000000, 11111111",
+    ):
         assert expected in text
     assert "\x1b" not in text
 

@@ -65,6 +65,7 @@ class Kill:
     away: float  # from the kill until the restarted daemon answered
     held_before: int  # blocks that its tiers held shortly before
     held_after: int  # blocks that they held when it answered again
+    requests: int  # that came to the object store since the kill, until the run was over and the daemon answered
     slowest_wait: float  # the longest time that the loop waited for a batch from then on, in that epoch
 
 
@@ -138,6 +139,7 @@ def document(story: Story) -> dict[str, Any]:
             "slowest_wait_after": kill.slowest_wait,
             "blocks_before": kill.held_before,
             "blocks_after": kill.held_after,
+            "requests_after": kill.requests,
         },
     }
 

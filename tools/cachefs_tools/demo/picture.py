@@ -140,7 +140,7 @@ def _draw_speed(drawing: _Drawing, story: Story, longest: float) -> None:
             f'<rect x="{_LEFT + number * step:.1f}" y="{drawing.y - high:.1f}" width="{max(1.0, step - 1):.1f}"'
             f' height="{high:.1f}" class="computing"/>'
         )
-    drawing.text(_LEFT + whole + 10, f"in epoch 1; {top:,.0f} at most", "dim")
+    drawing.text(_LEFT + whole + 10, f"in epoch {epoch.trained.epoch + 1}; {top:,.0f} at most", "dim")
     x = _LEFT + whole * story.kill.at.seconds / epoch.trained.seconds
     drawing.elements.append(
         f'<line x1="{x:.1f}" y1="{drawing.y - _LINE - 6:.1f}" x2="{x:.1f}" y2="{drawing.y + 6:.1f}" class="mark"/>'

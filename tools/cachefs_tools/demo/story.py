@@ -1,19 +1,17 @@
 """What happens: one training loop is fed in four ways, and then a daemon is killed in the middle of an epoch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cachefs_tools.demo.display import Display
 from cachefs_tools.demo.figures import Epoch, Kill, Run, Story, require_equal_bytes
 from cachefs_tools.demo.job import Job, started_job
-from cachefs_tools.demo.killing import Killing
+from cachefs_tools.demo.killing import KILLED_IN, Killing
 from cachefs_tools.demo.loaders import Folder
 from cachefs_tools.demo.settings import EPOCHS
 from cachefs_tools.demo.stage import Stage, file_system_of
 from cachefs_tools.kernel_pages import forget_pages
 from cachefs_tools.lab.node import Node
-
-Meanwhile = Callable[[Job], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,39 +48,41 @@ def tell(stage: Stage, display: Display) -> Story:
 
 
 def _killed_run(stage: Stage, display: Display) -> tuple[Run, Kill]:
-    """A run like the one under `cachefs run`, on a new node whose daemon is killed in the first epoch."""
+    """A run like the one under `cachefs run`, on a new node whose daemon is killed in the last epoch."""
     with stage.node("killed", display) as node:
-        killing = Killing(node, stage.node_settings(), stage.settings.files, display)
+        killing = Killing(node, stage, display)
         way = Way(
-            "killed", "cachefs run, killed", "its daemon gets SIGKILL in the middle of epoch 1",
+            "killed", "cachefs run, killed", f"its daemon gets SIGKILL in the middle of epoch {KILLED_IN + 1}",
             stage.under_run(node), node,
         )  # fmt: skip
         run = _run(stage, display, way, killing)
-        return run, killing.result(run.epochs[0].positions)
+        return run, killing.result(run.epochs[KILLED_IN].positions)
 
 
-def _run(stage: Stage, display: Display, way: Way, meanwhile: Meanwhile | None = None) -> Run:
-    """Let a training loop read its epochs. *meanwhile* is called again and again during them."""
+def _run(stage: Stage, display: Display, way: Way, killing: Killing | None = None) -> Run:
+    """Let a training loop read its epochs."""
     before = stage.store.counters()
     with started_job(way.command, stage.environment(way.node), stage.work / f"{way.name}.log") as job:
         with display.working("starting the loop"):
             job.ready(stage.settings.files)
         listed = stage.store.counters()
-        epochs = [_epoch(stage, display, job, way.title, meanwhile) for _ in range(EPOCHS)]
+        epochs = [_epoch(stage, display, job, way.title, killing) for _ in range(EPOCHS)]
     return Run(way.name, way.title, way.explanation, epochs, listed.requests - before.requests)
 
 
-def _epoch(stage: Stage, display: Display, job: Job, title: str, meanwhile: Meanwhile | None) -> Epoch:
+def _epoch(stage: Stage, display: Display, job: Job, title: str, killing: Killing | None) -> Epoch:
     """Let the loop read its next epoch."""
     number = len(job.said.epochs)
     title = f"{title}, epoch {number + 1}"
+    if killing is not None:
+        killing.before(number)
     before = stage.store.counters()
     with display.epoch(title, stage.settings.files) as bar:
 
         def over() -> bool:
             bar.move(job.position(number))
-            if meanwhile is not None:
-                meanwhile(job)
+            if killing is not None:
+                killing.during(job)
             return len(job.said.epochs) > number
 
         job.begin_epoch()

@@ -30,15 +30,16 @@ def store() -> str:
 
 def kill(story: Story) -> list[str]:
     """What the kill of the daemon did."""
-    kill, total = story.kill, sum(epoch.requests for epoch in story.killed.epochs)
+    kill = story.kill
     lines = [
         f"Killed at sample {kill.at.samples:,} of {story.files:,}. The next daemon answered {kill.away:.1f} s later.",
         f"Longest wait for a batch after the kill: {1e3 * kill.slowest_wait:,.0f} ms. All samples were read.",
         f"Blocks in the tiers: {kill.held_before:,} before the kill, {kill.held_after:,} after it.",
-        f"Requests in both epochs: {total:,}.",
+        f"Requests to the object store since the kill: {kill.requests:,}.",
+        "The kernel's pages had been dropped before that epoch, so it needed the tiers.",
     ]
-    if kill.slowest_wait > NOTICED:
-        lines.insert(2, "It needed blocks that were in no tier yet, which the next daemon had to fetch.")
+    if kill.slowest_wait > NOTICED and kill.held_before < story.files:
+        lines.append("It needed blocks that were in no tier yet, which the next daemon had to fetch.")
     return lines
 
 
