@@ -27,7 +27,7 @@ class Terminal:
 
     def __enter__(self) -> "Terminal":
         width, height = map(str, self._size)
-        self._tmux("-f", "/dev/null", "new-session", "-d", "-x", width, "-y", height, "/bin/sh")
+        self._tmux("-f", "/dev/null", "new-session", "-d", "-x", width, "-y", height, "bash --norc --noprofile")
         self._tmux("set-option", "-g", "status", "off")
         self.until(lambda screen: bool(screen.strip()))  # the prompt: what is typed before would stand in front of it
         return self

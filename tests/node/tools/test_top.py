@@ -86,6 +86,19 @@ def test_top_lives_through_restarts_and_leaves_the_terminal_as_it_was(daemon: Da
         assert (tmp_path / "after").read_text() == (tmp_path / "before").read_text()
 
 
+def test_it_is_suspended_and_taken_up_again(daemon: Daemon, tmp_path: Path) -> None:
+    with Terminal(tmp_path) as terminal:
+        terminal.run("echo begin")
+        terminal.run(command(daemon, "top"))
+        terminal.until_shows("> train", "q quit")
+        terminal.press("C-z")
+        terminal.until_shows("begin", "Stopped")
+        terminal.run("fg")
+        terminal.until(lambda screen: "begin" not in screen and "> train" in screen and "q quit" in screen)
+        terminal.press("q")
+        terminal.until_shows("begin", "Stopped")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_leaves_the_terminal_as_it_was(daemon: Daemon, tmp_path: Path, number: signal.Signals) -> None:
     with Terminal(tmp_path) as terminal:

@@ -41,6 +41,11 @@ class Canvas(Widget, can_focus=True):
             if y >= len(before) or before[y] != strip:
                 self.refresh(Region(0, y, self.size.width, 1))
 
+    def show_again(self) -> None:
+        """The terminal has lost what was on it."""
+        self.app.refresh(repaint=True, layout=True)
+        self.refresh()
+
     def render_line(self, y: int) -> Strip:
         strip = self._strips[y] if y < len(self._strips) else Strip([])
         return strip.adjust_cell_length(self.size.width)
@@ -93,6 +98,7 @@ class Top(App[None]):
         self.query_one(Canvas).focus()
         self.asker.looked_at = self._datasets
         self.set_interval(_LOOK, self._look)
+        self.app_resume_signal.subscribe(self, lambda _: self.query_one(Canvas).show_again())
 
     def on_resize(self) -> None:
         self.call_after_refresh(self.draw)
