@@ -7,6 +7,7 @@ newer and an older side understand each other, if every new field has a default.
 from enum import StrEnum
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +40,8 @@ class DatasetView(Message, frozen=True):
     ttl: float = 0.0
     # Ids of its other snapshots on this node, which mounts may still show.
     others: list[str] = msgspec.field(default_factory=list)
+    # Where its origin is, in few words: the endpoint or account and whatever else it was given; empty for the defaults.
+    reached: str = ""
 
 
 class Stall(Message, frozen=True, array_like=True):
@@ -367,6 +370,38 @@ class DatasetAdd(Message, frozen=True):
     name: str
     url: str
     options: OriginOptions = OriginOptions()
+
+
+class OriginChange(Message, frozen=True):
+    """Options to change: as OriginOptions, and what is UNSET stays as it was."""
+
+    endpoint_url: str | UnsetType | None = UNSET
+    account: str | UnsetType | None = UNSET
+    region: str | UnsetType | None = UNSET
+    addressing_style: str | UnsetType | None = UNSET
+    profile: str | UnsetType | None = UNSET
+    anonymous: bool | UnsetType = UNSET
+    mtime_only: bool | UnsetType = UNSET
+
+
+class DatasetSet(Message, frozen=True):
+    """Reach the origin of a dataset in another way."""
+
+    name: str
+    change: OriginChange
+    # Also where nothing of what is there now is as it was listed, or where nobody can tell.
+    unchecked: bool = False
+
+
+class DatasetReached(Message, frozen=True):
+    """How a dataset is reached from now on."""
+
+    dataset: DatasetView
+    before: OriginOptions
+    now: OriginOptions
+    # Objects that were looked at in the new way, and those of them that are as they were listed.
+    looked_at: int = 0
+    alike: int = 0
 
 
 class DatasetName(Message, frozen=True):

@@ -12,11 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cachefs.errors import NotFound
+from cachefs.errors import ConfigError, NotFound
 from cachefs.messages import DatasetView
 from cachefs.mount_table import SOURCE_PREFIX
 
 ALL: Final = "all"
+# Datasets of one URL that an error names.
+MOST_NAMED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +80,18 @@ class MountSpec:
         return not self.is_single and (self.is_all or Part(dataset) in self.parts)
 
     def resolved(self, datasets: Sequence[DatasetView]) -> "MountSpec":
-        """The SPEC with the name of a dataset in place of its URL. Raises NotFound."""
+        """The SPEC with the name of a dataset in place of its URL. Raises NotFound, and ConfigError where several
+        datasets have the URL."""
         if not self.is_url:
             return self
         url = self.parts[0].name
-        for dataset in datasets:
-            if dataset.url == url.rstrip("/"):
-                return MountSpec((Part(dataset.name),))
+        found = [dataset for dataset in datasets if dataset.url == url.rstrip("/")]
+        if len(found) > 1:
+            named = ", ".join(f"{one.name} ({one.reached or 'default endpoint'})" for one in found[:MOST_NAMED])
+            more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+            raise ConfigError(f"{len(found)} datasets are at {url}: {named}{more}; mount one of them by its name")
+        if found:
+            return MountSpec((Part(found[0].name),))
         raise NotFound(f"no dataset is at {url}; give it a name with `cachectl dataset add NAME {url}`")
 
     def pins(self, snapshot: str) -> bool:

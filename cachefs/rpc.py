@@ -34,6 +34,8 @@ from cachefs.messages import (
     DatasetLimit,
     DatasetList,
     DatasetName,
+    DatasetReached,
+    DatasetSet,
     DatasetView,
     Directory,
     DirectoryEntries,
@@ -127,6 +129,7 @@ CLUSTER: Final = Method(Empty, ClusterStatus, Right.LOOK)
 DRAIN: Final = Method(DrainNode, DrainStatus, Right.ADMINISTER)
 SCALE_HINT: Final = Method(Empty, ScaleStatus, Right.LOOK)
 DATASET_ADD: Final = Method(DatasetAdd, ListingProgress, Right.ADMINISTER, streams=True)
+DATASET_SET: Final = Method(DatasetSet, DatasetReached, Right.ADMINISTER)
 DATASET_REFRESH: Final = Method(DatasetName, ListingProgress, Right.ADMINISTER, streams=True)
 DATASET_LIST: Final = Method(Empty, DatasetList, Right.LOOK)
 DATASET_SHOW: Final = Method(DatasetName, DatasetDetail, Right.LOOK)

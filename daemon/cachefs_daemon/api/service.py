@@ -34,6 +34,8 @@ from cachefs.messages import (
     DatasetLimit,
     DatasetList,
     DatasetName,
+    DatasetReached,
+    DatasetSet,
     DatasetView,
     Directory,
     DirectoryEntries,
@@ -273,6 +275,9 @@ class Service:
         if self._node.sharing is not None:
             self._node.sharing.datasets.check_unused(request.name)
         return await unbroken(self._node.changes.remove(request.name))
+
+    async def dataset_set(self, request: DatasetSet) -> DatasetReached:
+        return await self._node.changes.set_options(request)
 
     async def dataset_limit(self, request: DatasetLimit) -> DatasetView:
         return await self._node.quotas.change(request)

@@ -54,6 +54,11 @@ class DatasetRecord(msgspec.Struct, frozen=True):
     added: list[Stamp] = []
     listed: Stamp = NO_STAMP
     limited: Stamp = NO_STAMP
+    # What the names of its objects begin with, where the options would give another name now: see
+    # cachefs_daemon.datasets.reaching.
+    named: bytes = b""
+    # When the options were changed last, in a cluster.
+    reached: Stamp = NO_STAMP
 
 
 class RemovedRecord(msgspec.Struct, frozen=True):

@@ -94,6 +94,8 @@ class Bringing:
         self._refused: dict[str, tuple[int, float]] = {}  # by snapshot: bytes of the last block refused, loop time
         # Lets a fetch process bring a block that nobody waits for, if it can: see `Carrying.take`.
         self.carry: Callable[[BlockSource, Tell, Callable[[], None]], bool] = _not_carried
+        # How a block is reached now: its origin may have got another endpoint since its fetch began.
+        self.renewed: Callable[[BlockSource], BlockSource] = lambda source: source
         self.elsewhere: Elsewhere | None = None  # None: there are no other nodes
         self.fetched_blocks = self.fetched_bytes = 0  # from origins, since the daemon started
         self.peer_blocks = self.peer_bytes = 0  # from peers, since the daemon started
@@ -406,10 +408,10 @@ class Bringing:
                 f"{source.subject} found no free connection within the read deadline; "
                 "its origin is slow, or raise origin.max_connections"
             )
-        patience.rest = partial(_rest, flight)
+        patience.rest = partial(self._rest, flight)
         data = None if source.is_whole else await self._come_along(flight)
         if data is None:
-            data = await source.origin.read(source.range, patience)
+            data = await self._read(flight)
         if len(data) != source.length:
             self.tally.discard(len(data))
             raise OriginError(f"{source.subject}: got {len(data)} bytes for {source.length}")
@@ -418,6 +420,27 @@ class Bringing:
         if flight.early is not None and self._puts.has_room:
             flight.slot.leave()  # nobody waits for it any more
         return await self._keep(flight, ORIGIN)
+
+    async def _read(self, flight: Flight) -> Data:
+        """The bytes as its origin gives them. Where that is reached in another way meanwhile, it is asked so."""
+        while True:
+            source = flight.source
+            try:
+                return await source.origin.read(source.range, flight.patience)
+            except CachefsError:
+                flight.source = self.renewed(source)
+                if flight.source.origin is source.origin or flight.patience.left <= 0:
+                    raise
+
+    async def _rest(self, flight: Flight, seconds: float) -> None:
+        """Between two attempts. Fetches from other origins have the slot meanwhile."""
+        flight.slot.give_back()
+        await asyncio.sleep(seconds)
+        await flight.slot.take(ahead=not flight.demanded, needed=flight.needed)
+        flight.began = asyncio.get_running_loop().time()
+        trouble = flight.patience.trouble
+        if trouble is not None and self.renewed(flight.source).origin is not flight.source.origin:
+            raise trouble
 
     async def _keep(self, flight: Flight, came_from: str) -> Location | PassingBlock | None:
         """Its bytes have come."""
@@ -480,14 +503,6 @@ class Bringing:
             block = await self._threads.run(PassingBlock.of, flight.source.key, flight.data, flight.checksums)
         self.passing.add(flight.source.key, block, reason)
         return block
-
-
-async def _rest(flight: Flight, seconds: float) -> None:
-    """Between two attempts. Fetches from other origins have the slot meanwhile."""
-    flight.slot.give_back()
-    await asyncio.sleep(seconds)
-    await flight.slot.take(ahead=not flight.demanded, needed=flight.needed)
-    flight.began = asyncio.get_running_loop().time()
 
 
 def _stopping() -> CachefsError:

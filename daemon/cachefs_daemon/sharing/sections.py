@@ -55,6 +55,9 @@ class SharedDataset(msgspec.Struct, frozen=True):
     share: float = 1.0
     ttl: float = 0.0
     limited: Stamp = NO_STAMP
+    # See DatasetRecord, and when the options were changed.
+    named: bytes = b""
+    reached: Stamp = NO_STAMP
 
 
 class MountedDataset(msgspec.Struct, frozen=True):

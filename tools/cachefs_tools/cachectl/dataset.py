@@ -13,13 +13,24 @@ from cachefs.messages import (
     DatasetDetail,
     DatasetLimit,
     DatasetName,
+    DatasetReached,
+    DatasetSet,
     DatasetView,
     Empty,
     ListingProgress,
+    OriginChange,
     OriginOptions,
     Problem,
 )
-from cachefs.rpc import DATASET_ADD, DATASET_LIMIT, DATASET_LIST, DATASET_REFRESH, DATASET_REMOVE, DATASET_SHOW
+from cachefs.rpc import (
+    DATASET_ADD,
+    DATASET_LIMIT,
+    DATASET_LIST,
+    DATASET_REFRESH,
+    DATASET_REMOVE,
+    DATASET_SET,
+    DATASET_SHOW,
+)
 from cachefs_tools.cachectl.command_session import CommandSession, with_session
 from cachefs_tools.cachectl.content import fraction_of
 from cachefs_tools.cachectl.display import duration, share, size, table
@@ -27,6 +38,23 @@ from cachefs_tools.cachectl.display import name as shown
 from cachefs_tools.cachectl.progress import follow_listing
 
 SHOWN_PROBLEMS = 10
+# Seconds that the daemon may take to look at a new endpoint.
+SET_SECONDS = 180.0
+
+
+def share_of(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
+    """The share of the tiers that an option means; 1 is no limit, and None is an option that was not given."""
+    return 1.0 if text == "none" else fraction_of(ctx, param, text) if text is not None else None
+
+
+def seconds_of(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
+    """The seconds that an option such as 12h means; 0 is no limit, and None is an option that was not given."""
+    if text is None or text == "none":
+        return None if text is None else 0.0
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}, nor none") from None
 
 
 @click.group()
@@ -73,6 +101,61 @@ def add(session: CommandSession, name: str, url: str, **origin: Any) -> None:
     report_listing(session, follow_listing(session, session.stream(DATASET_ADD, request)))
 
 
+@dataset.command(name="set")
+@click.argument("name")
+@click.option("--endpoint-url", metavar="URL", help="URL of the server.")
+@click.option("--account", metavar="NAME", help="Storage account of az://.")
+@click.option("--region", metavar="NAME", help="Region of the bucket (S3).")
+@click.option("--addressing-style", type=click.Choice(["auto", "path", "virtual", "none"]), help="As of `add` (S3).")
+@click.option("--profile", metavar="NAME", help="Profile in the AWS configuration of the daemon.")
+@click.option("--anonymous/--no-anonymous", default=None, help="Whether to send no credentials.")
+@click.option("--mtime-only/--no-mtime-only", default=None, help="As of `add`; it takes effect with the next refresh.")
+@click.option("--share", "of_tiers", metavar="SHARE", callback=share_of, help="As of `limit`.")
+@click.option("--ttl", metavar="TIME", callback=seconds_of, help="As of `limit`.")
+@click.option("--unchecked", is_flag=True, help="Do not look first whether the objects are there.")
+@with_session
+def set_(  # one for each group of options
+    session: CommandSession, name: str, of_tiers: float | None, ttl: float | None, unchecked: bool, **origin: Any
+) -> None:
+    """Change how a dataset is reached, and its limits.
+
+    Where an option is left out, it stays; none takes its value away. What is cached stays, mounts go on, and reads that
+    wait for the old endpoint ask the new one. Objects must be the same: some are looked at first. Use `add` for others.
+    """
+    given: dict[str, Any] = {
+        key: None if value == "none" else value for key, value in origin.items() if value is not None
+    }
+    change = OriginChange(**given)
+    if change == OriginChange() and of_tiers is None and ttl is None:
+        raise click.UsageError("say what to change, such as --endpoint-url URL or --share 40%; see --help")
+    reached = session.call(DATASET_SET, DatasetSet(name=name, change=change, unchecked=unchecked), timeout=SET_SECONDS)
+    if of_tiers is not None or ttl is not None:
+        view = session.call(DATASET_LIMIT, DatasetLimit(name=name, share=of_tiers, ttl=ttl))
+        reached = msgspec.structs.replace(reached, dataset=view)
+    session.answer(reached, *describe_set(reached, is_limited=of_tiers is not None or ttl is not None))
+
+
+def describe_set(reached: DatasetReached, *, is_limited: bool) -> list[str]:
+    """What has changed of a dataset, in lines."""
+    view, before, now = reached.dataset, dict(reached_by(reached.before)), dict(reached_by(reached.now))
+    lines = [
+        f"{view.name}: {key} {shown(before.get(key, 'default'))} -> {shown(now.get(key, 'default'))}"
+        for key in {**before, **now}
+        if before.get(key) != now.get(key)
+    ]
+    if reached.looked_at:
+        lines.append(
+            f"looked at {reached.looked_at:,} objects: {reached.alike:,} are as they were listed; what is cached stays"
+        )
+    if reached.alike < reached.looked_at:
+        lines.append(f"others have changed: run `cachectl dataset refresh {view.name}`")
+    if reached.before.mtime_only != reached.now.mtime_only:
+        lines.append(f"--mtime-only takes effect with `cachectl dataset refresh {view.name}`, which fetches all anew")
+    if is_limited:
+        lines.append(f"{view.name}: {limits(view) or 'no limits'}")
+    return lines or [f"{view.name}: nothing has changed"]
+
+
 @dataset.command()
 @click.argument("name")
 @with_session
@@ -93,11 +176,17 @@ def list_(session: CommandSession) -> None:
             f"{each.files:,}",
             size(each.bytes),
             date(each.created_ns),
-            shown(each.url),
+            url_of(each, reply.datasets),
         )
         for each in reply.datasets
     )
     session.answer(reply, table("NAME =SNAPSHOT >FILES >SIZE >LISTED URL", rows))
+
+
+def url_of(view: DatasetView, everything: Sequence[DatasetView]) -> str:
+    """The URL of a dataset; also how it is reached, where another dataset has the same URL."""
+    has_twin = any(other.url == view.url and other.name != view.name for other in everything)
+    return f"{shown(view.url)} ({shown(view.reached) or 'default endpoint'})" if has_twin else shown(view.url)
 
 
 @dataset.command()
@@ -124,21 +213,6 @@ def rm(session: CommandSession, name: str, yes: bool) -> None:
         session.confirm(f"this forgets {name} ({what})", yes)
     freed = session.call(DATASET_REMOVE, DatasetName(name=name))
     session.answer(freed, f"{name} is forgotten; freed {freed.blocks:,} blocks, {size(freed.bytes)}")
-
-
-def share_of(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
-    """The share of the tiers that an option means; 1 is no limit, and None is an option that was not given."""
-    return 1.0 if text == "none" else fraction_of(ctx, param, text) if text is not None else None
-
-
-def seconds_of(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
-    """The seconds that an option such as 12h means; 0 is no limit, and None is an option that was not given."""
-    if text is None or text == "none":
-        return None if text is None else 0.0
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise click.BadParameter(f"{error}, nor none") from None
 
 
 @dataset.command()
