@@ -79,6 +79,8 @@ class MountReport(Message, frozen=True):
     worker_pid: int = 0
     # The daemon that has answered this worker's last report (NodeView.instance); empty where none has.
     heard_from: str = ""
+    # Id of the snapshot that is shown where one dataset is mounted; else empty.
+    snapshot: str = ""
 
 
 class NodeView(Message, frozen=True):
@@ -219,6 +221,10 @@ class MountView(Message, frozen=True):
     counters: dict[str, int]
     # It is mounted nowhere any more, and serves those who still have files of it open.
     detached: bool = False
+    # Id of the snapshot that it shows, where one dataset is mounted and the mount has said so; else empty.
+    snapshot: str = ""
+    # It stays at that snapshot, and the dataset has a newer one.
+    behind: bool = False
 
 
 class ErrorView(Message, frozen=True):
@@ -231,6 +237,23 @@ class ErrorView(Message, frozen=True):
     # To what it happened, such as an object, and what went wrong.
     subject: str
     message: str
+    # When it happened first, in the same unit; 0 where that is unknown.
+    first: float = 0.0
+
+
+class ErrorCause(Message, frozen=True):
+    """Failures that have one cause."""
+
+    # When the first and the last one happened: unix time in seconds.
+    first: float
+    last: float
+    count: int
+    # What they have in common, such as a bucket; or the thing, where only one has failed.
+    where: str
+    # What went wrong, with … in place of what differs.
+    message: str
+    # To what it happened last.
+    example: str
 
 
 class EndpointStatus(Message, frozen=True):
@@ -338,6 +361,8 @@ class Status(Message, frozen=True):
     warmups: int
     index_blocks: int
     errors: list[ErrorView] = []
+    # The same failures by their causes, those that happened last first.
+    causes: list[ErrorCause] = []
     # Blocks that no tier had room for, and that went straight to their readers.
     passed_blocks: int = 0
     # Reads of origins that took a slower way than they usually do (S3: through aiobotocore).

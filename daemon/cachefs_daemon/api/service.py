@@ -67,6 +67,7 @@ from cachefs_daemon.datasets import browsing, selection
 from cachefs_daemon.fetch.guess_views import guess_counts, guess_views
 from cachefs_daemon.jobs.owners import check_owner, job_meant, job_of
 from cachefs_daemon.live_settings import LiveSettings
+from cachefs_daemon.mounts.lagging import with_lag
 from cachefs_daemon.node import Node
 from cachefs_daemon.origin import ledger
 from cachefs_daemon.runtime.unbroken import unbroken
@@ -183,10 +184,11 @@ class Service:
             in_flight_blocks=blocks,
             in_flight_bytes=size,
             repairs=self._node.storage.blocks.repairs,
-            mounts=[self._node.pushers.shown(view) for view in self._node.mounts.views()],
+            mounts=[with_lag(self._node.pushers.shown(one), self._newest) for one in self._node.mounts.views()],
             warmups=len(self._node.warmups),
             index_blocks=sum(tier.blocks for tier in usage),
             errors=self._node.errors.views(),
+            causes=self._node.errors.causes(),
             passed_blocks=self._node.fetcher.passing.count,
             endpoints=self._node.catalog.endpoints(),
             fetch_processes=self._node.carrying.status(),
@@ -194,6 +196,11 @@ class Service:
             guessed=guess_counts(self._node.guesser.counts),
             cluster=cluster_brief(self._node.membership.view, self._node.config.cluster),
         )
+
+    def _newest(self, dataset: str) -> str:
+        """Id of the dataset's current snapshot; empty where there is none."""
+        known = self._node.catalog.find(dataset)
+        return known.current.id if known is not None and known.current is not None else ""
 
     async def reload(self, _: Empty) -> Reloaded:
         return self._settings.reload()

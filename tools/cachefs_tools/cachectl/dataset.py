@@ -18,10 +18,12 @@ from cachefs.messages import (
     DatasetView,
     Empty,
     ListingProgress,
+    MountView,
     OriginChange,
     OriginOptions,
     Problem,
 )
+from cachefs.mount_spec import MountSpec
 from cachefs.rpc import (
     DATASET_ADD,
     DATASET_LIMIT,
@@ -30,14 +32,16 @@ from cachefs.rpc import (
     DATASET_REMOVE,
     DATASET_SET,
     DATASET_SHOW,
+    STATUS,
 )
-from cachefs_tools.cachectl.command_session import CommandSession, with_session
+from cachefs_tools.cachectl.command_session import CommandSession, plain, with_session
 from cachefs_tools.cachectl.content import fraction_of
 from cachefs_tools.cachectl.display import duration, share, size, table
 from cachefs_tools.cachectl.display import name as shown
 from cachefs_tools.cachectl.progress import follow_listing
 
 SHOWN_PROBLEMS = 10
+SHOWN_MOUNTS = 5
 # Seconds that the daemon may take to look at a new endpoint.
 SET_SECONDS = 180.0
 
@@ -160,8 +164,14 @@ def describe_set(reached: DatasetReached, *, is_limited: bool) -> list[str]:
 @click.argument("name")
 @with_session
 def refresh(session: CommandSession, name: str) -> None:
-    """List the origin again. Files that did not change stay cached."""
-    report_listing(session, follow_listing(session, session.stream(DATASET_REFRESH, DatasetName(name=name))))
+    """List the origin again. Files that did not change stay cached.
+
+    Mounts of several datasets, and those with the option follow, then show the new snapshot. Others stay where they
+    are, and are named.
+    """
+    last = follow_listing(session, session.stream(DATASET_REFRESH, DatasetName(name=name)))
+    late = [one for one in session.call(STATUS, Empty()).mounts if one.behind and MountSpec.parse(one.spec).names(name)]
+    report_listing(session, last, late)
 
 
 @dataset.command(name="list")
@@ -246,11 +256,11 @@ def limits(view: DatasetView) -> str:
     return ", ".join(parts)
 
 
-def report_listing(session: CommandSession, last: ListingProgress) -> None:
-    """Answer with what was listed, from the last progress message."""
+def report_listing(session: CommandSession, last: ListingProgress, behind: Sequence[MountView] = ()) -> None:
+    """Answer with what was listed, from the last progress message. behind: mounts that go on with an older snapshot."""
     view = last.dataset
     if view is None:
-        session.answer(last, "listed")
+        session.answer(plain(last) | {"mounts_behind": plain(behind)}, "listed")
         return
     content = f"{view.files:,} files, {view.directories:,} directories, {size(view.bytes)}"
     lines = [f"{view.name}@{view.snapshot[:12]}: {content}"]
@@ -266,7 +276,19 @@ def report_listing(session: CommandSession, last: ListingProgress) -> None:
         )
     if view.problems:
         lines.append(left_out(view, session.call(DATASET_SHOW, DatasetName(name=view.name)).problems))
-    session.answer(last, *lines)
+    if behind:
+        lines.append(still_behind(behind))
+    session.answer(plain(last) | {"mounts_behind": plain(behind)}, *lines)
+
+
+def still_behind(mounts: Sequence[MountView]) -> str:
+    """The line about mounts that show an older snapshot."""
+    places = ", ".join(shown(one.mountpoint) for one in mounts[:SHOWN_MOUNTS])
+    more = f" and {len(mounts) - SHOWN_MOUNTS:,} more" if len(mounts) > SHOWN_MOUNTS else ""
+    still = "1 mount still shows an older snapshot" if len(mounts) == 1 else (
+        f"{len(mounts):,} mounts still show older snapshots"
+    )  # fmt: skip
+    return f"{still}: {places}{more}; unmount and mount again (with --follow, a mount shows new ones by itself)"
 
 
 def left_out(view: DatasetView, problems: Sequence[Problem]) -> str:
