@@ -38,6 +38,8 @@ class DatasetView(Message, frozen=True):
     share: float = 1.0
     # Seconds that blocks stay after their last read; 0 for no limit.
     ttl: float = 0.0
+    # Bytes of each tier that the dataset may take; 0 for no limit.
+    most: int = 0
     # Ids of its other snapshots on this node, which mounts may still show.
     others: list[str] = msgspec.field(default_factory=list)
     # Where its origin is, in few words: the endpoint or account and whatever else it was given; empty for the defaults.
@@ -443,6 +445,8 @@ class DatasetLimit(Message, frozen=True):
     share: float | None = None
     # Seconds that blocks stay after their last read; 0 for no limit.
     ttl: float | None = None
+    # Bytes of each tier; 0 for no limit.
+    most: int | None = None
 
 
 class DatasetList(Message, frozen=True):

@@ -65,7 +65,7 @@ def _one_each(known: list[SharedDataset]) -> list[SharedDataset]:
 
 def _union(one: SharedDataset, other: SharedDataset) -> SharedDataset:
     latest = max(one, other, key=lambda each: (each.listed, each.snapshot))
-    limits = max(one, other, key=lambda each: (each.limited, each.share, each.ttl))
+    limits = max(one, other, key=lambda each: (each.limited, each.share, each.ttl, each.most))
     reached = max(one, other, key=lambda each: (each.reached, msgspec.json.encode(each.options), each.named))
     added: list[Stamp] = sorted({*one.added, *other.added})[:MOST_ADDS]
     return msgspec.structs.replace(
@@ -77,5 +77,6 @@ def _union(one: SharedDataset, other: SharedDataset) -> SharedDataset:
         reached=reached.reached,
         share=limits.share,
         ttl=limits.ttl,
+        most=limits.most,
         limited=limits.limited,
     )

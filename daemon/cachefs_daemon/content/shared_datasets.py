@@ -213,6 +213,7 @@ class SharedDatasets:
             options=record.options,
             share=record.share,
             ttl=record.ttl,
+            most=record.most,
             limited=record.limited,
             named=record.named,
             reached=record.reached,
@@ -254,9 +255,9 @@ class SharedDatasets:
             return
         self._trouble.pop(name, None)
         if (wanted.added, wanted.listed, wanted.limited) != (own.added, own.listed, own.limited):
-            fields = {field: getattr(wanted, field) for field in ("added", "listed", "limited", "share", "ttl")}
+            fields = {field: getattr(wanted, field) for field in ("added", "listed", "limited", "share", "ttl", "most")}
             await self._here.catalog.restamp(name, **fields)
-            if (wanted.share, wanted.ttl) != (own.share, own.ttl):
+            if (wanted.share, wanted.ttl, wanted.most) != (own.share, own.ttl, own.most):
                 await self._here.changes.follow_limits(self._here.catalog.get(name))
 
     def _problem(self, name: str, resolution: Resolution) -> str:
@@ -353,6 +354,7 @@ class SharedDatasets:
             [SnapshotRecord(wanted.snapshot)],
             share=wanted.share,
             ttl=wanted.ttl,
+            most=wanted.most,
             added=wanted.added,
             listed=wanted.listed,
             limited=wanted.limited,

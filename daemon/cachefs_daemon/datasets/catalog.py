@@ -139,6 +139,7 @@ class Catalog:
             problems=snapshot.problem_count if snapshot else 0,
             share=record.share,
             ttl=record.ttl,
+            most=record.most,
             others=[known.id for known in record.snapshots if snapshot is None or known.id != snapshot.id],
             reached=reaching.in_few_words(record.options),
         )
@@ -225,9 +226,9 @@ class Catalog:
         """pins: paths relative to the dataset's root. Raises NotFound, CachefsError."""
         await self._change(self.get(name), pins=pins)
 
-    async def set_limits(self, name: str, share: float, ttl: float) -> None:
+    async def set_limits(self, name: str, *, share: float, most: int, ttl: float) -> None:
         """See DatasetRecord. Raises NotFound, CachefsError."""
-        await self._change(self.get(name), share=share, ttl=ttl, limited=self.stamp())
+        await self._change(self.get(name), share=share, most=most, ttl=ttl, limited=self.stamp())
         self.on_change(name)
 
     def opened(self, name: str, options: OriginOptions) -> Origin:
@@ -306,6 +307,7 @@ class Catalog:
             listed=wanted.listed,
             share=wanted.share,
             ttl=wanted.ttl,
+            most=wanted.most,
             limited=wanted.limited,
         )
         dataset, was = known or Dataset(record, origin, None), before

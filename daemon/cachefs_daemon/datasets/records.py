@@ -49,6 +49,8 @@ class DatasetRecord(msgspec.Struct, frozen=True):
     share: float = 1.0
     # Seconds that its blocks stay after their last read; 0 where nothing limits that.
     ttl: float = 0.0
+    # Bytes of each tier that its blocks may take; 0 where nothing limits that.
+    most: int = 0
     # In a cluster: when it was added (several times, where several nodes have added the same), in order; when its
     # current snapshot was made; when its limits were set. Else empty.
     added: list[Stamp] = []

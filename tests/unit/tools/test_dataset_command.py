@@ -1,6 +1,8 @@
 """What cachectl says of how a dataset is reached."""
 
-from cachefs_tools.cachectl.dataset import describe_set, reached_by, url_of
+import click
+import pytest
+from cachefs_tools.cachectl.dataset import Room, describe_set, limits, reached_by, room_of, url_of
 
 from cachefs.messages import DatasetReached, DatasetView, OriginOptions
 
@@ -13,10 +15,10 @@ def test_options_are_shown_but_for_defaults() -> None:
     ]  # fmt: skip
 
 
-def view(name: str, reached: str = "") -> DatasetView:
+def view(name: str, reached: str = "", **more: float) -> DatasetView:
     return DatasetView(
         name=name, url="s3://photos", snapshot="0" * 32, path="", files=1, directories=0, bytes=1, created_ns=0,
-        reached=reached,
+        reached=reached, **more,  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -38,3 +40,24 @@ def test_what_was_set_is_said_as_it_was_and_as_it_is() -> None:
     ]
     nothing = DatasetReached(dataset=view("d"), before=now, now=now)
     assert describe_set(nothing, is_limited=False) == ["d: nothing has changed"]
+
+
+def room(text: str) -> Room | None:
+    return room_of(click.Context(click.Command("limit")), click.Option(["--share"]), text)
+
+
+def test_a_share_is_a_part_or_a_size() -> None:
+    assert room("20%") == room("0.2") == Room(share=0.2)
+    assert room("200GiB") == Room(most=200 << 30)
+    assert room("none") == room("1") == Room()
+    for wrong in ("0", "-1", "101%", "much", "0GiB", "nan", ""):
+        with pytest.raises(click.BadParameter, match=r"none|percentage"):
+            room(wrong)
+
+
+def test_limits_are_said_in_words() -> None:
+    assert limits(view("d")) == ""
+    assert limits(view("d", share=0.2)) == "at most 20.0 % of each tier"
+    assert (
+        limits(view("d", most=200 << 30, ttl=60)) == "at most 200 GiB of each tier, dropped when not read for 1 min 0 s"
+    )

@@ -1,6 +1,8 @@
 """cachectl dataset: gives names to listings of origins, and shows and limits what they take of the node."""
 
+import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -34,6 +36,7 @@ from cachefs.rpc import (
     DATASET_SHOW,
     STATUS,
 )
+from cachefs.sizes import parse_size
 from cachefs_tools.cachectl.command_session import CommandSession, plain, with_session
 from cachefs_tools.cachectl.content import fraction_of
 from cachefs_tools.cachectl.display import duration, share, size, table
@@ -46,9 +49,30 @@ SHOWN_MOUNTS = 5
 SET_SECONDS = 180.0
 
 
-def share_of(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
-    """The share of the tiers that an option means; 1 is no limit, and None is an option that was not given."""
-    return 1.0 if text == "none" else fraction_of(ctx, param, text) if text is not None else None
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a dataset may take of each tier."""
+
+    # Part of it; 1 for all.
+    share: float = 1.0
+    # Bytes of it; 0 for all.
+    most: int = 0
+
+
+def room_of(ctx: click.Context, param: click.Parameter, text: str | None) -> Room | None:
+    """What an option such as 20%, 0.2, 200GiB or none means; None is an option that was not given."""
+    if text is None:
+        return None
+    if text == "none":
+        return Room()
+    try:
+        if text.endswith("%") or float(text) <= 1:
+            return Room(share=fraction_of(ctx, param, text))
+    except ValueError:
+        with contextlib.suppress(ValueError):
+            if most := parse_size(text):
+                return Room(most=most)
+    raise click.BadParameter(f"{text!r} is neither a part such as 20% or 0.2, nor a size such as 200GiB, nor none")
 
 
 def seconds_of(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
@@ -114,12 +138,12 @@ def add(session: CommandSession, name: str, url: str, **origin: Any) -> None:
 @click.option("--profile", metavar="NAME", help="Profile in the AWS configuration of the daemon.")
 @click.option("--anonymous/--no-anonymous", default=None, help="Whether to send no credentials.")
 @click.option("--mtime-only/--no-mtime-only", default=None, help="As of `add`; it takes effect with the next refresh.")
-@click.option("--share", "of_tiers", metavar="SHARE", callback=share_of, help="As of `limit`.")
+@click.option("--share", "room", metavar="SHARE", callback=room_of, help="As of `limit`.")
 @click.option("--ttl", metavar="TIME", callback=seconds_of, help="As of `limit`.")
 @click.option("--unchecked", is_flag=True, help="Do not look first whether the objects are there.")
 @with_session
 def set_(  # one for each group of options
-    session: CommandSession, name: str, of_tiers: float | None, ttl: float | None, unchecked: bool, **origin: Any
+    session: CommandSession, name: str, room: Room | None, ttl: float | None, unchecked: bool, **origin: Any
 ) -> None:
     """Change how a dataset is reached, and its limits.
 
@@ -130,13 +154,13 @@ def set_(  # one for each group of options
         key: None if value == "none" else value for key, value in origin.items() if value is not None
     }
     change = OriginChange(**given)
-    if change == OriginChange() and of_tiers is None and ttl is None:
+    if change == OriginChange() and room is None and ttl is None:
         raise click.UsageError("say what to change, such as --endpoint-url URL or --share 40%; see --help")
     reached = session.call(DATASET_SET, DatasetSet(name=name, change=change, unchecked=unchecked), timeout=SET_SECONDS)
-    if of_tiers is not None or ttl is not None:
-        view = session.call(DATASET_LIMIT, DatasetLimit(name=name, share=of_tiers, ttl=ttl))
+    if room is not None or ttl is not None:
+        view = session.call(DATASET_LIMIT, limit_of(name, room, ttl))
         reached = msgspec.structs.replace(reached, dataset=view)
-    session.answer(reached, *describe_set(reached, is_limited=of_tiers is not None or ttl is not None))
+    session.answer(reached, *describe_set(reached, is_limited=room is not None or ttl is not None))
 
 
 def describe_set(reached: DatasetReached, *, is_limited: bool) -> list[str]:
@@ -229,21 +253,28 @@ def rm(session: CommandSession, name: str, yes: bool) -> None:
 @click.argument("name")
 @click.option(
     "--share",
-    "of_tiers",
+    "room",
     metavar="SHARE",
-    callback=share_of,
-    help="The dataset may take so much of each tier: 40%, 0.4, or none.",
+    callback=room_of,
+    help="The dataset may take so much of each tier: 40%, 0.4, 200GiB, or none.",
 )
 @click.option(
     "--ttl", metavar="TIME", callback=seconds_of, help="Drop blocks that nobody has read for so long: 12h, 7d, or none."
 )
 @with_session
-def limit(session: CommandSession, name: str, of_tiers: float | None, ttl: float | None) -> None:
+def limit(session: CommandSession, name: str, room: Room | None, ttl: float | None) -> None:
     """Limit how much of this node a dataset may take."""
-    if of_tiers is None and ttl is None:
+    if room is None and ttl is None:
         raise click.UsageError("say what to limit: --share, --ttl")
-    view = session.call(DATASET_LIMIT, DatasetLimit(name=name, share=of_tiers, ttl=ttl))
+    view = session.call(DATASET_LIMIT, limit_of(name, room, ttl))
     session.answer(view, f"{name}: {limits(view) or 'no limits'}")
+
+
+def limit_of(name: str, room: Room | None, ttl: float | None) -> DatasetLimit:
+    """The request for these limits; None leaves one as it is."""
+    if room is None:
+        return DatasetLimit(name=name, ttl=ttl)
+    return DatasetLimit(name=name, share=room.share, most=room.most, ttl=ttl)
 
 
 def limits(view: DatasetView) -> str:
@@ -251,6 +282,8 @@ def limits(view: DatasetView) -> str:
     parts = []
     if view.share < 1:
         parts.append(f"at most {share(view.share, 1)} of each tier")
+    if view.most:
+        parts.append(f"at most {size(view.most)} of each tier")
     if view.ttl:
         parts.append(f"dropped when not read for {duration(view.ttl)}")
     return ", ".join(parts)
