@@ -585,6 +585,31 @@ class Freed(Message, frozen=True):
     bytes: int
 
 
+class Held(Message, frozen=True):
+    """Something of a dataset: whole files, and blocks and bytes, of which some may be parts of other files."""
+
+    files: int
+    blocks: int
+    bytes: int
+
+
+class WarmupForecast(Message, frozen=True):
+    """What a warmup would do."""
+
+    # All that was asked for, and what of it is on the node already.
+    wanted: Held
+    here: Held
+    # Bytes that the tiers can take without evicting anything.
+    free: int
+
+
+class EvictForecast(Message, frozen=True):
+    """What an eviction would free, and what of that is pinned."""
+
+    here: Held
+    pinned: Held
+
+
 class Pinned(Message, frozen=True):
     """What was pinned, or is not any more."""
 

@@ -148,12 +148,8 @@ class Catalog:
         """The datasets that a mount can show."""
         return [self.view(dataset) for dataset in self if dataset.current is not None]
 
-    async def add(self, request: DatasetAdd) -> AsyncGenerator[ListingProgress, None]:
-        """List a new dataset. Yields progress, and last a message with the dataset.
-
-        Raises AlreadyExists, Busy, ConfigError, and what the origin raises.
-        """
-        name = request.name
+    def check_new(self, name: str, url: str) -> None:
+        """Raises ConfigError where *name* cannot name a dataset, AlreadyExists where it names one."""
         if not _NAME.fullmatch(name) or name in _RESERVED:
             raise ConfigError(
                 f"{name!r} cannot name a dataset: use 1 to 64 of A-Z a-z 0-9 . _ - "
@@ -161,7 +157,15 @@ class Catalog:
             )
         known = self._datasets.get(name)
         if known is not None:
-            raise AlreadyExists(_taken(known.record, request.url))
+            raise AlreadyExists(_taken(known.record, url))
+
+    async def add(self, request: DatasetAdd) -> AsyncGenerator[ListingProgress, None]:
+        """List a new dataset. Yields progress, and last a message with the dataset.
+
+        Raises AlreadyExists, Busy, ConfigError, and what the origin raises.
+        """
+        name = request.name
+        self.check_new(name, request.url)
         origin = open_origin(request.url, request.options, self._settings)
         resumed = 0
         stamp = self.stamp()

@@ -34,6 +34,7 @@ from cachefs.rpc import (
     DATASET_REMOVE,
     DATASET_SET,
     DATASET_SHOW,
+    DATASET_TRY,
     STATUS,
 )
 from cachefs.sizes import parse_size
@@ -111,8 +112,9 @@ def dataset() -> None:
     help="Tell versions of files apart by size and mtime only, not by ctime and inode. "
     "For file servers of a farm that show different ones, and for trees whose modes and owners change.",
 )
+@click.option("-n", "--dry-run", is_flag=True, help="Only list, and say what the dataset would be.")
 @with_session
-def add(session: CommandSession, name: str, url: str, **origin: Any) -> None:
+def add(session: CommandSession, name: str, url: str, dry_run: bool, **origin: Any) -> None:
     """List URL as the dataset NAME.
 
     \b
@@ -126,7 +128,21 @@ def add(session: CommandSession, name: str, url: str, **origin: Any) -> None:
     Credentials come from the daemon's environment.
     """
     request = DatasetAdd(name=name, url=url, options=OriginOptions(**origin))
+    if dry_run:
+        last = follow_listing(session, session.stream(DATASET_TRY, request))
+        session.answer(last, *describe_trial(last))
+        return
     report_listing(session, follow_listing(session, session.stream(DATASET_ADD, request)))
+
+
+def describe_trial(last: ListingProgress) -> list[str]:
+    """The lines of `dataset add --dry-run`."""
+    view = last.dataset
+    if view is None:
+        return ["listed; nothing was added"]
+    content = f"{view.files:,} files, {view.directories:,} directories, {size(view.bytes)}"
+    left = f", and {view.problems:,} keys that cannot be files" if view.problems else ""
+    return [f"{view.name} would be {content}{left}; nothing was added"]
 
 
 @dataset.command(name="set")
@@ -238,12 +254,16 @@ def show(session: CommandSession, name: str) -> None:
 @dataset.command()
 @click.argument("name")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-n", "--dry-run", is_flag=True, help="Only say what would be forgotten.")
 @with_session
-def rm(session: CommandSession, name: str, yes: bool) -> None:
+def rm(session: CommandSession, name: str, yes: bool, dry_run: bool) -> None:
     """Forget a dataset. Its origin is not touched."""
-    if not yes:
+    if dry_run or not yes:
         detail = session.call(DATASET_SHOW, DatasetName(name=name))
         what = f"{detail.dataset.files:,} files of {detail.dataset.url}, {size(sum(detail.cached.values()))} cached"
+        if dry_run:
+            session.answer(detail, f"would forget {name} ({what}); what other datasets have too stays cached")
+            return
         session.confirm(f"this forgets {name} ({what})", yes)
     freed = session.call(DATASET_REMOVE, DatasetName(name=name))
     session.answer(freed, f"{name} is forgotten; freed {freed.blocks:,} blocks, {size(freed.bytes)}")
