@@ -203,7 +203,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(daemon: Daemon, tree
     said = run(daemon, "warmup", "tree", "-n").stdout
     assert "tree: would fetch 20 blocks, " in said
     assert "; 5 files are here as a whole" in said
-    answer(daemon, "pin", "tree", "images/class1/0")
+    answer(daemon, "pin", "tree", "images/class1/001.jpg")
     before = daemon.status()
     found = answer(daemon, "evict", "tree", "--dry-run")
     assert found["here"]["blocks"] == 5
