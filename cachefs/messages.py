@@ -250,7 +250,7 @@ class ErrorCause(Message, frozen=True):
     first: float
     last: float
     count: int
-    # What they have in common, such as a bucket; or the thing, where only one has failed.
+    # What the names of all that failed begin with, such as a bucket; or the thing, where only one has failed.
     where: str
     # What went wrong, with … in place of what differs.
     message: str

@@ -1,5 +1,6 @@
 """Failures by their cause: one outage makes thousands of objects fail, and is one thing to mend."""
 
+import itertools
 import re
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ class _Cause:
     message: str
     # Failures so far.
     count: int = 0
+    # What the subjects of all failures begin with, up to a slash.
+    common: str = ""
     # Were all failures of one subject?
     is_single: bool = True
 
@@ -40,8 +43,9 @@ class ErrorCauses:
     def add(self, subject: str, message: str, when: float) -> None:
         """Something has failed, at this unix time."""
         key = _key(subject, message)
-        cause = self._causes.pop(key, None) or _Cause(when, when, subject, message)
+        cause = self._causes.pop(key, None) or _Cause(when, when, subject, message, common=subject)
         cause.is_single = cause.is_single and cause.subject == subject
+        cause.common = _common(cause.common, subject)
         cause.subject, cause.message, cause.last = subject, message, when
         cause.count += 1
         self._causes[key] = cause
@@ -61,16 +65,25 @@ class ErrorCauses:
                 first=one.first,
                 last=one.last,
                 count=one.count,
-                where=one.subject if one.is_single else area,
+                where=one.common,
                 message=one.message if one.is_single else without(one.subject, one.message),
                 example=one.subject,
             )
-            for (area, _), one in reversed(self._causes.items())
+            for one in reversed(self._causes.values())
         ]
 
 
 def _key(subject: str, message: str) -> tuple[str, str]:
     return area_of(subject), _VARIES.sub(THING, without(subject, message))
+
+
+def _common(one: str, other: str) -> str:
+    """What both begin with, up to a slash; all of it where they are the same."""
+    if one == other:
+        return one
+    pairs = zip(one.split("/"), other.split("/"), strict=False)
+    parts = [left for left, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
+    return "/".join([*parts, ""]) or one
 
 
 def area_of(subject: str) -> str:

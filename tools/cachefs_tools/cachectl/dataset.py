@@ -234,8 +234,8 @@ def list_(session: CommandSession) -> None:
 
 
 def url_of(view: DatasetView, everything: Sequence[DatasetView]) -> str:
-    """The URL of a dataset; also how it is reached, where another dataset has the same URL."""
-    has_twin = any(other.url == view.url and other.name != view.name for other in everything)
+    """The URL of a dataset; also how it is reached, where another one has the same URL and is not reached so."""
+    has_twin = any(other.url == view.url and other.reached != view.reached for other in everything)
     return f"{shown(view.url)} ({shown(view.reached) or 'default endpoint'})" if has_twin else shown(view.url)
 
 

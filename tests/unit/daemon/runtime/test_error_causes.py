@@ -13,7 +13,9 @@ def test_one_outage_is_one_cause() -> None:
     for number in range(10_000):
         errors.add(f"s3://photos/train/{number}.jpg", down(f"train/{number}.jpg"))
     (cause,) = errors.causes()
-    assert (cause.count, cause.where) == (10_000, "s3://photos")
+    errors.add("s3://photos/val/1.jpg", down("val/1.jpg"))
+    assert [(one.where, one.count) for one in errors.causes()] == [("s3://photos/", 10_001)]
+    assert (cause.count, cause.where) == (10_000, "s3://photos/train/")
     assert cause.message == "no server answers at http://host:9000 (for …); check the endpoint"
     assert cause.example == "s3://photos/train/9999.jpg"
     assert cause.first <= cause.last
