@@ -30,7 +30,7 @@ def status(session: CommandSession) -> None:
 @click.command()
 @with_session
 def mounts(session: CommandSession) -> None:
-    """Show the mounts of this node, the snapshot that each shows, and how much they were asked.
+    """Show the mounts of this node, and which snapshots they show.
 
     A mount of one dataset that was refreshed since is `behind`: it shows the new snapshot once it is mounted again.
     One with the option follow `follows`, NAME@ID is `chosen`, and mounts of several datasets always show the newest.
