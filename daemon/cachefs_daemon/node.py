@@ -387,7 +387,7 @@ class Node:
             await self.catalog.prune(self.mounts.may_use)
 
     async def _look_at_tiers(self) -> None:
-        self._tier_troubles.look(await self.threads.upkeep(self.storage.usage))
+        self._tier_troubles.look(self.storage.usage())
 
     async def _check_snapshots(self) -> None:
         for problem in await self.catalog.check_files():
