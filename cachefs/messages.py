@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Final
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 # Datasets of which one call asks what is cached.
 MOST_NAMES: Final = 64
@@ -41,8 +42,12 @@ class DatasetView(Message, frozen=True):
     share: float = 1.0
     # Seconds that blocks stay after their last read; 0 for no limit.
     ttl: float = 0.0
+    # Bytes of each tier that the dataset may take; 0 for no limit.
+    most: int = 0
     # Ids of its other snapshots on this node, which mounts may still show.
     others: list[str] = msgspec.field(default_factory=list)
+    # Where its origin is, in few words: the endpoint or account and whatever else it was given; empty for the defaults.
+    reached: str = ""
 
 
 class Stall(Message, frozen=True, array_like=True):
@@ -80,6 +85,8 @@ class MountReport(Message, frozen=True):
     worker_pid: int = 0
     # The daemon that has answered this worker's last report (NodeView.instance); empty where none has.
     heard_from: str = ""
+    # Id of the snapshot that is shown where one dataset is mounted; else empty.
+    snapshot: str = ""
 
 
 class NodeView(Message, frozen=True):
@@ -220,6 +227,10 @@ class MountView(Message, frozen=True):
     counters: dict[str, int]
     # It is mounted nowhere any more, and serves those who still have files of it open.
     detached: bool = False
+    # Id of the snapshot that it shows, where one dataset is mounted and the mount has said so; else empty.
+    snapshot: str = ""
+    # It stays at that snapshot, and the dataset has a newer one.
+    behind: bool = False
 
 
 class ErrorView(Message, frozen=True):
@@ -232,6 +243,23 @@ class ErrorView(Message, frozen=True):
     # To what it happened, such as an object, and what went wrong.
     subject: str
     message: str
+    # When it happened first, in the same unit; 0 where that is unknown.
+    first: float = 0.0
+
+
+class ErrorCause(Message, frozen=True):
+    """Failures that have one cause."""
+
+    # When the first and the last one happened: unix time in seconds.
+    first: float
+    last: float
+    count: int
+    # What the names of all that failed begin with, such as a bucket; or the thing, where only one has failed.
+    where: str
+    # What went wrong, with … in place of what differs.
+    message: str
+    # To what it happened last.
+    example: str
 
 
 class EndpointStatus(Message, frozen=True):
@@ -339,6 +367,8 @@ class Status(Message, frozen=True):
     warmups: int
     index_blocks: int
     errors: list[ErrorView] = []
+    # The same failures by their causes, those that happened last first.
+    causes: list[ErrorCause] = []
     # Blocks that no tier had room for, and that went straight to their readers.
     passed_blocks: int = 0
     # Reads of origins that took a slower way than they usually do (S3: through aiobotocore).
@@ -373,6 +403,38 @@ class DatasetAdd(Message, frozen=True):
     options: OriginOptions = OriginOptions()
 
 
+class OriginChange(Message, frozen=True):
+    """Options to change: as OriginOptions, and what is UNSET stays as it was."""
+
+    endpoint_url: str | UnsetType | None = UNSET
+    account: str | UnsetType | None = UNSET
+    region: str | UnsetType | None = UNSET
+    addressing_style: str | UnsetType | None = UNSET
+    profile: str | UnsetType | None = UNSET
+    anonymous: bool | UnsetType = UNSET
+    mtime_only: bool | UnsetType = UNSET
+
+
+class DatasetSet(Message, frozen=True):
+    """Reach the origin of a dataset in another way."""
+
+    name: str
+    change: OriginChange
+    # Also where nothing of what is there now is as it was listed, or where nobody can tell.
+    unchecked: bool = False
+
+
+class DatasetReached(Message, frozen=True):
+    """How a dataset is reached from now on."""
+
+    dataset: DatasetView
+    before: OriginOptions
+    now: OriginOptions
+    # Objects that were looked at in the new way, and those of them that are as they were listed.
+    looked_at: int = 0
+    alike: int = 0
+
+
 class DatasetName(Message, frozen=True):
     """A dataset."""
 
@@ -387,6 +449,8 @@ class DatasetLimit(Message, frozen=True):
     share: float | None = None
     # Seconds that blocks stay after their last read; 0 for no limit.
     ttl: float | None = None
+    # Bytes of each tier; 0 for no limit.
+    most: int | None = None
 
 
 class DatasetList(Message, frozen=True):
@@ -547,6 +611,31 @@ class Freed(Message, frozen=True):
 
     blocks: int
     bytes: int
+
+
+class Held(Message, frozen=True):
+    """Something of a dataset: whole files, and blocks and bytes, of which some may be parts of other files."""
+
+    files: int
+    blocks: int
+    bytes: int
+
+
+class WarmupForecast(Message, frozen=True):
+    """What a warmup would do."""
+
+    # All that was asked for, and what of it is on the node already.
+    wanted: Held
+    here: Held
+    # Bytes that the tiers can take without evicting anything.
+    free: int
+
+
+class EvictForecast(Message, frozen=True):
+    """What an eviction would free, and what of that is pinned."""
+
+    here: Held
+    pinned: Held
 
 
 class Pinned(Message, frozen=True):

@@ -2,7 +2,8 @@
 
 `NAME` is a dataset. `NAME@DIGITS` is the dataset at one of its snapshots, given by the first digits of the snapshot's
 id. `NAME,NAME` (each with or without digits) is several datasets, and `all` is every dataset of the node. A URL stands
-for the dataset that was added with it; the mount replaces it by the dataset's name.
+for the dataset that was added with it; the mount replaces it by the dataset's name. `NAME@latest` is the dataset at its
+current snapshot, and after each refresh at the new one, which a mount of several datasets does anyway.
 
 `cachefs:` may stand in front, as the kernel's table of mounts shows a SPEC. With it, mount(8) never takes a SPEC of
 /etc/fstab for a path, and sees what is mounted already.
@@ -12,11 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from cachefs.errors import NotFound
+from cachefs.errors import ConfigError, NotFound
 from cachefs.messages import DatasetView
 from cachefs.mount_table import SOURCE_PREFIX
 
 ALL: Final = "all"
+LATEST: Final = "@latest"
+# Datasets of one URL that an error names.
+MOST_NAMED: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,8 @@ class MountSpec:
 
     # The parts that the SPEC names, in its order; none where it is `all`.
     parts: tuple[Part, ...]
+    # Does a mount of one dataset show the new snapshot after a refresh?
+    latest: bool = False
 
     @classmethod
     def parse(cls, text: str) -> "MountSpec":
@@ -47,10 +53,13 @@ class MountSpec:
             return cls(())
         if _is_url(text):
             return cls((Part(text),))
+        if "," not in text and text.endswith(LATEST):
+            return cls((_part(text.removesuffix(LATEST)),), latest=True)
         return cls(tuple(_part(part) for part in text.split(",")))
 
     def __str__(self) -> str:
-        return ",".join(map(str, self.parts)) if self.parts else ALL
+        names = ",".join(map(str, self.parts)) if self.parts else ALL
+        return names + LATEST if self.latest else names
 
     @property
     def is_url(self) -> bool:
@@ -62,8 +71,21 @@ class MountSpec:
 
     @property
     def is_single(self) -> bool:
-        """Is the dataset's root the root of the mount? Then the mount stays at the snapshot it was mounted with."""
+        """Is the dataset's root the root of the mount?"""
         return len(self.parts) == 1
+
+    @property
+    def stays(self) -> bool:
+        """Does the mount stay at the snapshot it was mounted with?"""
+        return self.is_single and not self.latest
+
+    def following(self) -> "MountSpec":
+        """The same, with new snapshots after a refresh. Raises ConfigError where it names one snapshot."""
+        if not self.is_single:
+            return self
+        if self.parts[0].digits is not None:
+            raise ConfigError(f"{self.parts[0]} is one snapshot, so it cannot follow refreshes; leave out one of them")
+        return MountSpec(self.parts, latest=True)
 
     def names(self, dataset: str) -> bool:
         """Does the SPEC name *dataset*? `all` names none."""
@@ -75,16 +97,21 @@ class MountSpec:
 
     def follows(self, dataset: str) -> bool:
         """Does the mount show *dataset* at its current snapshot, and after a refresh at the new one?"""
-        return not self.is_single and (self.is_all or Part(dataset) in self.parts)
+        return not self.stays and (self.is_all or Part(dataset) in self.parts)
 
     def resolved(self, datasets: Sequence[DatasetView]) -> "MountSpec":
-        """The SPEC with the name of a dataset in place of its URL. Raises NotFound."""
+        """The SPEC with the name of a dataset in place of its URL. Raises NotFound, and ConfigError where several
+        datasets have the URL."""
         if not self.is_url:
             return self
         url = self.parts[0].name
-        for dataset in datasets:
-            if dataset.url == url.rstrip("/"):
-                return MountSpec((Part(dataset.name),))
+        found = [dataset for dataset in datasets if dataset.url == url.rstrip("/")]
+        if len(found) > 1:
+            named = ", ".join(f"{one.name} ({one.reached or 'default endpoint'})" for one in found[:MOST_NAMED])
+            more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+            raise ConfigError(f"{len(found)} datasets are at {url}: {named}{more}; mount one of them by its name")
+        if found:
+            return MountSpec((Part(found[0].name),), self.latest)
         raise NotFound(f"no dataset is at {url}; give it a name with `cachectl dataset add NAME {url}`")
 
     def pins(self, snapshot: str) -> bool:

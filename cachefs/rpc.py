@@ -36,10 +36,13 @@ from cachefs.messages import (
     DatasetName,
     DatasetNames,
     DatasetsCached,
+    DatasetReached,
+    DatasetSet,
     DatasetView,
     Directory,
     DirectoryEntries,
     Empty,
+    EvictForecast,
     Freed,
     ListingProgress,
     LogLevel,
@@ -52,6 +55,7 @@ from cachefs.messages import (
     Status,
     VerifyProgress,
     Warmup,
+    WarmupForecast,
     WarmupId,
     WarmupList,
     WarmupProgress,
@@ -129,6 +133,8 @@ CLUSTER: Final = Method(Empty, ClusterStatus, Right.LOOK)
 DRAIN: Final = Method(DrainNode, DrainStatus, Right.ADMINISTER)
 SCALE_HINT: Final = Method(Empty, ScaleStatus, Right.LOOK)
 DATASET_ADD: Final = Method(DatasetAdd, ListingProgress, Right.ADMINISTER, streams=True)
+DATASET_TRY: Final = Method(DatasetAdd, ListingProgress, Right.ADMINISTER, streams=True)
+DATASET_SET: Final = Method(DatasetSet, DatasetReached, Right.ADMINISTER)
 DATASET_REFRESH: Final = Method(DatasetName, ListingProgress, Right.ADMINISTER, streams=True)
 DATASET_LIST: Final = Method(Empty, DatasetList, Right.LOOK)
 DATASET_SHOW: Final = Method(DatasetName, DatasetDetail, Right.LOOK)
@@ -144,6 +150,8 @@ PIN: Final = Method(Selection, Pinned, Right.ADMINISTER)
 UNPIN: Final = Method(Selection, Pinned, Right.ADMINISTER)
 DIRECTORY_LIST: Final = Method(Directory, DirectoryEntries, Right.LOOK, streams=True)
 CACHED: Final = Method(Selection, CachedFiles, Right.LOOK, streams=True)
+WARMUP_FORECAST: Final = Method(Warmup, WarmupForecast, Right.LOOK)
+EVICT_FORECAST: Final = Method(Selection, EvictForecast, Right.LOOK)
 VERIFY: Final = Method(Empty, VerifyProgress, Right.ADMINISTER, streams=True)
 JOB_PUBLISH: Final = Method(JobPublish, JobView, Right.JOB)
 JOB_EPOCH: Final = Method(JobEpoch, Empty, Right.JOB)

@@ -53,8 +53,8 @@ def parse_share(value: object) -> Share:
     found = _PERCENT.fullmatch(value) if isinstance(value, str) else None
     if found is not None:
         percent = float(found[1])
-        if not 0 < percent <= 100:
-            raise ValueError('expected a percentage above 0 and up to 100, such as "25%"')
+        if percent > 100:
+            raise ValueError('expected a percentage up to 100, such as "25%"')
         return Share(percent=percent)
     try:
         return Share(size=parse_size(value))

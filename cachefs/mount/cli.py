@@ -65,7 +65,8 @@ def main(  # noqa: PLR0913  # one for each option
     """Mount datasets as plain read-only files.
 
     SPEC is a dataset (NAME, or its URL), one of its snapshots (NAME@ID), several (NAME,NAME) or `all`; with one
-    dataset, DIR shows its files, else a directory for each.
+    dataset, DIR shows its files, else a directory for each. A mount of one dataset stays at the snapshot it began
+    with; others show the new one after a refresh.
 
     \b
     Options for -o:
@@ -80,6 +81,9 @@ def main(  # noqa: PLR0913  # one for each option
                         let the kernel answer ioctls, which Python's open()
                         sends (default auto: where root mounts one dataset;
                         see docs/posix.md)
+      follow            with one dataset: show the new snapshot after a refresh
+                        (SPEC NAME@latest does the same); files that are open
+                        keep what they have. Such a mount has no shield
       workers=N         processes that serve requests (default: by the number
                         of processors)
       no_push           do not fill the page cache ahead of readers

@@ -50,7 +50,7 @@ def shown_datasets(spec: MountSpec, first: Sequence[DatasetView], now: Sequence[
 
     Raises NotFound.
     """
-    if spec.is_single:
+    if spec.stays:
         return wanted_datasets(spec, first)
     pinned = [dataset for dataset in wanted_datasets(spec, first) if not spec.follows(dataset.name)]
     return pinned + [dataset for dataset in now if spec.follows(dataset.name)]
@@ -79,9 +79,11 @@ class Slot(msgspec.Struct, frozen=True, array_like=True):
 class Namespace:
     """The tree of one mount.
 
-    A mount of one dataset shows the dataset's root as its own root, and stays at the snapshot it was mounted with.
-    Any other mount lists its datasets by name in its root and follows their refreshes. A snapshot that was shown once
-    stays readable by its inodes, as long as its file is there: the daemon keeps it for as long as the mount lives.
+    A mount of one dataset shows the dataset's root as its own root. It stays at the snapshot it was mounted with, or
+    (`latest`) shows the new one after a refresh: names in the root then lead to other inodes, and inodes that are known
+    go on to mean files of their snapshot. Any other mount lists its datasets by name in its root and follows their
+    refreshes. A snapshot that was shown once stays readable by its inodes, as long as its file is there: the daemon
+    keeps it for as long as the mount lives.
 
     Snapshots are opened when they are needed. Those that are not shown any more are closed when they have not been used
     for a while.
@@ -101,6 +103,8 @@ class Namespace:
         """
         self.spec = spec
         self.single = spec.is_single  # is one dataset the root itself?
+        self.root_changes = not spec.stays  # may names in the root come to mean other inodes?
+        self._root_slot = 0  # of the snapshot whose root is the root of the mount, if there is one
         self.names: dict[bytes, int] = {}  # dataset name -> slot of the snapshot shown
         self.root_changed_ns = now_ns()  # unix time in nanoseconds at which `names` last changed
         self._now_ns = now_ns
@@ -113,14 +117,18 @@ class Namespace:
         # Datasets that the SPEC names at one of their snapshots, and which so do not follow refreshes.
         self._pinned = [dataset for dataset in wanted if not spec.follows(dataset.name)]
         self._show(wanted)
-        self._root_slot = next(iter(self.names.values())) if self.single else 0
         if self.single:
             self._resolve(self._root_slot)
 
     def update(self, datasets: Sequence[DatasetView]) -> None:
         """Follow datasets that were added, refreshed or removed."""
-        if not self.single:
+        if self.root_changes:
             self._show(self._pinned + [dataset for dataset in datasets if self.spec.follows(dataset.name)])
+
+    @property
+    def snapshot(self) -> str:
+        """Id of the snapshot that a mount of one dataset shows; empty for a mount of several."""
+        return self._known[self._root_slot].snapshot if self.single else ""
 
     def slots(self) -> list[Slot]:
         """What a worker must know that has not seen all that was shown; see `resume`."""
@@ -238,15 +246,18 @@ class Namespace:
         for dataset in datasets:
             # One of several datasets may be gone that was there when the mount began: a worker that starts later takes
             # up again what the mount was told then. One that cannot be opened now is shown all the same.
-            if not self.single and not (dataset.path and Path(dataset.path).exists()):
+            if not self.spec.stays and not (dataset.path and Path(dataset.path).exists()):
                 log.warning("dataset %s is not shown: it has no snapshot file %s", dataset.name, dataset.path)
                 continue
             slot = self._slot(dataset)
             self._known.pop(slot, None)
             self._known[slot] = Slot(slot, dataset.name, dataset.snapshot, dataset.path)
             names[dataset.name.encode()] = slot
+        if self.single and not names:
+            return  # what it has shown so far can still be read
         if names != self.names:
             self.names = names
+            self._root_slot = next(iter(names.values())) if self.single else 0
             self.root_changed_ns = self._now_ns()
             for slot in self._by_slot.keys() - names.values():
                 self._old[slot] = self._by_slot.pop(slot), time.monotonic()

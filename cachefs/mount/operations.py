@@ -30,7 +30,8 @@ from cachefs.snapshot import Entry, Snapshot
 
 log = logging.getLogger(__name__)
 
-# Seconds for which the kernel may keep what it knows. Snapshots never change; only a root that lists datasets does.
+# Seconds for which the kernel may keep what it knows. Snapshots never change; only a root does that lists datasets, or
+# that shows another snapshot after a refresh.
 FOR_EVER: Final = 1e9
 ROOT_SECONDS: Final = 1.0
 MAX_NAME: Final = 255
@@ -121,6 +122,8 @@ class Operations(pyfuse3.Operations):
             return self._control_attributes(inode)
         if parent == ROOT and not self.namespace.single:
             return self._lookup_dataset(name)
+        if parent == ROOT and self.namespace.root_changes:
+            self.namespace.catch_up()
         snapshot, number = self.namespace.resolve(parent)
         if name == b".":
             entry: Entry | None = snapshot.entry(number)
@@ -130,7 +133,7 @@ class Operations(pyfuse3.Operations):
             entry = snapshot.entry(snapshot.entry(number).parent)
         else:
             entry = snapshot.lookup(number, name)
-        return _absent(FOR_EVER) if entry is None else self._attributes(parent, entry)
+        return _absent(self._names_last(parent)) if entry is None else self._named(parent, entry)
 
     @handler
     async def getattr(self, inode: int, ctx: object) -> pyfuse3.EntryAttributes:
@@ -138,6 +141,8 @@ class Operations(pyfuse3.Operations):
             return self._root_attributes()
         if control.is_control(inode):
             return self._control_attributes(inode)
+        if inode == ROOT and self.namespace.root_changes:
+            return self._root_attributes()
         return self._attributes(inode, self._entry(inode))
 
     @handler
@@ -267,9 +272,11 @@ class Operations(pyfuse3.Operations):
                 [(control.PUBLISH_NAME, self._control_attributes(control.PUBLISH))], start, None
             )
             return
+        if inode == ROOT and self.namespace.root_changes:
+            self.namespace.catch_up()
         snapshot, number = self.namespace.resolve(inode)
         for entry in snapshot.children(snapshot.entry(number), start):
-            yield entry.name, self._attributes(inode, entry)
+            yield entry.name, self._named(inode, entry)
 
     def _lookup_dataset(self, name: bytes) -> pyfuse3.EntryAttributes:
         if name in (b".", b".."):
@@ -302,6 +309,18 @@ class Operations(pyfuse3.Operations):
         mode = self._dir_mode if inode == control.DIRECTORY else fifo
         attributes = self._new_attributes(inode, mode, 0, self.namespace.root_changed_ns)
         attributes.entry_timeout = FOR_EVER if inode == control.DIRECTORY else 0
+        return attributes
+
+    def _names_last(self, directory: int) -> float:
+        """Seconds for which the kernel may remember what a name in this directory means."""
+        return ROOT_SECONDS if directory == ROOT and self.namespace.root_changes else FOR_EVER
+
+    def _named(self, directory: int, entry: Entry) -> pyfuse3.EntryAttributes:
+        """The attributes of an *entry* that was found by a name in this directory, or by "." or ".."."""
+        attributes = self._attributes(directory, entry)
+        if attributes.st_ino == ROOT and self.namespace.root_changes:
+            return self._root_attributes()
+        attributes.entry_timeout = self._names_last(directory)
         return attributes
 
     def _attributes(self, relative: int, entry: Entry) -> pyfuse3.EntryAttributes:

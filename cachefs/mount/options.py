@@ -60,6 +60,8 @@ class MountOptions:
     page_cache_budget: str = "25%"
     # Whether the kernel is to answer ioctls in place of the mount.
     shield: Shield = Shield.AUTO
+    # True to show the new snapshot after a refresh, where one dataset is mounted.
+    follow: bool = False
     # Flags that are passed on to the kernel.
     kernel: tuple[str, ...] = ()
 
@@ -118,6 +120,8 @@ SWITCHES: Final[dict[str, tuple[str, bool]]] = {
     "no_zero_open": ("zero_open", False),
     "push": ("push", True),
     "no_push": ("push", False),
+    "follow": ("follow", True),
+    "nofollow": ("follow", False),
 }
 
 

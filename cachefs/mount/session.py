@@ -17,7 +17,7 @@ from cachefs.mount.device import Connection, clone, descriptors
 from cachefs.mount.operations import Operations
 from cachefs.mount.options import MountOptions
 from cachefs.mount.reading_processes import ReadingProcesses
-from cachefs.mount_spec import MountSpec
+from cachefs.mount_spec import LATEST, MountSpec
 from cachefs.mount_table import source_of
 
 INIT_SECONDS: Final = 20.0
@@ -95,6 +95,11 @@ async def _answer_init(operations: Operations) -> bool:
     return trio.current_time() < scope.deadline
 
 
+def source_text(spec: MountSpec, options: MountOptions) -> str:
+    """The SPEC as it was given, by which mount(8) knows that a line of /etc/fstab is mounted already."""
+    return str(spec).removesuffix(LATEST) if options.follow else str(spec)
+
+
 def fuse_options(spec: MountSpec, options: MountOptions) -> set[str]:
     """libfuse's own options.
 
@@ -103,7 +108,7 @@ def fuse_options(spec: MountSpec, options: MountOptions) -> set[str]:
     one reader). So it is given only where a umask takes any permission away.
     """
     # libfuse would take what follows a bare comma for an option of its own.
-    source = source_of(str(spec)).replace(",", "\\,")
+    source = source_of(source_text(spec, options)).replace(",", "\\,")
     given = {"ro", f"fsname={source}", "subtype=cachefs", *options.kernel}
     if options.allow_other:
         given.add("allow_other")

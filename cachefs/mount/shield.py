@@ -8,7 +8,8 @@ It has the mount as its only regular layer, and an empty directory as a data-onl
 regular layer no directory is merged, and inode numbers stay as they are. The data-only layer is a directory of sysfs
 that names the FUSE connection, so the table of mounts shows which connection is below (cachefs.mount_table).
 
-Overlayfs does not expect that names below it come to stand for other things. So only a mount of one dataset has it.
+Overlayfs does not expect that names below it come to stand for other things. So only a mount of one dataset has it, and
+only where that stays at one snapshot.
 """
 
 import ctypes
@@ -48,6 +49,8 @@ def obstacle(spec: MountSpec, *, root: bool, allow_other: bool, can_abort: bool)
         return "it takes root"
     if not spec.is_single:
         return "several datasets are mounted together, and what is shown changes with them"
+    if not spec.stays:
+        return "the mount follows refreshes, so what names mean changes"
     if not allow_other:
         return "with noallow_other it would let other users in"
     if not can_abort:

@@ -54,6 +54,7 @@ class Supervisor:
     """One mount, from the daemon's first answer to unmounting. Raises CachefsError, with nothing mounted."""
 
     def __init__(self, spec: MountSpec, directory: Path, options: MountOptions) -> None:
+        spec = spec.following() if options.follow or spec.latest else spec
         identity = uuid.uuid4().hex
         view = attach(options, MountReport(id=identity, mountpoint=str(directory), spec=str(spec), pid=os.getpid()))
         spec = spec.resolved(view.datasets)
@@ -149,7 +150,7 @@ class Supervisor:
 
     def _pinned_spec(self) -> MountSpec:
         """The SPEC for the pusher: one that starts later must find the snapshot this mount stays at."""
-        if self._mount.spec.is_single:
+        if self._mount.spec.stays:
             (dataset,) = self._shown
             return MountSpec((Part(dataset.name, dataset.snapshot),))
         return self._mount.spec

@@ -257,4 +257,5 @@ class Worker:
             accessed=list(accessed),
             stalls=stalls,
             closing=closing,
+            snapshot=self._namespace.snapshot,
         )

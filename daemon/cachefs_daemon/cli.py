@@ -76,11 +76,7 @@ def main(path: Path | None, check_config: bool, log_level: str | None) -> None:
             click.echo(f"cachefsd: {problem}", err=True)
         sys.exit(USAGE)
     if check_config:
-        _check_directories(config)
-        _check_certificates(config)
-        for remark in config.remarks():
-            click.echo(f"cachefsd: note: {remark}", err=True)
-        click.echo(f"configuration is valid: {config.summary()}")
+        _check(config)
         return
     logs.set_up(config.daemon.log_level, config.daemon.log_format)
     os.umask(UMASK)
@@ -91,27 +87,23 @@ def main(path: Path | None, check_config: bool, log_level: str | None) -> None:
         sys.exit(1)
 
 
-def _check_directories(config: Config) -> None:
-    """Say what would keep the store from opening, and end the process where anything would."""
+def _check(config: Config) -> None:
+    """Say all that would keep the daemon from starting, then what is hardly meant, and what the configuration means.
+    Ends the process where the daemon would not start."""
     store = store_config(config)
-    for note in config_check.notes(store):
-        click.echo(f"cachefsd: note: {note}", err=True)
-    found = list(config_check.problems(store))
-    for problem in found:
-        click.echo(f"cachefsd: {problem}", err=True)
-    if found:
-        sys.exit(USAGE)
-
-
-def _check_certificates(config: Config) -> None:
-    """Say what is wrong with those for other nodes, and end the process where they cannot be used."""
+    wrong, warnings = list(config_check.problems(store)), [*config_check.notes(store), *config.remarks()]
     try:
-        why = certificate_remark(config.cluster)
+        if why := certificate_remark(config.cluster):
+            warnings.append(why)
     except CachefsError as error:
-        click.echo(f"cachefsd: {error}", err=True)
+        wrong.append(str(error))
+    for problem in wrong:
+        click.echo(f"cachefsd: {problem}", err=True)
+    for warning in warnings:
+        click.echo(f"cachefsd: warning: {warning}", err=True)
+    if wrong:
         sys.exit(USAGE)
-    if why:
-        click.echo(f"cachefsd: note: {why}", err=True)
+    click.echo(f"configuration is valid: {config.summary()}")
 
 
 def run(config: Config, read: Callable[[], Config]) -> None:

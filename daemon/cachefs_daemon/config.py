@@ -9,7 +9,7 @@ import grp
 import os
 import shutil
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -19,6 +19,7 @@ from pydantic import BeforeValidator, Field, ValidationError
 from cachefs.block import PIECE_SIZE
 from cachefs.cgroup import memory_limits
 from cachefs.errors import ConfigError
+from cachefs.mount_table import file_system_kinds
 from cachefs.planning.eviction.policies import PolicyName
 from cachefs.sizes import Share, format_size
 from cachefs.socket_path import DEFAULT_SOCKET, MAX_SOCKET_PATH
@@ -39,6 +40,9 @@ MOST_AUTO: Final = 4
 AUTO: Final = -1
 MAX_PROCESSES: Final = 64
 MIN_LISTING: Final = 1 << 20
+# A tier of fewer blocks than this is hardly meant; and about what a small tier needs besides its blocks.
+FEW_BLOCKS: Final = 8
+SMALL_RESERVE: Final = 64 << 10
 # Characters of a wrong value that are shown.
 MOST_SHOWN: Final = 100
 
@@ -189,13 +193,27 @@ class Config(Section):
         rooms = [("memory", self.memory_budget, memory, "memory that the daemon may use")]
         if self.ssd is not None:
             rooms.append(("ssd", self.ssd_budget, _disk_size(self.ssd.dir), f"file system of {self.ssd.dir}"))
+        record = self.daemon.block_size + RECORD_OVERHEAD
         for name, budget, room, what in rooms:
+            if 0 < budget < FEW_BLOCKS * record:
+                count = max(0, budget - SMALL_RESERVE) // record
+                blocks = f"{count or 'no'} {'block' if count == 1 else 'blocks'}"
+                yield (
+                    f"{name}.budget = {format_size(budget)}: holds {blocks} of {format_size(self.daemon.block_size)}, "
+                    f"so most go past it to their readers; give it at least {format_size(FEW_BLOCKS * record)}"
+                )
             if budget > room:
                 yield (
                     f"{name}.budget = {format_size(budget)}: more than the {what} has ({format_size(room)}); "
                     "the tier takes what there is"
                 )
-
+        if self.ssd is not None:
+            room = _disk_size(self.ssd.dir)
+            if self.ssd_budget <= room < self.ssd_budget + self.ssd_min_free:
+                yield (
+                    f"ssd.budget = {format_size(self.ssd_budget)}: of {format_size(room)}, min_free leaves "
+                    f"{format_size(room - self.ssd_min_free)}; the tier takes no more than that"
+                )
         if not self.prefetch.enabled and self.prefetch.processes > 0:
             given = self.prefetch.processes
             yield f"prefetch.processes = {given}: no fetch processes run, since prefetch.enabled is false"
@@ -233,14 +251,35 @@ def load(path: Path | None) -> Config:
 
 def parse(values: Mapping[str, Any]) -> Config:
     """Raises InvalidConfig with every problem found."""
+    wrong: list[str] = []
+    left_out: list[tuple[int | str, ...]] = []
     try:
         config = Config.model_validate(values)
     except ValidationError as error:
-        raise InvalidConfig([_explain(detail) for detail in error.errors()]) from None
-    problems = list(_contradictions(config))
+        wrong = [_explain(detail) for detail in error.errors()]
+        try:
+            left_out = [detail["loc"] for detail in error.errors()]
+            config = Config.model_validate(_without(values, left_out))
+        except ValidationError:
+            raise InvalidConfig(wrong) from None
+    found = list(_contradictions(config))
+    if wrong and "cluster" in {str(location[0]) for location in left_out}:
+        found = [one for one in found if not one.startswith("cluster.")]  # they may be about what was left out
+    problems = [*wrong, *found]
     if problems:
         raise InvalidConfig(problems)
     return config
+
+
+def _without(values: Mapping[str, Any], locations: Sequence[tuple[int | str, ...]]) -> dict[str, Any]:
+    """The *values* but for those at the *locations*, so that what is wrong with the others is found too."""
+    left = {key: dict(value) if isinstance(value, Mapping) else value for key, value in values.items()}
+    for section, *keys in locations:
+        if keys and isinstance(left.get(str(section)), dict):
+            left[str(section)].pop(keys[0], None)
+        else:
+            left.pop(str(section), None)
+    return left
 
 
 def _explain(detail: Any) -> str:
@@ -295,10 +334,8 @@ _GONE: Final = {
 
 def _contradictions(config: Config) -> Iterator[str]:
     """What is wrong between settings that are right one by one."""
-    impossible = list(_impossible_directories(config))
-    if impossible:
-        yield from impossible
-        return  # what the tiers may take depends on their directories
+    impossible = list(_impossible_directories(config)) or list(_roomless_directories(config))
+    yield from impossible
     daemon = config.daemon
     block = daemon.block_size
     if block % PIECE_SIZE or not MIN_BLOCK_SIZE <= block <= MAX_BLOCK_SIZE:
@@ -306,8 +343,9 @@ def _contradictions(config: Config) -> Iterator[str]:
             f"daemon.block_size = {format_size(block)}: expected a multiple of {format_size(PIECE_SIZE)} "
             f"from {format_size(MIN_BLOCK_SIZE)} to {format_size(MAX_BLOCK_SIZE)}"
         )
-    yield from _tier_problems("memory", config.memory, config.memory_budget, block)
-    if config.ssd is not None and config.ssd_budget > 0:
+    if not impossible:  # what the tiers may take depends on their directories
+        yield from _tier_problems("memory", config.memory, config.memory_budget, block)
+    if not impossible and config.ssd is not None and config.ssd_budget > 0:
         yield from _tier_problems("ssd", config.ssd, config.ssd_budget, block)
         yield from _overlaps(config.memory.dir, config.ssd.dir)
     if config.origin.max_bytes_in_flight < block:
@@ -357,6 +395,21 @@ def _impossible_directories(config: Config) -> Iterator[str]:
                 yield f"{key} = {_shown(str(directory))}: {nearest} is no directory"
         except OSError as error:
             yield f"{key} = {_shown(str(directory))}: {error.strerror}"
+
+
+def _roomless_directories(config: Config) -> Iterator[str]:
+    """Directories of tiers on file systems that store nothing, as /proc is."""
+    better = {"memory.dir": "tmpfs, as /dev/shm is", **({"ssd.dir": "a disk"} if config.ssd is not None else {})}
+    for key, kind in better.items():
+        directory = config.memory.dir if key == "memory.dir" or config.ssd is None else config.ssd.dir
+        if _disk_size(directory) == 0:
+            nearest = _nearest_existing(directory)
+            device = nearest.stat().st_dev
+            name = file_system_kinds().get(f"{os.major(device)}:{os.minor(device)}", "a file system")
+            yield (
+                f"{key} = {_shown(str(directory))}: it is on {name} (of {nearest}), where nothing can be stored; "
+                f"choose a directory on {kind}"
+            )
 
 
 def _tier_problems(name: str, tier: MemorySection | SsdSection, budget: int, block: int) -> Iterator[str]:

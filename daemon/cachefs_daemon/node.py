@@ -51,6 +51,7 @@ from cachefs_daemon.runtime.errorlog import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.storage import Storage, StoreConfig
 from cachefs_daemon.store.tier import TierConfig
+from cachefs_daemon.store.tier_troubles import TierTroubles
 
 # What only a node of a cluster has is imported where it is made: with what it needs it takes 14 MB.
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ class Node:
         self.instance = uuid.uuid4().hex  # changes with every start of the daemon
         self.started, self.began = time.monotonic(), time.time()
         self.errors = ErrorLog()
+        self._tier_troubles = TierTroubles(self.errors)
         plan, presence = storage.foresight.plan, storage.foresight.presence
         state_dir, origin = config.daemon.state_dir, config.origin
         self.membership = open_membership(config.cluster, state_dir, config.memory_budget, config.ssd_budget)
@@ -97,6 +99,7 @@ class Node:
         self._home_routes: HomeRoutes | None = None
         self.carrying = Carrying(storage.rooms, threads, self.errors, processes, config.daemon.read_deadline)
         self.fetcher.bringing.carry = self.carrying.take
+        self.fetcher.bringing.renewed = snapshots.renewed
         self.carrying.discard = self.fetcher.bringing.tally.discard
         if self.data_plane is not None:
             self.fetcher.bringing.elsewhere = self._elsewhere(self.data_plane, slots)
@@ -356,6 +359,7 @@ class Node:
         async with asyncio.TaskGroup() as group:
             group.create_task(self._repeat(self._keep_order))
             group.create_task(self._repeat(self._check_snapshots))
+            group.create_task(self._repeat(self._look_at_tiers))
             for each in self._upkeep():
                 group.create_task(self._repeat(functools.partial(self.threads.upkeep, each)))
 
@@ -381,6 +385,9 @@ class Node:
         await self.jobs.end_lapsed()
         if time.monotonic() - self.started > PRUNE_AFTER:
             await self.catalog.prune(self.mounts.may_use)
+
+    async def _look_at_tiers(self) -> None:
+        self._tier_troubles.look(self.storage.usage())
 
     async def _check_snapshots(self) -> None:
         for problem in await self.catalog.check_files():

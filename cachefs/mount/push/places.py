@@ -90,7 +90,7 @@ class Places:
         """(snapshot file, directory in the mount) of the datasets that may be meant, in name order."""
         root = os.fsencode(self._directory) + b"/"
         if self._spec.is_single:
-            # The mount stays at the snapshot it was mounted with, and so the daemon keeps that beside the current one.
+            # The mount may show another snapshot than the current one, which the daemon then keeps beside that.
             (part,) = self._spec.parts
             if part.digits and part.digits != snapshot_id:
                 return []

@@ -34,6 +34,12 @@ class Quota:
     snapshots: frozenset[str]  # ids of the snapshots that the dataset has
     share: float = 1.0  # of each tier's bytes
     ttl: float = math.inf  # seconds that a block stays after its last read
+    most: float = math.inf  # bytes of each tier
+
+    @property
+    def limits_room(self) -> bool:
+        """Does it limit what the dataset may take?"""
+        return self.share < 1 or self.most < math.inf
 
 
 @dataclass(slots=True, eq=False)
@@ -100,7 +106,7 @@ class Quotas:
         }
 
     def _quota(self, one: _Limited, tier: int) -> int:
-        return int(one.quota.share * self._capacities[tier])
+        return int(min(one.quota.most, one.quota.share * self._capacities[tier]))
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
@@ -194,21 +200,21 @@ class Quotas:
         """Bytes that the block's dataset may still take of *tier*: inf where nothing limits it, negative where it has
         too much."""
         one = self._owners.get(key)
-        if one is None or one.quota.share >= 1 or one.places.get(key, (None,))[0] == tier:
+        if one is None or not one.quota.limits_room or one.places.get(key, (None,))[0] == tier:
             return math.inf
         return self._quota(one, tier) - one.used[tier]
 
     def room_for(self, tier: int, key: bytes, snapshot: str) -> float:
         """About how many bytes the dataset of *snapshot* may still take, or would evict for this block."""
         one = self._of_snapshot.get(snapshot)
-        if one is None or one.quota.share >= 1:
+        if one is None or not one.quota.limits_room:
             return math.inf
         return max(0, self._quota(one, tier) - one.used[tier]) + one.policies[tier].replaceable(key)
 
     def allowance(self, snapshot: str) -> float:
         """Bytes by which the dataset of *snapshot* may still grow; inf where nothing limits it."""
         one = self._of_snapshot.get(snapshot)
-        if one is None or one.quota.share >= 1:
+        if one is None or not one.quota.limits_room:
             return math.inf
         quotas = [self._quota(one, tier) for tier in range(len(self._capacities))]
         return sum(max(0, quota - (quota >> _FREE_SHIFT) - used) for quota, used in zip(quotas, one.used, strict=True))
@@ -227,7 +233,7 @@ class Quotas:
         that were read longest ago. None when there are no more. size: about so many bytes at once."""
         for one in self._limited.values():
             excess = min(size, one.used[tier] - self._quota(one, tier))
-            if excess > 0 and one.quota.share < 1:
+            if excess > 0 and one.quota.limits_room:
                 policy = one.policies[tier]
                 chosen = policy.victims(excess, pinned) if policy.evicts else ()
                 if found := list(chosen) or _longest_unread(one, tier, excess, pinned):

@@ -37,10 +37,13 @@ from cachefs.messages import (
     DatasetName,
     DatasetNames,
     DatasetsCached,
+    DatasetReached,
+    DatasetSet,
     DatasetView,
     Directory,
     DirectoryEntries,
     Empty,
+    EvictForecast,
     Freed,
     ListingProgress,
     LogLevel,
@@ -54,6 +57,7 @@ from cachefs.messages import (
     TierStatus,
     VerifyProgress,
     Warmup,
+    WarmupForecast,
     WarmupId,
     WarmupList,
     WarmupProgress,
@@ -62,14 +66,15 @@ from cachefs.push_messages import PushDone, PushOrder, PushReply, PushSubscribe
 from cachefs.read_messages import MountReads, ReadsAsked, ReadsTold
 from cachefs_daemon.caller import Caller
 from cachefs_daemon.cluster.shown import cluster_brief, cluster_status
-from cachefs_daemon.content import inventory, verify
+from cachefs_daemon.content import forecast, inventory, verify
 from cachefs_daemon.content.cached_share import cached_share
 from cachefs_daemon.cooperation.scaling import planned_demands, scale_status, scaled_nodes
-from cachefs_daemon.datasets import browsing, selection
+from cachefs_daemon.datasets import browsing, selection, trial
 from cachefs_daemon.fetch.guess_views import guess_counts, guess_views
 from cachefs_daemon.jobs.owners import check_owner, job_meant, job_of
 from cachefs_daemon.live_settings import LiveSettings
-from cachefs_daemon.node import Node
+from cachefs_daemon.mounts.lagging import with_lag
+from cachefs_daemon.node import Node, origin_settings
 from cachefs_daemon.origin import ledger
 from cachefs_daemon.runtime.unbroken import unbroken
 from cachefs_daemon.store.storage import TierUsage
@@ -185,10 +190,11 @@ class Service:
             in_flight_blocks=blocks,
             in_flight_bytes=size,
             repairs=self._node.storage.blocks.repairs,
-            mounts=[self._node.pushers.shown(view) for view in self._node.mounts.views()],
+            mounts=[with_lag(self._node.pushers.shown(one), self._newest) for one in self._node.mounts.views()],
             warmups=len(self._node.warmups),
             index_blocks=sum(tier.blocks for tier in usage),
             errors=self._node.errors.views(),
+            causes=self._node.errors.causes(),
             passed_blocks=self._node.fetcher.passing.count,
             endpoints=self._node.catalog.endpoints(),
             fetch_processes=self._node.carrying.status(),
@@ -196,6 +202,11 @@ class Service:
             guessed=guess_counts(self._node.guesser.counts),
             cluster=cluster_brief(self._node.membership.view, self._node.config.cluster),
         )
+
+    def _newest(self, dataset: str) -> str:
+        """Id of the dataset's current snapshot; empty where there is none."""
+        known = self._node.catalog.find(dataset)
+        return known.current.id if known is not None and known.current is not None else ""
 
     async def reload(self, _: Empty) -> Reloaded:
         return self._settings.reload()
@@ -263,6 +274,13 @@ class Service:
             async for progress in steps:
                 yield progress
 
+    async def dataset_try(self, request: DatasetAdd) -> AsyncGenerator[ListingProgress, None]:
+        self._node.catalog.check_new(request.name, request.url)
+        settings, directory = origin_settings(self._node.config), self._node.config.daemon.state_dir
+        async with contextlib.aclosing(trial.try_listing(request, settings, directory)) as steps:
+            async for progress in steps:
+                yield progress
+
     async def dataset_refresh(self, request: DatasetName) -> AsyncGenerator[ListingProgress, None]:
         dataset = self._node.catalog.get(request.name)
         await self._node.catalog.check_files()
@@ -288,6 +306,9 @@ class Service:
             self._node.sharing.datasets.check_unused(request.name)
         return await unbroken(self._node.changes.remove(request.name))
 
+    async def dataset_set(self, request: DatasetSet) -> DatasetReached:
+        return await self._node.changes.set_options(request)
+
     async def dataset_limit(self, request: DatasetLimit) -> DatasetView:
         return await self._node.quotas.change(request)
 
@@ -309,6 +330,20 @@ class Service:
 
     async def warmup_cancel(self, request: WarmupId) -> WarmupProgress:
         return await self._node.warmups.cancel(request.id)
+
+    async def warmup_forecast(self, request: Warmup) -> WarmupForecast:
+        snapshot, index = self._node.catalog.snapshot(request.dataset), self._node.storage.index
+        usage = await self._node.threads.run(self._node.storage.usage)
+        free = sum(max(0, tier.limit - tier.used) for tier in usage)
+        return await self._node.threads.background(forecast.warmup, snapshot, request, index, free)
+
+    async def evict_forecast(self, request: Selection) -> EvictForecast:
+        snapshot, pins = (
+            self._node.catalog.snapshot(request.dataset),
+            self._node.catalog.get(request.dataset).record.pins,
+        )
+        index = self._node.storage.index
+        return await self._node.threads.background(forecast.evict, snapshot, request.paths, pins, index)
 
     async def evict(self, request: Selection) -> Freed:
         snapshot = self._node.catalog.snapshot(request.dataset)

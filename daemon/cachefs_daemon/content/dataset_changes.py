@@ -1,10 +1,12 @@
-"""What follows where a dataset has another snapshot, or is removed: for its pins, its quota and its blocks."""
+"""What follows where a dataset has another snapshot, is reached in another way, or is removed: for its pins, its quota
+and its blocks."""
 
-from cachefs.messages import Freed
+from cachefs.messages import DatasetReached, DatasetSet, Freed
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.content import inventory
 from cachefs_daemon.content.pins import Pins
 from cachefs_daemon.content.quotas import DatasetQuotas
+from cachefs_daemon.datasets import reaching
 from cachefs_daemon.datasets.catalog import Catalog, Dataset
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.storage import Storage
@@ -30,6 +32,39 @@ class DatasetChanges:
     async def follow_limits(self, dataset: Dataset) -> None:
         """A dataset has other limits."""
         await self._quotas.follow(dataset)
+
+    async def set_options(self, request: DatasetSet) -> DatasetReached:
+        """Reach a dataset's origin in another way. What is cached stays.
+
+        Raises NotFound, ConfigError, and what the origin raises where it does not answer so.
+        """
+        dataset, catalog = self._catalog.get(request.name), self._catalog
+        before = dataset.record.options
+        now = reaching.changed(before, request.change)
+        found = reaching.Look()
+        if now != before:
+            origin = catalog.opened(request.name, now)
+            try:
+                if not request.unchecked and dataset.current is not None:
+                    found = await reaching.look(origin, dataset.current)
+                    reaching.check(request.name, found)
+                named = reaching.name_kept(dataset.origin, origin, dataset.record.named)
+                await catalog.reach(request.name, reaching.OriginWay(now, named, catalog.stamp()), origin)
+            except BaseException:
+                if dataset.origin is not origin:
+                    await origin.close()
+                raise
+        view = catalog.view(dataset)
+        return DatasetReached(dataset=view, before=before, now=now, looked_at=found.looked_at, alike=found.alike)
+
+    async def follow_way(self, name: str, way: reaching.OriginWay) -> None:
+        """Another node of the cluster has set it so. Raises NotFound, CachefsError."""
+        origin = self._catalog.opened(name, way.options)
+        try:
+            await self._catalog.reach(name, way, origin)
+        except BaseException:
+            await origin.close()
+            raise
 
     async def remove(self, name: str) -> Freed:
         """Remove a dataset. Blocks that other datasets have as well stay. Raises NotFound, Busy."""

@@ -1,9 +1,9 @@
 """What a name means on this node, from what all nodes know of it: decided by all of them alike, and without a clock.
 
 Datasets of one name on several nodes are one dataset where they were added as one, or have the same URL and options:
-then the later listing and the later limits hold. A dataset that was removed anywhere is removed, with whatever had
-become one with it. Two different ones (two URLs, added while the nodes did not see each other) stay where they are, and
-a node that has neither takes the one that was added first.
+then the later listing, the later options and the later limits hold. A dataset that was removed anywhere is removed,
+with whatever had become one with it. Two different ones (two URLs, added while the nodes did not see each other) stay
+where they are, and a node that has neither takes the one that was added first.
 """
 
 from collections.abc import Iterable
@@ -65,8 +65,18 @@ def _one_each(known: list[SharedDataset]) -> list[SharedDataset]:
 
 def _union(one: SharedDataset, other: SharedDataset) -> SharedDataset:
     latest = max(one, other, key=lambda each: (each.listed, each.snapshot))
-    limits = max(one, other, key=lambda each: (each.limited, each.share, each.ttl))
+    limits = max(one, other, key=lambda each: (each.limited, each.share, each.ttl, each.most))
+    reached = max(one, other, key=lambda each: (each.reached, msgspec.json.encode(each.options), each.named))
     added: list[Stamp] = sorted({*one.added, *other.added})[:MOST_ADDS]
     return msgspec.structs.replace(
-        latest, gone=[], added=added, share=limits.share, ttl=limits.ttl, limited=limits.limited
+        latest,
+        gone=[],
+        added=added,
+        options=reached.options,
+        named=reached.named,
+        reached=reached.reached,
+        share=limits.share,
+        ttl=limits.ttl,
+        most=limits.most,
+        limited=limits.limited,
     )

@@ -24,7 +24,7 @@ PAGE_SECONDS: Final = 0.25
 
 def cached_bytes(index: IndexWriter, snapshot: Snapshot) -> dict[str, int]:
     """By name of the tier: bytes of the snapshot's files in it."""
-    present = _contents(index)
+    present = contents(index)
     wanted = {entry.content for entry in snapshot.walk(snapshot.entry(0)) if entry.content in present}
     total = [0] * len(TIER_NAMES)
     for content in wanted:
@@ -55,7 +55,7 @@ def pages(
 
 def evict(store: BlockStore, index: IndexWriter, files: Iterable[Entry]) -> Freed:
     """Evict every block of *files*, also where it is pinned."""
-    present = _contents(index)
+    present = contents(index)
     return _evict(store, index, {entry.content for entry in files if entry.content in present})
 
 
@@ -63,7 +63,7 @@ def evict_unshared(
     store: BlockStore, index: IndexWriter, removed: Iterable[Snapshot], kept: Iterable[Snapshot]
 ) -> Freed:
     """Evict the blocks of the files in the *removed* snapshots that are in none of the *kept* snapshots."""
-    present = _contents(index)
+    present = contents(index)
     doomed = {entry.content for entry in _all_files(removed) if entry.content in present}
     for entry in _all_files(kept):
         doomed.discard(entry.content)
@@ -74,7 +74,7 @@ def _all_files(snapshots: Iterable[Snapshot]) -> Iterator[Entry]:
     return (entry for snapshot in snapshots for entry in snapshot.walk(snapshot.entry(0)))
 
 
-def _contents(index: IndexWriter) -> set[bytes]:
+def contents(index: IndexWriter) -> set[bytes]:
     """Content ids of the files of which some block is on this node."""
     return {key[:CONTENT_ID_SIZE] for keys in index.portions(BATCH) for key in keys}
 

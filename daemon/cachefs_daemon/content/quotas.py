@@ -45,6 +45,8 @@ class DatasetQuotas:
         """Change a dataset's quota. What is above it is evicted within seconds. Raises NotFound, ConfigError."""
         if request.share is not None and not 0 < request.share <= 1:
             raise ConfigError(f"share {request.share:g}: expected more than 0 and at most 1 (all, which is no limit)")
+        if request.most is not None and request.most < 0:
+            raise ConfigError(f"{request.most} bytes: expected a number of bytes, or 0 for no limit")
         if request.ttl is not None and request.ttl != 0 and not SHORTEST_TTL <= request.ttl < math.inf:
             raise ConfigError(f"ttl {request.ttl:g} s: expected at least {SHORTEST_TTL:g} s, or 0 for no limit")
         return await unbroken(self._change(request))
@@ -54,10 +56,14 @@ class DatasetQuotas:
             record = self._catalog.get(request.name).record
             share = record.share if request.share is None else request.share
             ttl = record.ttl if request.ttl is None else request.ttl
-            await self._catalog.set_limits(request.name, share, ttl)
+            most = record.most if request.most is None else request.most
+            await self._catalog.set_limits(request.name, share=share, most=most, ttl=ttl)
             dataset = self._catalog.get(request.name)
             await self._apply(dataset)
-            log.info("dataset %s: at most %.4g of each tier, ttl %.0f s (0: none)", request.name, share, ttl)
+            log.info(
+                "dataset %s: at most %.4g and %d bytes (0: all) of each tier, ttl %.0f s (0: none)",
+                request.name, share, most, ttl,
+            )  # fmt: skip
             return self._catalog.view(dataset)
 
     async def follow(self, dataset: Dataset) -> None:
@@ -78,13 +84,14 @@ class DatasetQuotas:
 
     async def _apply(self, dataset: Dataset) -> None:
         record = dataset.record
-        if record.share >= 1 and not record.ttl:
+        if record.share >= 1 and not record.most and not record.ttl:
             self.removed(record.name)
             return
         snapshots = self._catalog.generations(dataset)
         known = frozenset(snapshot.id for snapshot in snapshots)
         with self._tiering as tiering:
-            tiering.quotas.set(Quota(record.name, known, record.share, record.ttl or math.inf))
+            quota = Quota(record.name, known, record.share, record.ttl or math.inf, record.most or math.inf)
+            tiering.quotas.set(quota)
         for snapshot in snapshots:
             await self._threads.background(_claim, self._tiering, self._index, snapshot)
 

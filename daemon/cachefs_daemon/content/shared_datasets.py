@@ -24,6 +24,7 @@ from cachefs_daemon.content.dataset_changes import DatasetChanges
 from cachefs_daemon.content.dataset_merge import Resolution, covers, is_same, resolve
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
+from cachefs_daemon.datasets.reaching import OriginWay
 from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
 from cachefs_daemon.datasets.stamps import Stamp, StampClock
 from cachefs_daemon.runtime.errorlog import ErrorLog
@@ -107,7 +108,8 @@ class SharedDatasets:
         """Take what this node has for a part of the cluster's. Raises CachefsError."""
         catalog = self._here.catalog
         for dataset in catalog:
-            self._clock.see([*dataset.record.added, dataset.record.listed, dataset.record.limited])
+            record = dataset.record
+            self._clock.see([*record.added, record.listed, record.limited, record.reached])
         for added in catalog.removed.values():
             self._clock.see(added)
         catalog.stamp = self._clock.tick
@@ -156,7 +158,7 @@ class SharedDatasets:
 
     def _heard(self, node: str, name: str, value: SharedDataset | None) -> None:
         if value is not None:
-            self._clock.see([*value.gone, *value.added, value.listed, value.limited])
+            self._clock.see([*value.gone, *value.added, value.listed, value.limited, value.reached])
         self._failures.pop(name, None)
         self._retry.pop(name, None)
         self._note(name)
@@ -211,7 +213,10 @@ class SharedDatasets:
             options=record.options,
             share=record.share,
             ttl=record.ttl,
+            most=record.most,
             limited=record.limited,
+            named=record.named,
+            reached=record.reached,
         )
         if snapshot is None:
             return value
@@ -239,6 +244,9 @@ class SharedDatasets:
 
     async def _have(self, name: str, own: SharedDataset, wanted: SharedDataset) -> None:
         """Raises CachefsError."""
+        if own.added and wanted.reached != own.reached:
+            way = OriginWay(wanted.options, wanted.named, wanted.reached)
+            await self._here.changes.follow_way(name, way)
         if wanted.snapshot and wanted.snapshot != own.snapshot:
             is_time = time.monotonic() >= self._retry.get(name, 0.0)
             if wanted.block_size == self._here.held.block_size and is_time:
@@ -247,9 +255,9 @@ class SharedDatasets:
             return
         self._trouble.pop(name, None)
         if (wanted.added, wanted.listed, wanted.limited) != (own.added, own.listed, own.limited):
-            fields = {field: getattr(wanted, field) for field in ("added", "listed", "limited", "share", "ttl")}
+            fields = {field: getattr(wanted, field) for field in ("added", "listed", "limited", "share", "ttl", "most")}
             await self._here.catalog.restamp(name, **fields)
-            if (wanted.share, wanted.ttl) != (own.share, own.ttl):
+            if (wanted.share, wanted.ttl, wanted.most) != (own.share, own.ttl, own.most):
                 await self._here.changes.follow_limits(self._here.catalog.get(name))
 
     def _problem(self, name: str, resolution: Resolution) -> str:
@@ -346,9 +354,12 @@ class SharedDatasets:
             [SnapshotRecord(wanted.snapshot)],
             share=wanted.share,
             ttl=wanted.ttl,
+            most=wanted.most,
             added=wanted.added,
             listed=wanted.listed,
             limited=wanted.limited,
+            named=wanted.named,
+            reached=wanted.reached,
         )
         known = catalog.find(name)
         before = known.current if known is not None else None
@@ -374,7 +385,7 @@ class SharedDatasets:
     def _publish(self, name: str) -> None:
         value = self._own(name)
         said = self._shared.says(DATASETS, name)
-        author = max([*value.gone, *value.added, value.listed, value.limited]).node
+        author = max([*value.gone, *value.added, value.listed, value.limited, value.reached]).node
         if not self._is_mine_to_say(name, value, author, said):
             self._shared.remove(DATASETS, name)
         elif said or author == self._shared.membership.view.me or self._has_waited(name):

@@ -44,7 +44,7 @@ class WarmupState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class WarmupPlan:
     """What a warmup is to bring."""
 
     # Entry numbers of the files, in the snapshot's order.
@@ -141,8 +141,6 @@ class Warmups:
 
     async def start(self, snapshot: Snapshot, request: Warmup) -> Run:
         """Start a warmup; where nobody waits for it, it goes on after a restart. Raises NotFound, ConfigError."""
-        if not 0 < request.fraction <= 1:
-            raise ConfigError(f"fraction {request.fraction:g}: expected more than 0 and at most 1")
         run = self.begin(await self._threads.background(_bringing, snapshot, request))
         if not request.wait:
             run.request = request
@@ -228,8 +226,13 @@ async def _steps(run: Run) -> AsyncGenerator[WarmupProgress, None]:
     yield run.progress()
 
 
-def _plan(snapshot: Snapshot, request: Warmup) -> _Plan:
-    """What the *request* asks for. To be called in a thread. It takes 8 bytes per file: 8 MB for a million files."""
+def plan(snapshot: Snapshot, request: Warmup) -> WarmupPlan:
+    """What the *request* asks for. To be called in a thread. It takes 8 bytes per file: 8 MB for a million files.
+
+    Raises NotFound, ConfigError.
+    """
+    if not 0 < request.fraction <= 1:
+        raise ConfigError(f"fraction {request.fraction:g}: expected more than 0 and at most 1")
     numbers = array("Q")
     sizes = array("Q")
     for entry in selection.files(snapshot, request.paths):
@@ -237,13 +240,13 @@ def _plan(snapshot: Snapshot, request: Warmup) -> _Plan:
         sizes.append(entry.size)
     count = math.ceil(len(numbers) * request.fraction)
     blocks = sum(block_count(size, snapshot.block_size) for size in sizes[:count])
-    return _Plan(numbers[:count], blocks, sum(sizes[:count]))
+    return WarmupPlan(numbers[:count], blocks, sum(sizes[:count]))
 
 
 def _bringing(snapshot: Snapshot, request: Warmup) -> Bringing:
     """To be called in a thread."""
-    plan = _plan(snapshot, request)
-    return Bringing(request.dataset, _blocks(snapshot, plan.files), plan.blocks, plan.bytes)
+    wanted = plan(snapshot, request)
+    return Bringing(request.dataset, _blocks(snapshot, wanted.files), wanted.blocks, wanted.bytes)
 
 
 def _batches(run: Run) -> Iterator[list[tuple[BlockRef, int]]]:

@@ -4,13 +4,12 @@ Each dataset keeps its current snapshot, the one before it, and any
 snapshot that a living mount may still read.
 """
 
-import asyncio
 import contextlib
 import dataclasses
 import logging
 import re
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,16 +18,25 @@ import msgspec
 
 from cachefs import snapshot as snapshots
 from cachefs.errors import AlreadyExists, Busy, CachefsError, ConfigError, NotFound, SnapshotDamaged
-from cachefs.messages import DatasetAdd, DatasetView, EndpointStatus, ListingPhase, ListingProgress
+from cachefs.messages import (
+    DatasetAdd,
+    DatasetView,
+    EndpointStatus,
+    ListingPhase,
+    ListingProgress,
+    OriginOptions,
+)
 from cachefs.snapshot import Snapshot
 from cachefs.snapshot_diff import compare
-from cachefs_daemon.datasets import records
+from cachefs_daemon.datasets import reaching, records
 from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
 from cachefs_daemon.datasets.listing import ListingRequest, build_snapshot
 from cachefs_daemon.datasets.listing_journal import journal_path, remove_stale
+from cachefs_daemon.datasets.origin_upkeep import OriginUpkeep
+from cachefs_daemon.datasets.reaching import OriginWay
 from cachefs_daemon.datasets.records import DatasetRecord, Registry, RemovedRecord, SnapshotRecord
 from cachefs_daemon.datasets.stamps import NO_STAMP, Stamp, with_removed
-from cachefs_daemon.origin.base import Origin, OriginSettings, PreparedOrigin, open_origin
+from cachefs_daemon.origin.base import Origin, OriginSettings, open_origin
 from cachefs_daemon.origin.endpoint import told_apart
 from cachefs_daemon.origin.unusable import UnusableOrigin
 from cachefs_daemon.runtime import boot_clock
@@ -42,8 +50,6 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _RESERVED: Final = frozenset({"all"})
 # Snapshots that each dataset keeps, whoever uses them.
 KEPT_GENERATIONS: Final = 2
-# Datasets of one mount whose origins are prepared, at most: of a mount of thousands most are not read soon.
-_PREPARED: Final = 8
 # Snapshots for which it is remembered which dataset has them.
 _NAMES: Final = 4096
 
@@ -70,7 +76,7 @@ class Catalog:
         self._settings = settings
         self._threads = threads
         self._datasets: dict[str, Dataset] = {}  # by name
-        self._preparing: set[asyncio.Task[None]] = set()  # in which origins are opened
+        self._upkeep = OriginUpkeep()
         self._changing: set[str] = set()  # names of datasets that are being listed or removed
         self._saving = threading.Lock()
         self._names: dict[str, str] = {}  # by id of a snapshot: see `dataset_of`
@@ -133,19 +139,17 @@ class Catalog:
             problems=snapshot.problem_count if snapshot else 0,
             share=record.share,
             ttl=record.ttl,
+            most=record.most,
             others=[known.id for known in record.snapshots if snapshot is None or known.id != snapshot.id],
+            reached=reaching.in_few_words(record.options),
         )
 
     def readable(self) -> list[DatasetView]:
         """The datasets that a mount can show."""
         return [self.view(dataset) for dataset in self if dataset.current is not None]
 
-    async def add(self, request: DatasetAdd) -> AsyncGenerator[ListingProgress, None]:
-        """List a new dataset. Yields progress, and last a message with the dataset.
-
-        Raises AlreadyExists, Busy, ConfigError, and what the origin raises.
-        """
-        name = request.name
+    def check_new(self, name: str, url: str) -> None:
+        """Raises ConfigError where *name* cannot name a dataset, AlreadyExists where it names one."""
         if not _NAME.fullmatch(name) or name in _RESERVED:
             raise ConfigError(
                 f"{name!r} cannot name a dataset: use 1 to 64 of A-Z a-z 0-9 . _ - "
@@ -153,7 +157,15 @@ class Catalog:
             )
         known = self._datasets.get(name)
         if known is not None:
-            raise AlreadyExists(_taken(known.record, request.url))
+            raise AlreadyExists(_taken(known.record, url))
+
+    async def add(self, request: DatasetAdd) -> AsyncGenerator[ListingProgress, None]:
+        """List a new dataset. Yields progress, and last a message with the dataset.
+
+        Raises AlreadyExists, Busy, ConfigError, and what the origin raises.
+        """
+        name = request.name
+        self.check_new(name, request.url)
         origin = open_origin(request.url, request.options, self._settings)
         resumed = 0
         stamp = self.stamp()
@@ -218,9 +230,24 @@ class Catalog:
         """pins: paths relative to the dataset's root. Raises NotFound, CachefsError."""
         await self._change(self.get(name), pins=pins)
 
-    async def set_limits(self, name: str, share: float, ttl: float) -> None:
+    async def set_limits(self, name: str, *, share: float, most: int, ttl: float) -> None:
         """See DatasetRecord. Raises NotFound, CachefsError."""
-        await self._change(self.get(name), share=share, ttl=ttl, limited=self.stamp())
+        await self._change(self.get(name), share=share, most=most, ttl=ttl, limited=self.stamp())
+        self.on_change(name)
+
+    def opened(self, name: str, options: OriginOptions) -> Origin:
+        """The origin of a dataset with other options; it is the caller's. Raises NotFound, ConfigError."""
+        return open_origin(self.get(name).record.url, options, self._settings)
+
+    async def reach(self, name: str, way: OriginWay, origin: Origin) -> None:
+        """Reach a dataset in another way, by *origin*; reads that wait for the old one take the new one. Raises
+        NotFound, CachefsError; then *origin* is still the caller's."""
+        dataset = self.get(name)
+        await self._change(dataset, options=way.options, named=way.named, reached=way.reached)
+        self._upkeep.retire(dataset.origin)
+        dataset.origin = origin
+        self._tidy()
+        log.info("dataset %s is reached in another way: %s", name, reaching.in_few_words(way.options) or "defaults")
         self.on_change(name)
 
     async def _change(self, dataset: Dataset, **fields: object) -> None:
@@ -284,6 +311,7 @@ class Catalog:
             listed=wanted.listed,
             share=wanted.share,
             ttl=wanted.ttl,
+            most=wanted.most,
             limited=wanted.limited,
         )
         dataset, was = known or Dataset(record, origin, None), before
@@ -307,6 +335,7 @@ class Catalog:
         in_use: whether a snapshot that is not current any more may be in use.
         """
         await self._threads.background(remove_stale, self._state_dir)
+        await self._upkeep.close_retired()
         changed = False
         for dataset in self:
             old = dataset.record.snapshots[KEPT_GENERATIONS:]
@@ -360,17 +389,11 @@ class Catalog:
     def prepare(self, is_shown: Callable[[str], bool]) -> None:
         """Somebody is about to read datasets, whose names *is_shown* knows: have their origins open what first reads
         would wait for."""
-        shown = (dataset.origin for dataset in self if is_shown(dataset.record.name))
-        origins = [origin for origin in shown if isinstance(origin, PreparedOrigin)]
-        task = asyncio.create_task(_prepare(origins[:_PREPARED]))
-        self._preparing.add(task)
-        task.add_done_callback(self._preparing.discard)
+        self._upkeep.prepare(dataset.origin for dataset in self if is_shown(dataset.record.name))
 
     async def close(self) -> None:
         """Close all origins."""
-        for task in self._preparing:
-            task.cancel()
-        await asyncio.gather(*self._preparing, return_exceptions=True)
+        await self._upkeep.close()
         for dataset in self:
             await dataset.origin.close()
 
@@ -383,6 +406,7 @@ class Catalog:
             block_size=self._held.block_size,
             directory=str(self._held.directory),
             options=record.options,
+            named=record.named,
             settings=dataclasses.replace(self._settings, scratch=str(self._held.directory)),
             journal=str(journal_path(self._state_dir, record.url, self._held.block_size, record.options)),
         )
@@ -482,15 +506,6 @@ class Catalog:
         finally:
             self._changing.discard(name)
             self._tidy()
-
-
-async def _prepare(origins: Sequence[PreparedOrigin]) -> None:
-    """One after the other. What is wrong is said when somebody reads."""
-    for origin in origins:
-        try:
-            await origin.prepare()
-        except Exception as error:
-            log.info("an origin cannot be opened before it is read: %s", error)
 
 
 def _taken(record: DatasetRecord, url: str) -> str:

@@ -1,6 +1,7 @@
 """The open snapshots of this node, and the origins that have their files."""
 
 import contextlib
+import dataclasses
 import logging
 import os
 import tempfile
@@ -194,6 +195,11 @@ class HeldSnapshots:
         )
         key = block_key(entry.content, ref.number)
         return BlockSource(key, held.any_origin, wanted, ref.snapshot, ref.entry, ref.number)
+
+    def renewed(self, source: BlockSource) -> BlockSource:
+        """The same block of the same object, as it is reached now."""
+        held = self._held.get(source.snapshot)
+        return source if held is None else dataclasses.replace(source, origin=held.any_origin)
 
     def keep(self, wanted: Mapping[str, list[Origin]]) -> None:
         """Let go of all snapshots but the *wanted* ones. wanted: by id of a snapshot, the origins that have its

@@ -45,6 +45,8 @@ class ListingRequest(Message, frozen=True):
     directory: str
     options: OriginOptions = OriginOptions()
     settings: OriginSettings = OriginSettings()
+    # What the names of objects begin with; empty: as the origin has it.
+    named: bytes = b""
     # Directory in which is kept how far the listing is; empty: it cannot be gone on with.
     journal: str = ""
     # Seconds after which that is written again. It takes a few milliseconds, and what comes in between may have to be
@@ -193,7 +195,9 @@ class _Listing:
     ) -> None:
         self._origin = origin
         self._save_seconds = request.save_seconds
-        self.builder = SnapshotBuilder(origin.url, request.block_size, origin.identity, spill)
+        named = request.named
+        identity = (lambda key: named + key) if named else origin.identity
+        self.builder = SnapshotBuilder(origin.url, request.block_size, identity, spill)
         self._journal = journal
         self._resumed = 0
         self._next_report = 0.0

@@ -49,11 +49,18 @@ class DatasetRecord(msgspec.Struct, frozen=True):
     share: float = 1.0
     # Seconds that its blocks stay after their last read; 0 where nothing limits that.
     ttl: float = 0.0
+    # Bytes of each tier that its blocks may take; 0 where nothing limits that.
+    most: int = 0
     # In a cluster: when it was added (several times, where several nodes have added the same), in order; when its
     # current snapshot was made; when its limits were set. Else empty.
     added: list[Stamp] = []
     listed: Stamp = NO_STAMP
     limited: Stamp = NO_STAMP
+    # What the names of its objects begin with, where the options would give another name now: see
+    # cachefs_daemon.datasets.reaching.
+    named: bytes = b""
+    # When the options were changed last, in a cluster.
+    reached: Stamp = NO_STAMP
 
 
 class RemovedRecord(msgspec.Struct, frozen=True):

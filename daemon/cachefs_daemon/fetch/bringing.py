@@ -8,7 +8,7 @@ is fetched ahead of all readers.
 import asyncio
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -19,7 +19,7 @@ from cachefs.planning.prefetch.latency import Latency
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.elsewhere import Elsewhere
 from cachefs_daemon.fetch.flights import Flight, Outcome
-from cachefs_daemon.fetch.held_parts import HeldParts, completed
+from cachefs_daemon.fetch.held_parts import HeldParts, Part, completed
 from cachefs_daemon.fetch.load import Tell
 from cachefs_daemon.fetch.passing import Passing, PassingBlock
 from cachefs_daemon.fetch.puts import Puts
@@ -98,6 +98,8 @@ class Bringing:
         self._refused: dict[str, tuple[int, float]] = {}  # by snapshot: bytes of the last block refused, loop time
         # Lets a fetch process bring a block that nobody waits for, if it can: see `Carrying.take`.
         self.carry: Callable[[BlockSource, Tell, Callable[[], None]], bool] = _not_carried
+        # How a block is reached now: its origin may have got another endpoint since its fetch began.
+        self.renewed: Callable[[BlockSource], BlockSource] = lambda source: source
         self.elsewhere: Elsewhere | None = None  # None: there are no other nodes
         self.fetched_blocks = self.fetched_bytes = 0  # from origins, since the daemon started
         self.peer_blocks = self.peer_bytes = 0  # from peers, since the daemon started
@@ -415,12 +417,10 @@ class Bringing:
                 f"{source.subject} found no free connection within the read deadline; "
                 "its origin is slow, or raise origin.max_connections"
             )
-        patience.rest = partial(_rest, flight)
-        if parts := self.parts.take(source.key):
-            data = await completed(source, parts, patience, self.tally.discard)
-        else:
-            come = None if source.is_whole else await self._come_along(flight)
-            data = come if come is not None else await source.origin.read(source.range, patience)
+        patience.rest = partial(self._rest, flight)
+        parts = self.parts.take(source.key)
+        come = None if parts or source.is_whole else await self._come_along(flight)
+        data = come if come is not None else await self._read(flight, parts)
         if len(data) != source.length:
             self.tally.discard(len(data))
             raise OriginError(f"{source.subject}: got {len(data)} bytes for {source.length}")
@@ -429,6 +429,31 @@ class Bringing:
         if flight.early is not None and self._puts.has_room:
             flight.slot.leave()  # nobody waits for it any more
         return await self._keep(flight, ORIGIN)
+
+    async def _read(self, flight: Flight, parts: Sequence[Part]) -> Data:
+        """The bytes as its origin gives them, but for the *parts* that are here. Where the origin is reached in another
+        way meanwhile, it is asked so."""
+        while True:
+            source, patience = flight.source, flight.patience
+            try:
+                if parts:
+                    return await completed(source, parts, patience, self.tally.discard)
+                return await source.origin.read(source.range, patience)
+            except CachefsError:
+                parts = ()
+                flight.source = self.renewed(source)
+                if flight.source.origin is source.origin or patience.left <= 0:
+                    raise
+
+    async def _rest(self, flight: Flight, seconds: float) -> None:
+        """Between two attempts. Fetches from other origins have the slot meanwhile."""
+        flight.slot.give_back()
+        await asyncio.sleep(seconds)
+        await flight.slot.take(ahead=not flight.demanded, needed=flight.needed)
+        flight.began = asyncio.get_running_loop().time()
+        trouble = flight.patience.trouble
+        if trouble is not None and self.renewed(flight.source).origin is not flight.source.origin:
+            raise trouble
 
     async def _keep(self, flight: Flight, came_from: str) -> Location | PassingBlock | None:
         """Its bytes have come."""
@@ -491,14 +516,6 @@ class Bringing:
             block = await self._threads.run(PassingBlock.of, flight.source.key, flight.data, flight.checksums)
         self.passing.add(flight.source.key, block, reason)
         return block
-
-
-async def _rest(flight: Flight, seconds: float) -> None:
-    """Between two attempts. Fetches from other origins have the slot meanwhile."""
-    flight.slot.give_back()
-    await asyncio.sleep(seconds)
-    await flight.slot.take(ahead=not flight.demanded, needed=flight.needed)
-    flight.began = asyncio.get_running_loop().time()
 
 
 def _stopping() -> CachefsError:

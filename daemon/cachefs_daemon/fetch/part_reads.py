@@ -132,7 +132,7 @@ class PartReads:
             key, source = self._rests.popitem(last=False)
             if not self._bringing.parts.of(key):
                 continue  # all of it has come, or nothing is left of it
-            flight = self._bringing.join(source, ahead=True, transient=True)
+            flight = self._bringing.join(self._bringing.renewed(source), ahead=True, transient=True)
             self._in_flight += source.length
             flight.on_landing(partial(self._landed, source.length))
         if self._rests:

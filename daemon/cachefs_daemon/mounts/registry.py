@@ -134,6 +134,7 @@ class MountRegistry:
                 seconds_since_report=now - mount.seen,
                 counters=dict(mount.counters()),
                 detached=_is_detached(mount),
+                snapshot=mount.report.snapshot,
             )
             for mount in self._mounts.values()
             if mount not in gone
@@ -165,7 +166,7 @@ class MountRegistry:
         if known is None:
             return True
         spec = known.spec  # taken apart once: this is asked for every reader in every step of every pusher
-        if spec.is_single:
+        if spec.stays:
             (part,) = spec.parts
             shown = (_generations(one, part.digits or "", known.born) for one in datasets if one.name == part.name)
             return any(snapshot in generations for generations in shown)

@@ -10,7 +10,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Final
 
-from cachefs.messages import ErrorView
+from cachefs.messages import ErrorCause, ErrorView
+from cachefs_daemon.runtime.error_causes import ErrorCauses
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +26,9 @@ class _Failure:
 
     # Text of the last failure.
     message: str
-    # Unix time of the last failure.
+    # Unix time of the last failure, and of the first.
     when: float
+    first: float
     # Failures so far.
     count: int = 0
     # Monotonic seconds when it was last logged.
@@ -38,6 +40,7 @@ class ErrorLog:
 
     def __init__(self) -> None:
         self._failures: OrderedDict[str, _Failure] = OrderedDict()  # by subject, oldest first
+        self._causes = ErrorCauses()
         self._window = float("-inf")  # monotonic seconds when the current minute began
         self._lines = 0  # logged, or too many to be logged, in this minute
         self.count = 0  # failures since the daemon started
@@ -45,10 +48,11 @@ class ErrorLog:
 
     def add(self, subject: str, message: str, bug: BaseException | None = None) -> None:
         """Note a failure. bug: an exception that nobody expected; the log gets its traceback."""
-        failure = self._failures.pop(subject, None) or _Failure(message, time.time())
+        failure = self._failures.pop(subject, None) or _Failure(message, time.time(), time.time())
         failure.message, failure.when = message, time.time()
         failure.count += 1
         self.count += 1
+        self._causes.add(subject, message, failure.when)
         self._failures[subject] = failure
         if len(self._failures) > KEPT:
             self._failures.popitem(last=False)
@@ -62,9 +66,22 @@ class ErrorLog:
     def views(self) -> list[ErrorView]:
         """The failures, newest first."""
         return [
-            ErrorView(when=failure.when, count=failure.count, subject=subject, message=failure.message)
+            ErrorView(
+                when=failure.when, first=failure.first, count=failure.count, subject=subject, message=failure.message
+            )
             for subject, failure in reversed(self._failures.items())
         ]
+
+    def causes(self) -> list[ErrorCause]:
+        """The failures by their causes, newest first."""
+        return self._causes.views()
+
+    def goes_on(self, subject: str) -> None:
+        """The last failure of this subject still lasts."""
+        failure = self._failures.get(subject)
+        if failure is not None:
+            failure.when = time.time()
+            self._causes.goes_on(subject, failure.message, failure.when)
 
     def _may_log(self, now: float) -> bool:
         if now - self._window >= QUIET:

@@ -54,7 +54,11 @@ class SharedDataset(msgspec.Struct, frozen=True):
     # See DatasetRecord, and when they were set.
     share: float = 1.0
     ttl: float = 0.0
+    most: int = 0
     limited: Stamp = NO_STAMP
+    # See DatasetRecord, and when the options were changed.
+    named: bytes = b""
+    reached: Stamp = NO_STAMP
 
 
 class MountedDataset(msgspec.Struct, frozen=True):
@@ -180,6 +184,7 @@ def _check_dataset(name: str, value: SharedDataset) -> None:
     _check_stamps(value.added, MOST_ADDS)
     _check_stamps([value.listed], 1)
     _check_stamps([value.limited], 1)
+    _check_stamps([value.reached], 1)
     if not value.added:
         return
     _require(0 < len(value.url) <= MOST_URL and value.url.isprintable(), "a URL that nobody has")
@@ -189,6 +194,8 @@ def _check_dataset(name: str, value: SharedDataset) -> None:
     _require(is_digest(value.snapshot), "no id of a snapshot")
     _require(0 < value.file_size <= MOST_SIZE and 0 < value.block_size <= MOST_SIZE, "sizes that nothing has")
     _require(0 < value.share <= 1 and 0 <= value.ttl < math.inf, "limits that nobody sets")
+    _require(0 <= value.most <= MOST_SIZE, "limits that nobody sets")
+    _require(len(value.named) <= 2 * MOST_URL, "names that no object has")
 
 
 def _check_mounted(name: str, value: MountedDataset) -> None:

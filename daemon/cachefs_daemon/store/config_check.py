@@ -3,14 +3,18 @@
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from cachefs.block import MEMORY, SSD
 from cachefs.errors import ConfigError
+from cachefs.mount_table import file_system_kinds
 from cachefs_daemon.store import capacity, owned_directory, state_format
 from cachefs_daemon.store.owned_directory import Place
 from cachefs_daemon.store.state_dir import state_place
 from cachefs_daemon.store.storage import StoreConfig
 from cachefs_daemon.store.tier import TierConfig, check_budget, check_size, on_disk, place_of
+
+_NETWORK: Final = ("nfs", "cifs", "smb", "9p", "ceph", "lustre", "beegfs", "gpfs", "fuse.", "afs")
 
 
 def problems(config: StoreConfig) -> Iterator[str]:
@@ -56,8 +60,19 @@ def notes(config: StoreConfig) -> Iterator[str]:
                 f"{place.setting} {place.path} belongs to user {owned_directory.user_name(owner)}: that is right only"
                 " if the daemon runs as that user"
             )
+    if config.ssd is not None and not on_disk(_existing(config.ssd.directory)):
+        yield f"[ssd] dir {config.ssd.directory} is in memory: use a directory on a disk"
+    if config.ssd is not None and (kind := _network(_existing(config.ssd.directory))):
+        yield f"[ssd] dir {config.ssd.directory} is on {kind}, over a network: use a disk of this machine"
     if on_disk(_existing(config.memory.directory)):
         yield f"[memory] dir {config.memory.directory} is on a disk: use a directory on tmpfs, as /dev/shm is"
+
+
+def _network(directory: Path) -> str:
+    """The kind of file system that a directory is on, where that is one over a network; else empty."""
+    device = directory.stat().st_dev
+    kind = file_system_kinds().get(f"{os.major(device)}:{os.minor(device)}", "")
+    return kind if kind.startswith(_NETWORK) else ""
 
 
 def _is_root() -> bool:

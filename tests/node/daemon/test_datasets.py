@@ -14,8 +14,9 @@ import msgspec
 import psutil
 import pytest
 from cachefs_daemon.datasets import records as registry
-from cachefs_daemon.datasets.catalog import _PREPARED, KEPT_GENERATIONS, Catalog, Dataset
+from cachefs_daemon.datasets.catalog import KEPT_GENERATIONS, Catalog, Dataset
 from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
+from cachefs_daemon.datasets.origin_upkeep import MOST_PREPARED
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings
 from cachefs_daemon.origin.patience import Patience
 from cachefs_daemon.runtime import descriptors
@@ -286,10 +287,10 @@ def test_of_what_is_mounted_origins_are_prepared_but_few_and_whatever_they_say(t
             record = registry.DatasetRecord(f"d{number}", "s3://bucket", OriginOptions(), [])
             datasets._datasets[f"d{number}"] = Dataset(record, origin, None)
         datasets.prepare(lambda name: name in ("d1", "d2", "other"))
-        await asyncio.gather(*datasets._preparing)
+        await asyncio.gather(*datasets._upkeep._preparing)
         assert origin.prepared == 2
         datasets.prepare(lambda name: True)
-        await asyncio.gather(*datasets._preparing)
-        assert origin.prepared == 2 + _PREPARED
+        await asyncio.gather(*datasets._upkeep._preparing)
+        assert origin.prepared == 2 + MOST_PREPARED
 
     with_datasets(tmp_path, scene)

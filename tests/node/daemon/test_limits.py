@@ -32,8 +32,10 @@ def write_files(directory: Path, seed: int) -> str:
     return f"file://{directory}"
 
 
-def limit(daemon: Daemon, name: str, share: float | None = None, ttl: float | None = None) -> DatasetView:
-    return daemon.client.call(DATASET_LIMIT, DatasetLimit(name=name, share=share, ttl=ttl))
+def limit(
+    daemon: Daemon, name: str, share: float | None = None, ttl: float | None = None, most: int | None = None
+) -> DatasetView:
+    return daemon.client.call(DATASET_LIMIT, DatasetLimit(name=name, share=share, ttl=ttl, most=most))
 
 
 def show(daemon: Daemon, name: str) -> DatasetDetail:
@@ -77,6 +79,24 @@ def test_a_share_is_kept_over_restarts_and_leaves_room_for_others(tmp_path: Path
         daemon.client.call(DATASET_REMOVE, DatasetName(name="small"))
         daemon.add_dataset("small", f"file://{tmp_path}/small")
         assert show(daemon, "small").dataset.share == 1
+
+
+def test_a_number_of_bytes_is_kept_over_restarts(tmp_path: Path) -> None:
+    with Daemon(tmp_path / "node", SETTINGS) as daemon:
+        daemon.add_dataset("small", write_files(tmp_path / "small", 0))
+        assert limit(daemon, "small", most=2 << 20).most == 2 << 20
+        warm(daemon, "small")
+        cached = show(daemon, "small").cached
+        assert (1 << 20) < cached["memory"] <= 2 << 20
+        assert (1 << 20) < cached["ssd"] <= 2 << 20
+        daemon.kill9()
+        daemon.start()
+        assert show(daemon, "small").dataset.most == 2 << 20
+        limit(daemon, "small", most=1 << 20)
+        wait_until(lambda: max(show(daemon, "small").cached.values()) <= 1 << 20)
+        assert limit(daemon, "small", most=0, ttl=60).most == 0
+        with pytest.raises(ConfigError, match="expected a number of bytes"):
+            limit(daemon, "small", most=-1)
 
 
 def test_prefetching_keeps_to_a_share_and_fetches_nothing_twice(tmp_path: Path) -> None:

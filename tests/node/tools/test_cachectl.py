@@ -196,6 +196,39 @@ def test_warmup_shows_in_status_and_ls_and_is_undone_by_evict(daemon: Daemon) ->
     assert answer(daemon, "ls", "tree", "--cached") == {"files": []}
 
 
+def test_a_dry_run_says_what_would_be_done_and_does_nothing(daemon: Daemon, tree: Path) -> None:
+    assert answer(daemon, "warmup", "tree", "images/class1")["blocks"] == 5
+    forecast = answer(daemon, "warmup", "tree", "--dry-run")
+    assert (forecast["wanted"]["blocks"], forecast["here"]["files"], forecast["here"]["blocks"]) == (25, 5, 5)
+    said = run(daemon, "warmup", "tree", "-n").stdout
+    assert "tree: would fetch 20 blocks, " in said
+    assert "; 5 files are here as a whole" in said
+    answer(daemon, "pin", "tree", "images/class1/001.jpg")
+    before = daemon.status()
+    found = answer(daemon, "evict", "tree", "--dry-run")
+    assert found["here"]["blocks"] == 5
+    assert found["pinned"]["blocks"] == 1
+    assert "would free 5 blocks" in run(daemon, "evict", "tree", "-n").stdout
+    assert "this frees all of tree on this node: 5 blocks" in failure(daemon, "evict", "tree")
+    assert answer(daemon, "evict", "tree", "images/class2", "-n")["here"]["blocks"] == 0
+    assert "no 'none'" in failure(daemon, "evict", "tree", "none", "-n")
+    assert "would forget tree" in run(daemon, "dataset", "rm", "tree", "-n").stdout
+    answer(daemon, "unpin", "tree")
+    found = answer(daemon, "dataset", "add", "trial", f"file://{tree}", "--dry-run")["dataset"]
+    known = answer(daemon, "dataset", "show", "tree")["dataset"]
+    assert [found[key] for key in ("files", "bytes", "snapshot")] == [
+        known[key] for key in ("files", "bytes", "snapshot")
+    ]
+    assert "nothing was added" in run(daemon, "dataset", "add", "trial", f"file://{tree}", "-n").stdout
+    assert "already" in failure(daemon, "dataset", "add", "tree", f"file://{tree}", "-n")
+    assert "trial" not in run(daemon, "dataset", "list").stdout
+    assert not list(daemon.home.glob("state/.trial-*"))
+    now = daemon.status()
+    assert (now.fetched_blocks, now.index_blocks, now.datasets) == (
+        before.fetched_blocks, before.index_blocks, before.datasets,
+    )  # fmt: skip
+
+
 def test_warmup_takes_lists_and_fractions(daemon: Daemon) -> None:
     assert answer(daemon, "warmup", "tree", "images", "--fraction", "25%")["blocks"] == 5
     listed = answer(daemon, "warmup", "tree", "--list", "-", "-0", stdin=ODD_NAME + b"\0big\0")

@@ -3,6 +3,7 @@
 import functools
 import http.server
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cachefs_tools.cachectl.display import size
 
 from tests.daemon import Daemon
 
@@ -91,3 +93,23 @@ def test_from_the_beginning_to_the_end_over_a_restart(url: str, tmp_path: Path) 
         while kept.read_bytes() != b"\x90":  # an empty list: nothing goes on after the next start
             assert time.monotonic() < deadline
             time.sleep(0.05)
+
+
+def test_progress_in_a_pipe_and_what_an_interrupted_command_says(url: str, tmp_path: Path) -> None:
+    with Daemon(tmp_path / "node") as daemon:
+        daemon.add_dataset("web", url)
+        command = [CACHECTL, "warmup", "web", "--socket", daemon.socket]
+        for watched in (False, True):
+            with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+                assert process.stderr is not None
+                assert process.stderr.readline() == f"warming web: 0.0 %, 0 B of {size(FILES * 1000)}\n"
+                process.send_signal(signal.SIGINT)
+                said = process.stderr.read()
+                assert f"web: 0 of {FILES} blocks here, 0 B; the warmup " in said
+                assert ("goes on" if watched else "is ended") in said
+                assert process.wait(60) == 130
+            states = [one["state"] for one in listed(daemon)]
+            assert states == (["cancelled", "running"] if watched else ["cancelled"])
+            if not watched:
+                run(daemon, "warmup", "web", "--no-wait")
+                command = [CACHECTL, "warmups", "--watch", "2", "--socket", daemon.socket]

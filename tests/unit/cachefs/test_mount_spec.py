@@ -4,6 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cachefs.errors import ConfigError
+from cachefs.messages import DatasetView
 from cachefs.mount_spec import MountSpec, Part
 
 NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,5}", fullmatch=True).filter(lambda name: name != "all")
@@ -61,3 +63,21 @@ def test_no_digits_pin_no_snapshot_and_yet_follow_none() -> None:
     spec = MountSpec.parse("one@,two")
     assert not spec.pins("0" * 32)
     assert [name for name in ("one", "two") if spec.follows(name)] == ["two"]
+
+
+def view(name: str, reached: str = "") -> DatasetView:
+    return DatasetView(
+        name=name, url="s3://photos", snapshot="0" * 32, path="", files=1, directories=0, bytes=1, created_ns=0,
+        reached=reached,
+    )  # fmt: skip
+
+
+def test_a_url_that_several_datasets_have_names_none_of_them() -> None:
+    spec = MountSpec.parse("s3://photos/")
+    assert str(spec.resolved([view("one")])) == "one"
+    with pytest.raises(
+        ConfigError, match=r"2 datasets are at s3://photos/: one \(default endpoint\), two \(http://ceph\); mount one"
+    ):
+        spec.resolved([view("one"), view("two", "http://ceph")])
+    with pytest.raises(ConfigError, match="and 995 more"):
+        spec.resolved([view(f"d{number}") for number in range(1000)])

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -49,7 +50,8 @@ def test_sizes_that_nothing_has(size: object) -> None:
 def test_shares() -> None:
     assert parse_share("25%").of(1000) == 250
     assert parse_share("4KiB").of(1000) == 4096
-    for wrong in ("0%", "101%", "-5%", "%"):
+    assert parse_share("0%").of(1000) == 0
+    for wrong in ("101%", "-5%", "%"):
         with pytest.raises(ValueError, match="percentage"):
             parse_share(wrong)
 
@@ -153,7 +155,7 @@ def test_check_config_exits_with_2_and_one_line_per_problem(tmp_path: Path) -> N
     assert result.exit_code == 2
     lines = result.stderr.splitlines()
     assert [line for line in lines if not line.startswith(f"cachefsd: {path}: ")] == []
-    assert len(lines) == 2
+    assert len(lines) == 3
     assert "Traceback" not in result.output
 
 
@@ -180,26 +182,29 @@ def test_check_config_looks_at_the_directories_and_makes_none(tmp_path: Path) ->
         ssd={"dir": f"{tmp_path}/open", "budget": "64MiB"},
     )
     assert status == 2
-    assert [line.partition(" cannot be used: ")[0] for line in said[1:]] == [
+    assert [line.partition(" cannot be used: ")[0] for line in said[:-1]] == [
         f"cachefsd: state_dir {tmp_path}/a/b",
         f"cachefsd: [memory] dir {tmp_path}/file",
         f"cachefsd: [ssd] dir {tmp_path}/open",
     ]
-    assert "is on a disk" in said[0]
+    assert "warning: [memory] dir" in said[-1]
+    assert "is on a disk" in said[-1]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["c.toml", "file", "open"]
 
 
 def test_check_config_finds_budgets_that_cannot_be_had(tmp_path: Path) -> None:
     state = {"state_dir": f"{tmp_path}/state"}
     status, said = checked(tmp_path / "c.toml", daemon=state, memory={"dir": "/dev/shm/none", "budget": "900TiB"})
-    assert (status, len(said)) == (2, 1)
+    assert (status, len(said)) == (2, 2)
+    assert "warning: memory.budget = 900 TiB: more than the memory" in said[1]
     assert "the file system behind /dev/shm/none has only" in said[0]
     large = {"block_size": "64MiB"}
     memory = {"dir": "/dev/shm/none", "budget": (64 << 20) + (64 << 10), "segment_size": "128MiB"}
     status, said = checked(
         tmp_path / "c.toml", daemon=state | large, memory=memory, origin={"max_bytes_in_flight": "1GiB"}
     )
-    assert (status, len(said)) == (2, 1)
+    assert (status, len(said)) == (2, 2)
+    assert "warning: memory.budget = 64.06 MiB: holds no block" in said[1]
     assert "less than one block of 67108864 takes" in said[0]
 
 
@@ -284,7 +289,52 @@ def test_more_than_there_is_is_remarked(tmp_path: Path) -> None:
     status, said = checked(
         tmp_path / "c.toml", daemon=state, memory={"dir": "/dev/shm/none", "budget": "64MiB"}, ssd=large
     )
-    assert (status, said) == (0, [f"cachefsd: note: {ssd}"])
+    assert (status, said) == (0, [f"cachefsd: warning: {ssd}"])
+
+
+def test_a_typo_hides_no_other_problem(tmp_path: Path) -> None:
+    said = problems(
+        {
+            "daemon": {"block_size": "100KiB", "polcy": "lru", "read_deadline": -1},
+            "memory": {"budget": "1KiB"},
+            "origin": {"max_listing": "1KiB"},
+            "metric": {},
+        }
+    )
+    assert [line.partition(":")[0].partition(" =")[0] for line in said] == [
+        "daemon.read_deadline", "daemon.polcy", "metric", "daemon.block_size", "memory.budget", "origin.max_listing",
+    ]  # fmt: skip
+    said = problems({"ssd": {"dir": "/proc/foo"}, "daemon": {"block_size": "100KiB"}})
+    assert [line.partition(" =")[0] for line in said] == ["ssd.dir", "daemon.block_size"]
+
+
+def test_a_tier_on_a_file_system_without_room_is_refused() -> None:
+    (said,) = problems({"ssd": {"dir": "/proc/foo"}})
+    assert (
+        said
+        == "ssd.dir = '/proc/foo': it is on proc (of /proc), where nothing can be stored; choose a directory on a disk"
+    )
+    (said,) = problems({"memory": {"dir": "/sys/kernel"}})
+    assert said.endswith("where nothing can be stored; choose a directory on tmpfs, as /dev/shm is")
+
+
+def test_what_is_hardly_meant_is_a_warning(tmp_path: Path) -> None:
+    state = {"state_dir": f"{tmp_path}/state"}
+    memory = {"dir": "/dev/shm/none", "budget": "8MiB"}
+    status, said = checked(tmp_path / "c.toml", daemon=state, memory=memory)
+    assert (status, len(said)) == (0, 1)
+    assert "warning: memory.budget = 8 MiB: holds 1 block of 4 MiB" in said[0]
+    assert "give it at least 32.5 MiB" in said[0]
+    memory["budget"] = "64MiB"
+    ssd: dict[str, object] = {"dir": "/dev/shm/other", "budget": "64MiB"}
+    status, said = checked(tmp_path / "c.toml", daemon=state, memory=memory, ssd=ssd)
+    assert (status, len(said)) == (0, 1)
+    assert "warning: [ssd] dir /dev/shm/other is in memory" in said[0]
+    room = shutil.disk_usage(tmp_path).total
+    ssd = {"dir": f"{tmp_path}/ssd", "budget": "95%", "min_free": "10%"}
+    status, said = checked(tmp_path / "c.toml", daemon=state, memory=memory, ssd=ssd)
+    assert (status, len(said)) == (0, 1)
+    assert f"of {format_size(room)}, min_free" in said[0]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
-"""What `cachectl dataset show` says of how a dataset is reached."""
+"""What cachectl says of how a dataset is reached."""
 
-from cachefs_tools.cachectl.dataset import reached_by
+import click
+import pytest
+from cachefs_tools.cachectl.dataset import Room, describe_set, limits, reached_by, room_of, url_of
 
-from cachefs.messages import OriginOptions
+from cachefs.messages import DatasetReached, DatasetView, OriginOptions
 
 
 def test_options_are_shown_but_for_defaults() -> None:
@@ -11,3 +13,51 @@ def test_options_are_shown_but_for_defaults() -> None:
     assert reached_by(options) == [
         ("endpoint", "http://ceph:7480"), ("addressing style", "path"), ("anonymous", "yes"),
     ]  # fmt: skip
+
+
+def view(name: str, reached: str = "", **more: float) -> DatasetView:
+    return DatasetView(
+        name=name, url="s3://photos", snapshot="0" * 32, path="", files=1, directories=0, bytes=1, created_ns=0,
+        reached=reached, **more,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def test_datasets_of_one_url_are_told_apart() -> None:
+    one, two = view("one"), view("two", "http://ceph, region eu")
+    assert url_of(one, [one]) == "s3://photos"
+    assert url_of(one, [one, two]) == "s3://photos (default endpoint)"
+    assert url_of(two, [one, two]) == "s3://photos (http://ceph, region eu)"
+
+
+def test_what_was_set_is_said_as_it_was_and_as_it_is() -> None:
+    before, now = OriginOptions(endpoint_url="http://a", region="eu"), OriginOptions(endpoint_url="http://b")
+    reached = DatasetReached(dataset=view("d"), before=before, now=now, looked_at=10, alike=8)
+    assert describe_set(reached, is_limited=False) == [
+        "d: endpoint http://a -> http://b",
+        "d: region eu -> default",
+        "looked at 10 objects: 8 are as they were listed; what is cached stays",
+        "others have changed: run `cachectl dataset refresh d`",
+    ]
+    nothing = DatasetReached(dataset=view("d"), before=now, now=now)
+    assert describe_set(nothing, is_limited=False) == ["d: nothing has changed"]
+
+
+def room(text: str) -> Room | None:
+    return room_of(click.Context(click.Command("limit")), click.Option(["--share"]), text)
+
+
+def test_a_share_is_a_part_or_a_size() -> None:
+    assert room("20%") == room("0.2") == Room(share=0.2)
+    assert room("200GiB") == Room(most=200 << 30)
+    assert room("none") == room("1") == Room()
+    for wrong in ("0", "-1", "101%", "much", "0GiB", "nan", ""):
+        with pytest.raises(click.BadParameter, match=r"none|percentage"):
+            room(wrong)
+
+
+def test_limits_are_said_in_words() -> None:
+    assert limits(view("d")) == ""
+    assert limits(view("d", share=0.2)) == "at most 20.0 % of each tier"
+    assert (
+        limits(view("d", most=200 << 30, ttl=60)) == "at most 200 GiB of each tier, dropped when not read for 1 min 0 s"
+    )

@@ -10,20 +10,35 @@ import click
 from cachefs.block import TIER_NAMES
 from cachefs.messages import (
     CachedFile,
-    DatasetName,
     Directory,
     DirectoryEntry,
     Empty,
+    EvictForecast,
     Pinned,
     Selection,
     Warmup,
+    WarmupForecast,
     WarmupProgress,
 )  # fmt: skip
-from cachefs.rpc import CACHED, DATASET_SHOW, DIRECTORY_LIST, EVICT, PIN, UNPIN, VERIFY, WARMUP, Method
+from cachefs.rpc import (
+    CACHED,
+    DIRECTORY_LIST,
+    EVICT,
+    EVICT_FORECAST,
+    PIN,
+    UNPIN,
+    VERIFY,
+    WARMUP,
+    WARMUP_FORECAST,
+    Method,
+)
 from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus, with_session
 from cachefs_tools.cachectl.display import name as shown
 from cachefs_tools.cachectl.display import size
 from cachefs_tools.cachectl.progress import follow_verify, follow_warmup
+
+# Seconds that counting a large dataset may take.
+FORECAST_SECONDS = 600.0
 
 
 def dataset_path(text: str | bytes) -> bytes:
@@ -56,11 +71,12 @@ def fraction_of(ctx: click.Context, param: click.Parameter, text: str) -> float:
 )
 @click.option("--list", "list_file", type=click.File("rb"), help="Read PATHs from a file, one per line; - is stdin.")
 @click.option("-0", "--null", is_flag=True, help="The paths in --list end with NUL instead of a newline.")
+@click.option("-n", "--dry-run", is_flag=True, help="Only say what would be fetched.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Return when all is done, or at once.")
 @with_session
 def warmup(  # noqa: PLR0913  # one for each option
     session: CommandSession, dataset: str, paths: tuple[str, ...], fraction: float, list_file: BinaryIO | None,
-    null: bool, wait: bool,
+    null: bool, dry_run: bool, wait: bool,
 ) -> None:  # fmt: skip
     """Bring files onto this node before they are read.
 
@@ -71,10 +87,27 @@ def warmup(  # noqa: PLR0913  # one for each option
     if list_file and not wanted and not paths:
         raise click.BadParameter("the list names no path", param_hint="--list")
     request = Warmup(dataset=dataset, paths=selection([*paths, *wanted]), fraction=fraction, wait=wait)
+    if dry_run:
+        forecast = session.call(WARMUP_FORECAST, request, FORECAST_SECONDS)
+        session.answer(forecast, *warmup_forecast_text(dataset, forecast))
+        return
     last = follow_warmup(session, session.stream(WARMUP, request))
     session.answer(last, warmup_text(last) if wait else begun_text(last))
     if wait and (last.failed or last.skipped):
         sys.exit(ExitStatus.INCOMPLETE)
+
+
+def warmup_forecast_text(dataset: str, forecast: WarmupForecast) -> list[str]:
+    """The lines of `warmup --dry-run`."""
+    wanted, here = forecast.wanted, forecast.here
+    blocks, missing = wanted.blocks - here.blocks, wanted.bytes - here.bytes
+    lines = [
+        f"{shown(dataset)}: would fetch {max(0, blocks):,} blocks, {size(max(0, missing))}, of {wanted.files:,} files",
+        f"{here.blocks:,} blocks, {size(here.bytes)}, are here already; {here.files:,} files are here as a whole",
+    ]
+    if missing > forecast.free:
+        lines.append(f"the tiers have {size(forecast.free)} free: for the rest, others give way, or it does not come")
+    return lines
 
 
 def begun_text(first: WarmupProgress) -> str:
@@ -101,18 +134,29 @@ def warmup_text(last: WarmupProgress) -> str:
 @click.argument("dataset")
 @click.argument("paths", nargs=-1, metavar="[PATH]...")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before everything is freed.")
+@click.option("-n", "--dry-run", is_flag=True, help="Only say what would be freed.")
 @with_session
-def evict(session: CommandSession, dataset: str, paths: tuple[str, ...], yes: bool) -> None:
+def evict(session: CommandSession, dataset: str, paths: tuple[str, ...], yes: bool, dry_run: bool) -> None:
     """Free what is cached of a dataset.
 
     With PATHs, only the files at or below them are freed.
     """
     wanted = selection(paths)
-    if not wanted and not yes:
-        cached = session.call(DATASET_SHOW, DatasetName(name=dataset)).cached
-        session.confirm(f"this frees all of {dataset} on this node: {size(sum(cached.values()))}", yes)
+    if dry_run or (not wanted and not yes):
+        forecast = session.call(EVICT_FORECAST, Selection(dataset=dataset, paths=wanted), FORECAST_SECONDS)
+        if dry_run:
+            session.answer(forecast, f"{shown(dataset)}: would free {freed_text(forecast)}")
+            return
+        session.confirm(f"this frees all of {dataset} on this node: {freed_text(forecast)}", yes)
     freed = session.call(EVICT, Selection(dataset=dataset, paths=wanted))
     session.answer(freed, f"freed {freed.blocks:,} blocks, {size(freed.bytes)}")
+
+
+def freed_text(forecast: EvictForecast) -> str:
+    """What an eviction would free."""
+    here, pinned = forecast.here, forecast.pinned
+    text = f"{here.blocks:,} blocks, {size(here.bytes)}, among them {here.files:,} whole files"
+    return f"{text}; {pinned.blocks:,} blocks, {size(pinned.bytes)} of them are pinned" if pinned.blocks else text
 
 
 @click.command()

@@ -1,6 +1,8 @@
 """cachectl dataset: gives names to listings of origins, and shows and limits what they take of the node."""
 
+import contextlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,13 +15,29 @@ from cachefs.messages import (
     DatasetDetail,
     DatasetLimit,
     DatasetName,
+    DatasetReached,
+    DatasetSet,
     DatasetView,
     Empty,
     ListingProgress,
+    MountView,
+    OriginChange,
     OriginOptions,
     Problem,
 )
-from cachefs.rpc import DATASET_ADD, DATASET_LIMIT, DATASET_LIST, DATASET_REFRESH, DATASET_REMOVE, DATASET_SHOW
+from cachefs.mount_spec import MountSpec
+from cachefs.rpc import (
+    DATASET_ADD,
+    DATASET_LIMIT,
+    DATASET_LIST,
+    DATASET_REFRESH,
+    DATASET_REMOVE,
+    DATASET_SET,
+    DATASET_SHOW,
+    DATASET_TRY,
+    STATUS,
+)
+from cachefs.sizes import parse_size
 from cachefs_tools.cachectl.command_session import CommandSession, plain, with_session
 from cachefs_tools.cachectl.content import fraction_of
 from cachefs_tools.cachectl.display import duration, share, size, table
@@ -29,6 +47,45 @@ from cachefs_tools.cachectl.progress import follow_listing
 SHOWN_PROBLEMS = 10
 # The phase of a listing that has ended, in its document. The daemon's last message has that in which it has ended.
 DONE = "done"
+SHOWN_MOUNTS = 5
+# Seconds that the daemon may take to look at a new endpoint.
+SET_SECONDS = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What a dataset may take of each tier."""
+
+    # Part of it; 1 for all.
+    share: float = 1.0
+    # Bytes of it; 0 for all.
+    most: int = 0
+
+
+def room_of(ctx: click.Context, param: click.Parameter, text: str | None) -> Room | None:
+    """What an option such as 20%, 0.2, 200GiB or none means; None is an option that was not given."""
+    if text is None:
+        return None
+    if text == "none":
+        return Room()
+    try:
+        if text.endswith("%") or float(text) <= 1:
+            return Room(share=fraction_of(ctx, param, text))
+    except ValueError:
+        with contextlib.suppress(ValueError):
+            if most := parse_size(text):
+                return Room(most=most)
+    raise click.BadParameter(f"{text!r} is neither a part such as 20% or 0.2, nor a size such as 200GiB, nor none")
+
+
+def seconds_of(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
+    """The seconds that an option such as 12h means; 0 is no limit, and None is an option that was not given."""
+    if text is None or text == "none":
+        return None if text is None else 0.0
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}, nor none") from None
 
 
 @click.group()
@@ -57,8 +114,9 @@ def dataset() -> None:
     help="Tell versions of files apart by size and mtime only, not by ctime and inode. "
     "For file servers of a farm that show different ones, and for trees whose modes and owners change.",
 )
+@click.option("-n", "--dry-run", is_flag=True, help="Only list, and say what the dataset would be.")
 @with_session
-def add(session: CommandSession, name: str, url: str, **origin: Any) -> None:
+def add(session: CommandSession, name: str, url: str, dry_run: bool, **origin: Any) -> None:
     """List URL as the dataset NAME.
 
     \b
@@ -72,15 +130,90 @@ def add(session: CommandSession, name: str, url: str, **origin: Any) -> None:
     Credentials come from the daemon's environment.
     """
     request = DatasetAdd(name=name, url=url, options=OriginOptions(**origin))
+    if dry_run:
+        last = follow_listing(session, session.stream(DATASET_TRY, request))
+        session.answer(last, *describe_trial(last))
+        return
     report_listing(session, follow_listing(session, session.stream(DATASET_ADD, request)))
+
+
+def describe_trial(last: ListingProgress) -> list[str]:
+    """The lines of `dataset add --dry-run`."""
+    view = last.dataset
+    if view is None:
+        return ["listed; nothing was added"]
+    content = f"{view.files:,} files, {view.directories:,} directories, {size(view.bytes)}"
+    left = f", and {view.problems:,} keys that cannot be files" if view.problems else ""
+    return [f"{view.name} would be {content}{left}; nothing was added"]
+
+
+@dataset.command(name="set")
+@click.argument("name")
+@click.option("--endpoint-url", metavar="URL", help="URL of the server.")
+@click.option("--account", metavar="NAME", help="Storage account of az://.")
+@click.option("--region", metavar="NAME", help="Region of the bucket (S3).")
+@click.option("--addressing-style", type=click.Choice(["auto", "path", "virtual", "none"]), help="As of `add` (S3).")
+@click.option("--profile", metavar="NAME", help="Profile in the AWS configuration of the daemon.")
+@click.option("--anonymous/--no-anonymous", default=None, help="Whether to send no credentials.")
+@click.option("--mtime-only/--no-mtime-only", default=None, help="As of `add`; it takes effect with the next refresh.")
+@click.option("--share", "room", metavar="SHARE", callback=room_of, help="As of `limit`.")
+@click.option("--ttl", metavar="TIME", callback=seconds_of, help="As of `limit`.")
+@click.option("--unchecked", is_flag=True, help="Do not look first whether the objects are there.")
+@with_session
+def set_(  # one for each group of options
+    session: CommandSession, name: str, room: Room | None, ttl: float | None, unchecked: bool, **origin: Any
+) -> None:
+    """Change how a dataset is reached, and its limits.
+
+    Where an option is left out, it stays; none takes its value away. What is cached stays, mounts go on, and reads that
+    wait for the old endpoint ask the new one. Objects must be the same: some are looked at first. Use `add` for others.
+    """
+    given: dict[str, Any] = {
+        key: None if value == "none" else value for key, value in origin.items() if value is not None
+    }
+    change = OriginChange(**given)
+    if change == OriginChange() and room is None and ttl is None:
+        raise click.UsageError("say what to change, such as --endpoint-url URL or --share 40%; see --help")
+    reached = session.call(DATASET_SET, DatasetSet(name=name, change=change, unchecked=unchecked), timeout=SET_SECONDS)
+    if room is not None or ttl is not None:
+        view = session.call(DATASET_LIMIT, limit_of(name, room, ttl))
+        reached = msgspec.structs.replace(reached, dataset=view)
+    session.answer(reached, *describe_set(reached, is_limited=room is not None or ttl is not None))
+
+
+def describe_set(reached: DatasetReached, *, is_limited: bool) -> list[str]:
+    """What has changed of a dataset, in lines."""
+    view, before, now = reached.dataset, dict(reached_by(reached.before)), dict(reached_by(reached.now))
+    lines = [
+        f"{view.name}: {key} {shown(before.get(key, 'default'))} -> {shown(now.get(key, 'default'))}"
+        for key in {**before, **now}
+        if before.get(key) != now.get(key)
+    ]
+    if reached.looked_at:
+        lines.append(
+            f"looked at {reached.looked_at:,} objects: {reached.alike:,} are as they were listed; what is cached stays"
+        )
+    if reached.alike < reached.looked_at:
+        lines.append(f"others have changed: run `cachectl dataset refresh {view.name}`")
+    if reached.before.mtime_only != reached.now.mtime_only:
+        lines.append(f"--mtime-only takes effect with `cachectl dataset refresh {view.name}`, which fetches all anew")
+    if is_limited:
+        lines.append(f"{view.name}: {limits(view) or 'no limits'}")
+    return lines or [f"{view.name}: nothing has changed"]
 
 
 @dataset.command()
 @click.argument("name")
 @with_session
 def refresh(session: CommandSession, name: str) -> None:
-    """List the origin again. Files that did not change stay cached."""
-    report_listing(session, follow_listing(session, session.stream(DATASET_REFRESH, DatasetName(name=name))))
+    """List the origin again. Files that did not change stay cached.
+
+    Mounts of several datasets, and those with the option follow, then show the new snapshot. Others stay where they
+    are, and are named.
+    """
+    last = follow_listing(session, session.stream(DATASET_REFRESH, DatasetName(name=name)))
+    late = [one for one in session.call(STATUS, Empty()).mounts if one.behind and MountSpec.parse(one.spec).names(name)]
+    report_listing(session, last, late)
 
 
 @dataset.command(name="list")
@@ -95,11 +228,17 @@ def list_(session: CommandSession) -> None:
             f"{each.files:,}",
             size(each.bytes),
             date(each.created_ns),
-            shown(each.url),
+            url_of(each, reply.datasets),
         )
         for each in reply.datasets
     )
     session.answer(reply, table("NAME =SNAPSHOT?? >FILES >SIZE =LISTED? URL", rows))
+
+
+def url_of(view: DatasetView, everything: Sequence[DatasetView]) -> str:
+    """The URL of a dataset; also how it is reached, where another one has the same URL and is not reached so."""
+    has_twin = any(other.url == view.url and other.reached != view.reached for other in everything)
+    return f"{shown(view.url)} ({shown(view.reached) or 'default endpoint'})" if has_twin else shown(view.url)
 
 
 @dataset.command()
@@ -117,51 +256,47 @@ def show(session: CommandSession, name: str) -> None:
 @dataset.command()
 @click.argument("name")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-n", "--dry-run", is_flag=True, help="Only say what would be forgotten.")
 @with_session
-def rm(session: CommandSession, name: str, yes: bool) -> None:
+def rm(session: CommandSession, name: str, yes: bool, dry_run: bool) -> None:
     """Forget a dataset. Its origin is not touched."""
-    if not yes:
+    if dry_run or not yes:
         detail = session.call(DATASET_SHOW, DatasetName(name=name))
         what = f"{detail.dataset.files:,} files of {detail.dataset.url}, {size(sum(detail.cached.values()))} cached"
+        if dry_run:
+            session.answer(detail, f"would forget {name} ({what}); what other datasets have too stays cached")
+            return
         session.confirm(f"this forgets {name} ({what})", yes)
     freed = session.call(DATASET_REMOVE, DatasetName(name=name))
     session.answer(freed, f"{name} is forgotten; freed {freed.blocks:,} blocks, {size(freed.bytes)}")
-
-
-def share_of(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
-    """The share of the tiers that an option means; 1 is no limit, and None is an option that was not given."""
-    return 1.0 if text == "none" else fraction_of(ctx, param, text) if text is not None else None
-
-
-def seconds_of(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
-    """The seconds that an option such as 12h means; 0 is no limit, and None is an option that was not given."""
-    if text is None or text == "none":
-        return None if text is None else 0.0
-    try:
-        return parse_duration(text)
-    except ValueError as error:
-        raise click.BadParameter(f"{error}, nor none") from None
 
 
 @dataset.command()
 @click.argument("name")
 @click.option(
     "--share",
-    "of_tiers",
+    "room",
     metavar="SHARE",
-    callback=share_of,
-    help="The dataset may take so much of each tier: 40%, 0.4, or none.",
+    callback=room_of,
+    help="The dataset may take so much of each tier: 40%, 0.4, 200GiB, or none.",
 )
 @click.option(
     "--ttl", metavar="TIME", callback=seconds_of, help="Drop blocks that nobody has read for so long: 12h, 7d, or none."
 )
 @with_session
-def limit(session: CommandSession, name: str, of_tiers: float | None, ttl: float | None) -> None:
+def limit(session: CommandSession, name: str, room: Room | None, ttl: float | None) -> None:
     """Limit how much of this node a dataset may take."""
-    if of_tiers is None and ttl is None:
+    if room is None and ttl is None:
         raise click.UsageError("say what to limit: --share, --ttl")
-    view = session.call(DATASET_LIMIT, DatasetLimit(name=name, share=of_tiers, ttl=ttl))
+    view = session.call(DATASET_LIMIT, limit_of(name, room, ttl))
     session.answer(view, f"{name}: {limits(view) or 'no limits'}")
+
+
+def limit_of(name: str, room: Room | None, ttl: float | None) -> DatasetLimit:
+    """The request for these limits; None leaves one as it is."""
+    if room is None:
+        return DatasetLimit(name=name, ttl=ttl)
+    return DatasetLimit(name=name, share=room.share, most=room.most, ttl=ttl)
 
 
 def limits(view: DatasetView) -> str:
@@ -169,16 +304,18 @@ def limits(view: DatasetView) -> str:
     parts = []
     if view.share < 1:
         parts.append(f"at most {share(view.share, 1)} of each tier")
+    if view.most:
+        parts.append(f"at most {size(view.most)} of each tier")
     if view.ttl:
         parts.append(f"dropped when not read for {duration(view.ttl)}")
     return ", ".join(parts)
 
 
-def report_listing(session: CommandSession, last: ListingProgress) -> None:
-    """Answer with what was listed, from the last progress message."""
+def report_listing(session: CommandSession, last: ListingProgress, behind: Sequence[MountView] = ()) -> None:
+    """Answer with what was listed, from the last progress message. behind: mounts that go on with an older snapshot."""
     view = last.dataset
     if view is None:
-        session.answer(last, "listed")
+        session.answer(plain(last) | {"mounts_behind": plain(behind)}, "listed")
         return
     content = f"{view.files:,} files, {view.directories:,} directories, {size(view.bytes)}"
     lines = [f"{view.name}@{view.snapshot[:12]}: {content}"]
@@ -194,7 +331,19 @@ def report_listing(session: CommandSession, last: ListingProgress) -> None:
         )
     if view.problems:
         lines.append(left_out(view, session.call(DATASET_SHOW, DatasetName(name=view.name)).problems))
-    session.answer({**plain(last), "phase": DONE}, *lines)
+    if behind:
+        lines.append(still_behind(behind))
+    session.answer(plain(last) | {"phase": DONE, "mounts_behind": plain(behind)}, *lines)
+
+
+def still_behind(mounts: Sequence[MountView]) -> str:
+    """The line about mounts that show an older snapshot."""
+    places = ", ".join(shown(one.mountpoint) for one in mounts[:SHOWN_MOUNTS])
+    more = f" and {len(mounts) - SHOWN_MOUNTS:,} more" if len(mounts) > SHOWN_MOUNTS else ""
+    still = "1 mount still shows an older snapshot" if len(mounts) == 1 else (
+        f"{len(mounts):,} mounts still show older snapshots"
+    )  # fmt: skip
+    return f"{still}: {places}{more}; unmount and mount again (with --follow, a mount shows new ones by itself)"
 
 
 def left_out(view: DatasetView, problems: Sequence[Problem]) -> str:

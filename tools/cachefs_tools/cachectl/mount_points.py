@@ -31,17 +31,22 @@ PAUSE: Final = 0.05
 @click.argument("spec")
 @click.argument("directory")
 @click.option("-o", "options", multiple=True, metavar="OPTIONS", help="Mount options, separated by commas.")
+@click.option(
+    "--follow", is_flag=True, help="Show the new snapshot after each refresh; as -o follow, and SPEC NAME@latest."
+)
 @click.option("-f", "--foreground", is_flag=True, help="Stay in the foreground.")
 @with_session
-def mount(session: CommandSession, spec: str, directory: str, options: tuple[str, ...], foreground: bool) -> None:
+def mount(  # one for each option
+    session: CommandSession, spec: str, directory: str, options: tuple[str, ...], follow: bool, foreground: bool
+) -> None:
     """Mount SPEC at DIRECTORY, as mount.cachefs does.
 
     SPEC is a dataset, several datasets with commas between them, or all.
     """
     helper = Path(sysconfig.get_path("scripts")) / "mount.cachefs"
     command = [str(helper), *(["-f"] if foreground else [])]
-    if options:
-        command += ["-o", ",".join(options)]
+    if given := ",".join((*options, *(["follow"] if follow else []))):
+        command += ["-o", given]
     command += ["--", spec, directory]
     environment = {**os.environ, SOCKET_VARIABLE: str(session.socket)}
     if not session.as_json:

@@ -1,11 +1,12 @@
-"""Shows the progress of long work of the daemon. It is shown on terminals only."""
+"""Shows the progress of long work of the daemon: a bar on a terminal, and elsewhere a line from time to time."""
 
+import time
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
 
 from rich.progress import (
     BarColumn,
-    DownloadColumn,
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
@@ -15,16 +16,34 @@ from rich.progress import (
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
-    TransferSpeedColumn,
 )
 from rich.text import Text
 
 from cachefs.errors import DaemonUnavailable
 from cachefs.messages import ListingPhase, ListingProgress, VerifyProgress, WarmupProgress
 from cachefs_tools.cachectl.command_session import CommandSession
-from cachefs_tools.cachectl.display import name, size
+from cachefs_tools.cachectl.display import name, share, size
 
 Update = TypeVar("Update")
+
+# Seconds between two lines where there is no terminal.
+LINE_SECONDS: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Said(Generic[Update]):
+    """What is said of an update in a line: of the work that goes on, and where it was interrupted."""
+
+    line: Callable[[Update], str]
+    interrupted: Callable[[Update], str]
+
+
+class _Bytes(ProgressColumn):
+    """A column with bytes of all bytes, and the speed, in the units of all other output."""
+
+    def render(self, task: Task) -> Text:
+        speed = task.speed or (task.completed / task.elapsed if task.elapsed else 0)
+        return Text(f"{size(task.completed)} of {size(task.total or 0)}, {size(speed)}/s")
 
 
 class _Rate(ProgressColumn):
@@ -65,21 +84,37 @@ def follow_listing(session: CommandSession, updates: Iterable[ListingProgress]) 
         text = f"{update.phase}: {update.objects:,} objects, {size(update.bytes)}"
         bar.update(task, completed=update.objects, total=total, description=text)
 
-    return _follow(bar, "listing", updates, show)
+    said: _Said[ListingProgress] = _Said(
+        lambda one: f"{one.phase}: {one.objects:,} objects, {size(one.bytes)}",
+        lambda one: f"interrupted after {one.objects:,} objects; nothing has changed",
+    )
+    return _follow(session, bar, updates, show, said)
 
 
-def follow_warmup(session: CommandSession, updates: Iterable[WarmupProgress]) -> WarmupProgress:
-    """Show a warmup. Returns the last update."""
+def follow_warmup(
+    session: CommandSession, updates: Iterable[WarmupProgress], *, watched: bool = False
+) -> WarmupProgress:
+    """Show a warmup. Returns the last update. watched: it goes on where this is interrupted."""
     bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(),
-        TimeRemainingColumn(), console=session.screen, transient=True, disable=not session.screen.is_terminal,
+        TextColumn("{task.description}"), BarColumn(20), _Bytes(), TimeRemainingColumn(),
+        console=session.screen, transient=True, disable=not session.screen.is_terminal,
     )  # fmt: skip
 
     def show(task: TaskID, update: WarmupProgress) -> None:
         text = f"warming {name(update.dataset)}"
         bar.update(task, completed=update.bytes, total=update.bytes_total, description=text)
 
-    return _follow(bar, "warming", updates, show)
+    def line(one: WarmupProgress) -> str:
+        done = share(one.bytes, one.bytes_total)
+        return f"warming {name(one.dataset)}: {done}, {size(one.bytes)} of {size(one.bytes_total)}"
+
+    def interrupted(one: WarmupProgress) -> str:
+        here = f"{name(one.dataset)}: {one.blocks:,} of {one.blocks_total:,} blocks here, {size(one.bytes)}"
+        if watched:
+            return f"{here}; the warmup goes on: `cachectl warmups`"
+        return f"{here}; the warmup is ended, and what has come stays. With --no-wait, one goes on in the background"
+
+    return _follow(session, bar, updates, show, _Said(line, interrupted))
 
 
 def follow_verify(session: CommandSession, updates: Iterable[VerifyProgress]) -> VerifyProgress:
@@ -92,16 +127,35 @@ def follow_verify(session: CommandSession, updates: Iterable[VerifyProgress]) ->
     def show(task: TaskID, update: VerifyProgress) -> None:
         bar.update(task, completed=update.blocks, total=update.blocks_total)
 
-    return _follow(bar, "verifying", updates, show)
+    said: _Said[VerifyProgress] = _Said(
+        lambda one: f"verifying: {one.blocks:,} of {one.blocks_total:,} blocks",
+        lambda one: f"interrupted after {one.blocks:,} of {one.blocks_total:,} blocks; {one.repaired:,} were damaged",
+    )
+    return _follow(session, bar, updates, show, said)
 
 
-def _follow(bar: Progress, title: str, updates: Iterable[Update], show: Callable[[TaskID, Update], None]) -> Update:
+def _follow(
+    session: CommandSession,
+    bar: Progress,
+    updates: Iterable[Update],
+    show: Callable[[TaskID, Update], None],
+    said: _Said[Update],
+) -> Update:
     """Show all updates. Returns the last one; raises DaemonUnavailable where there is none."""
     last = None
-    with bar:
-        task = bar.add_task(title, total=None)
-        for last in updates:
-            show(task, last)
+    due = time.monotonic() + LINE_SECONDS
+    try:
+        with bar:
+            task = bar.add_task("", total=None)
+            for last in updates:
+                show(task, last)
+                if bar.disable and time.monotonic() >= due:
+                    due = time.monotonic() + LINE_SECONDS
+                    session.screen.print(said.line(last), soft_wrap=True)
+    except KeyboardInterrupt:
+        if last is not None:
+            session.screen.print(said.interrupted(last), soft_wrap=True)
+        raise
     if last is None:
         raise DaemonUnavailable("the daemon ended the call without an answer; see its log")
     return last

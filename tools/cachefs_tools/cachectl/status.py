@@ -9,6 +9,7 @@ import click
 from rich.table import Table
 
 from cachefs.messages import Empty, EndpointStatus, MountView, PeerCounts, Status, TierStatus
+from cachefs.mount_spec import MountSpec
 from cachefs.rpc import STATUS
 from cachefs_tools.cachectl.cluster import brief
 from cachefs_tools.cachectl.command_session import CommandSession, plain, with_session
@@ -39,27 +40,42 @@ def answer(now: Status) -> Answer:
 @click.command()
 @with_session
 def mounts(session: CommandSession) -> None:
-    """Show the mounts of this node and how much they were asked."""
+    """Show the mounts of this node, and which snapshots they show.
+
+    A mount of one dataset that was refreshed since is `behind`: it shows the new snapshot once it is mounted again.
+    One with the option follow `follows`, NAME@ID is `chosen`, and mounts of several datasets always show the newest.
+    """
     found = session.call(STATUS, Empty()).mounts
     session.answer({"mounts": found}, mount_table(found) if found else "no mounts")
 
 
 @click.command()
+@click.option("--all", "single", is_flag=True, help="A row for each object or device that has failed.")
 @with_session
-def errors(session: CommandSession) -> None:
-    """Show recent failures.
+def errors(session: CommandSession, single: bool) -> None:
+    """Show recent failures by their causes.
 
-    It shows which object or device failed, when it last failed, how often, and why.
+    It shows how long ago a cause was first and last seen, how often, where, and why. … stands for the names of objects
+    that failed. Tiers are among them.
     """
-    found = session.call(STATUS, Empty()).errors
-    if not found:
-        session.answer({"errors": []}, "no errors")
-        return
-    rows = (
-        (duration(max(0.0, time.time() - each.when)), f"{each.count:,}", name(each.subject), name(each.message))
-        for each in found
-    )
-    session.answer({"errors": found}, table("=AGO >COUNT SUBJECT ~MESSAGE", rows))
+    now = session.call(STATUS, Empty())
+    document = {"causes": now.causes, "errors": now.errors}
+    if not now.errors:
+        session.answer(document, "no errors")
+    elif single or not now.causes:  # an older daemon tells no causes
+        rows = ((ago(each.when), f"{each.count:,}", name(each.subject), name(each.message)) for each in now.errors)
+        session.answer(document, table("=AGO >COUNT SUBJECT ~MESSAGE", rows))
+    else:
+        causes = (
+            (ago(each.first), ago(each.last), f"{each.count:,}", name(each.where), name(each.message))
+            for each in now.causes
+        )
+        session.answer(document, table("=FIRST =LAST >COUNT WHERE ~MESSAGE", causes))
+
+
+def ago(when: float) -> str:
+    """How long ago a unix time is."""
+    return duration(max(0.0, time.time() - when))
 
 
 def hit_ratios(now: Status) -> dict[str, float]:
@@ -126,7 +142,7 @@ def count_facts(now: Status, reads: int) -> Iterator[tuple[str, str]]:
         yield "", describe_endpoint(endpoint)
     yield from brief(now.cluster)
     yield "repairs", f"{now.repairs:,} damaged blocks dropped"
-    yield "datasets", f"{now.datasets}, warmups running {now.warmups}, recent errors {len(now.errors)}"
+    yield "datasets", f"{now.datasets}, warmups running {now.warmups}, recent errors {len(now.causes or now.errors)}"
 
 
 def peer_facts(peers: PeerCounts) -> Iterator[tuple[str, str]]:
@@ -161,11 +177,23 @@ def mount_state(mount: MountView) -> str:
     return "detached" if mount.detached else "alive"
 
 
+def mount_snapshot(mount: MountView) -> str:
+    """What a mount shows: the first digits of its snapshot, and whether that is the newest one."""
+    spec = MountSpec.parse(mount.spec)
+    if not spec.is_single:
+        return "newest"
+    if not mount.snapshot:
+        return "unknown"
+    chosen = spec.parts[0].digits is not None
+    word = "chosen" if chosen else "follows" if spec.latest else "behind" if mount.behind else "newest"
+    return f"{mount.snapshot[:8]} {word}"
+
+
 def mount_table(found: list[MountView]) -> Table:
     """A table with a row per mount."""
     rows = (
-        (name(each.mountpoint), name(each.spec), each.pid, mount_state(each),
+        (name(each.mountpoint), name(each.spec), mount_snapshot(each), each.pid, mount_state(each),
          *(f"{each.counters.get(counter, 0):,}" for counter in ("requests", "read", "errors")))
         for each in found
     )  # fmt: skip
-    return table("MOUNTPOINT SPEC >PID?? =STATE >REQUESTS? >READS >ERRORS?", rows)
+    return table("MOUNTPOINT SPEC =SNAPSHOT?? >PID?? =STATE >REQUESTS? >READS >ERRORS?", rows)

@@ -21,7 +21,7 @@ def warmups(session: CommandSession, watch: int | None, cancel: int | None) -> N
     if watch is not None and cancel is not None:
         raise click.UsageError("--watch and --cancel exclude each other")
     if watch is not None:
-        last = follow_warmup(session, session.stream(WARMUP_WATCH, WarmupId(id=watch)))
+        last = follow_warmup(session, session.stream(WARMUP_WATCH, WarmupId(id=watch)), watched=True)
         session.answer(last, warmup_text(last))
         if last.failed or last.skipped:
             sys.exit(ExitStatus.INCOMPLETE)

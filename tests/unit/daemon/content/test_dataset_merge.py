@@ -9,12 +9,15 @@ from cachefs_daemon.sharing.sections import SharedDataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cachefs.messages import OriginOptions
+
 NODES = 3
 NODE = st.integers(0, NODES - 1)
 STEP = st.one_of(
     st.tuples(st.just("add"), NODE, st.sampled_from("xy")),
     st.tuples(st.just("refresh"), NODE, st.integers(0, 9)),
     st.tuples(st.just("limit"), NODE, st.integers(1, 9)),
+    st.tuples(st.just("reach"), NODE, st.integers(0, 9)),
     st.tuples(st.just("remove"), NODE, st.none()),
     st.tuples(st.just("hear"), NODE, NODE),
 )
@@ -54,6 +57,10 @@ class Cluster:
     def limit(self, node: int, tenths: int) -> None:
         self.change(node, share=tenths / 10, limited=self.clocks[node].tick())
 
+    def reach(self, node: int, way: int) -> None:
+        options = OriginOptions(region=str(way))
+        self.change(node, options=options, named=b"x", reached=self.clocks[node].tick())
+
     def change(self, node: int, **fields: Any) -> None:
         if self.have[node].added:
             self.have[node] = msgspec.structs.replace(self.have[node], **fields)
@@ -69,7 +76,7 @@ class Cluster:
 
     def take(self, node: int, others: list[SharedDataset]) -> None:
         for one in others:
-            self.clocks[node].see([*one.gone, *one.added, one.listed, one.limited])
+            self.clocks[node].see([*one.gone, *one.added, one.listed, one.limited, one.reached])
         self.have[node] = resolve(self.have[node], others).value
         self.had.append(self.have[node])
 
@@ -123,6 +130,14 @@ def test_the_later_listing_and_the_later_limits_hold() -> None:
     )
     value = resolve(one, [other]).value
     assert (value.snapshot, value.share) == ("1", 0.2)
+
+
+def test_the_later_way_to_the_origin_holds_also_with_an_older_listing() -> None:
+    ceph, minio = OriginOptions(endpoint_url="http://ceph"), OriginOptions(endpoint_url="http://minio")
+    one = SharedDataset(added=stamped(1), url="s3://a", options=ceph, snapshot="1", listed=Stamp(5, "b"))
+    other = msgspec.structs.replace(one, options=minio, named=b"s3:http://ceph:a/", reached=Stamp(4, "c"))
+    for value in (resolve(one, [other]).value, resolve(other, [one]).value):
+        assert (value.options, value.named, value.snapshot) == (minio, b"s3:http://ceph:a/", "1")
 
 
 def test_a_dataset_that_was_away_when_it_was_removed_is_removed_when_it_is_back() -> None:

@@ -25,8 +25,8 @@ KEYS = st.integers(0, 30)
 DATASETS = st.sampled_from(["a", "b", "c"])
 
 
-def limit(dataset: str, share: float = 1.0, ttl: float = math.inf) -> Quota:
-    return Quota(dataset, frozenset([f"{dataset}1", f"{dataset}2"]), share, ttl)
+def limit(dataset: str, share: float = 1.0, ttl: float = math.inf, most: float = math.inf) -> Quota:
+    return Quota(dataset, frozenset([f"{dataset}1", f"{dataset}2"]), share, ttl, most)
 
 
 def key(number: int) -> bytes:
@@ -47,9 +47,14 @@ class Accounting(RuleBasedStateMachine):
         self.read: dict[int, float] = {}
         self.now = 0.0
 
-    @rule(dataset=DATASETS, share=st.sampled_from([0.1, 0.5, 1.0]), ttl=st.sampled_from([5.0, math.inf]))
-    def set_limit(self, dataset: str, share: float, ttl: float) -> None:
-        self.limited[dataset] = limit(dataset, share, ttl)
+    @rule(
+        dataset=DATASETS,
+        share=st.sampled_from([0.1, 0.5, 1.0]),
+        ttl=st.sampled_from([5.0, math.inf]),
+        most=st.sampled_from([300, 2 * CAPACITY, math.inf]),
+    )
+    def set_limit(self, dataset: str, share: float, ttl: float, most: float) -> None:
+        self.limited[dataset] = limit(dataset, share, ttl, most)
         self.limits.set(self.limited[dataset])
 
     @rule(dataset=DATASETS)
@@ -122,7 +127,7 @@ class Accounting(RuleBasedStateMachine):
                 self.limits.removed(each)
         for dataset, known in self.limited.items():
             unpinned = sum(self.sizes(dataset, tier, without={*pinned, *self.coming}))
-            assert sum(self.sizes(dataset, tier)) <= int(known.share * CAPACITY) or not unpinned
+            assert sum(self.sizes(dataset, tier)) <= int(min(known.most, known.share * CAPACITY)) or not unpinned
 
     @invariant()
     def counts_are_right(self) -> None:
@@ -131,14 +136,14 @@ class Accounting(RuleBasedStateMachine):
                 del places[number]
         for dataset, known in self.limited.items():
             used = [sum(self.sizes(dataset, tier)) for tier in (MEMORY, SSD)]
-            quota = int(known.share * CAPACITY)
+            quota = int(min(known.most, known.share * CAPACITY))
             allowed = sum(max(0, quota - quota // 64 - each) for each in used)
-            assert self.limits.allowance(f"{dataset}2") == (allowed if known.share < 1 else math.inf)
+            assert self.limits.allowance(f"{dataset}2") == (allowed if known.limits_room else math.inf)
         for number, owner in self.owner.items():
             for tier in (MEMORY, SSD):
                 known = self.limited[owner]
-                unlimited = known.share == 1 or self.kept.get(number, (None, 0))[0] == tier
-                left = int(known.share * CAPACITY) - sum(self.sizes(owner, tier))
+                unlimited = not known.limits_room or self.kept.get(number, (None, 0))[0] == tier
+                left = int(min(known.most, known.share * CAPACITY)) - sum(self.sizes(owner, tier))
                 assert self.limits.room(tier, key(number)) == (math.inf if unlimited else left)
 
     def sizes(self, dataset: str, tier: int, without: Collection[int] = ()) -> list[int]:
@@ -179,6 +184,17 @@ def test_a_dataset_keeps_to_its_share_of_each_tier_and_leaves_the_rest_to_others
         put(store, range(1000, 1000 + others), "other")
         assert len(store.keys()) >= others
         assert held(store, range(100), SSD) == kept
+
+
+def test_a_number_of_bytes_is_a_limit_of_each_tier_and_the_smaller_one_holds(root: Path) -> None:
+    with opened(store_config(root, memory=4 << 20, ssd=8 << 20, policy="lru")) as store:
+        store.set_limit(limit("a", share=0.5, most=1 << 20))
+        put(store, range(100), "a1")
+        for tier in (MEMORY, SSD):
+            assert (1 << 20) - 2 * span(SIZE) < len(held(store, range(100), tier)) * span(SIZE) <= 1 << 20
+        store.set_limit(limit("a", most=2 << 20))
+        put(store, range(100, 200), "a1")
+        assert (2 << 20) - 2 * span(SIZE) < len(held(store, range(200), SSD)) * span(SIZE) <= 2 << 20
 
 
 @pytest.mark.parametrize("policy", ["lru", "minio"])

@@ -1,0 +1,108 @@
+"""Another way to the objects of a dataset: another endpoint, region, profile or other option.
+
+The objects stay the same ones, so what is cached of them stays. Names of objects, which are part of the keys of their
+blocks, have the endpoint in them. So a dataset that gets another endpoint keeps the names that its objects had
+(DatasetRecord.named): a later listing finds the same name, size and version, and so the same blocks.
+"""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from cachefs.errors import CachefsError, ConfigError, OriginUnavailable
+from cachefs.messages import OriginChange, OriginOptions
+from cachefs.snapshot import Entry, Snapshot, content_version
+from cachefs.snapshot_builder import ListedObject
+from cachefs_daemon.datasets.stamps import NO_STAMP, Stamp
+from cachefs_daemon.origin.base import Origin
+
+# Objects that are looked at in the new way, at most, and seconds that this may take.
+MOST_LOOKED_AT: Final = 1000
+LOOK_SECONDS: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class OriginWay:
+    """How a dataset is reached; see DatasetRecord."""
+
+    options: OriginOptions
+    named: bytes = b""
+    reached: Stamp = NO_STAMP
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Some of the objects that an origin has."""
+
+    looked_at: int = 0
+    # Of these, those that are in the snapshot, with the same size and version.
+    alike: int = 0
+
+
+def changed(options: OriginOptions, change: OriginChange) -> OriginOptions:
+    """The options with the *change*."""
+    given = msgspec.structs.asdict(change)
+    return msgspec.structs.replace(
+        options, **{name: value for name, value in given.items() if value is not msgspec.UNSET}
+    )
+
+
+def name_kept(before: Origin, after: Origin, named: bytes) -> bytes:
+    """What names of objects are to begin with, so that they stay; empty where *after* has them so by itself. named: as
+    it was so far."""
+    with contextlib.suppress(CachefsError):  # one that could not be opened has no names
+        named = named or before.identity(b"")
+    return named if named != after.identity(b"") else b""
+
+
+async def look(origin: Origin, snapshot: Snapshot) -> Look:
+    """Compare the first objects of a listing with the *snapshot*. Raises what the listing raises, and OriginUnavailable
+    where there is no answer in time."""
+    looked_at = alike = 0
+    objects = origin.list(lambda key, reason: None)
+    try:
+        async with asyncio.timeout(LOOK_SECONDS):
+            async for batch in objects:
+                for one in [one for one in batch if not one.key.endswith(b"/")][:MOST_LOOKED_AT]:
+                    looked_at += 1
+                    entry = snapshot.find(one.key)
+                    alike += entry is not None and _is_alike(entry, one)
+                if looked_at:
+                    break
+    except TimeoutError:
+        raise OriginUnavailable(f"{origin.url} does not answer within {LOOK_SECONDS:.0f} s") from None
+    finally:
+        await objects.aclose()  # type: ignore[attr-defined]  # all of them are generators
+    return Look(looked_at, alike)
+
+
+def _is_alike(entry: Entry, listed: ListedObject) -> bool:
+    return entry.size == listed.size and is_same_version(entry.version, listed.version)
+
+
+def is_same_version(one: bytes, other: bytes) -> bool:
+    """Do two versions name the same content? Those of files may end early, as with and without `mtime_only`."""
+    one, other = content_version(one), content_version(other)
+    return one == other or one.startswith(other + b"-") or other.startswith(one + b"-")
+
+
+def check(name: str, found: Look) -> None:
+    """Raises ConfigError where nothing is as it was listed."""
+    if not found.alike:
+        what = "there are no objects" if not found.looked_at else (
+            f"none of the first {found.looked_at:,} objects there is as it was listed"
+        )  # fmt: skip
+        raise ConfigError(
+            f"dataset {name} stays as it is: {what}. Add what is there as another dataset; or repeat with "
+            f"--unchecked, and then run `cachectl dataset refresh {name}`"
+        )
+
+
+def in_few_words(options: OriginOptions) -> str:
+    """How a dataset is reached, where that is not the default: the endpoint alone, others with their names."""
+    words = [options.endpoint_url] if options.endpoint_url else []
+    words += [f"{name} {value}" for name in ("account", "region", "profile") if (value := getattr(options, name))]
+    return ", ".join([*words, *(["anonymous"] if options.anonymous else [])])

@@ -1,0 +1,101 @@
+"""Failures by their cause: one outage makes thousands of objects fail, and is one thing to mend."""
+
+import itertools
+import re
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+from cachefs.messages import ErrorCause
+
+KEPT: Final = 50  # causes
+# What stands in a message for the thing that failed.
+THING: Final = "…"
+# What differs from failure to failure of one cause: long numbers, and names made of digits.
+_VARIES: Final = re.compile(r"\b(?:[0-9a-f]{12,}|\d{4,})\b")
+_URL: Final = re.compile(r"[a-z][a-z0-9]*://[^/]*")
+
+
+@dataclass(slots=True)
+class _Cause:
+    """What is known of one cause."""
+
+    # Unix time of the first and of the last failure.
+    first: float
+    last: float
+    # The last failure's subject and message.
+    subject: str
+    message: str
+    # Failures so far.
+    count: int = 0
+    # What the subjects of all failures begin with, up to a slash.
+    common: str = ""
+    # Were all failures of one subject?
+    is_single: bool = True
+
+
+class ErrorCauses:
+    """The last KEPT causes. Used from the event loop only."""
+
+    def __init__(self) -> None:
+        self._causes: OrderedDict[tuple[str, str], _Cause] = OrderedDict()  # oldest first
+
+    def add(self, subject: str, message: str, when: float) -> None:
+        """Something has failed, at this unix time."""
+        key = _key(subject, message)
+        cause = self._causes.pop(key, None) or _Cause(when, when, subject, message, common=subject)
+        cause.is_single = cause.is_single and cause.subject == subject
+        cause.common = _common(cause.common, subject)
+        cause.subject, cause.message, cause.last = subject, message, when
+        cause.count += 1
+        self._causes[key] = cause
+        if len(self._causes) > KEPT:
+            self._causes.popitem(last=False)
+
+    def goes_on(self, subject: str, message: str, when: float) -> None:
+        """What has failed so still fails, at this unix time."""
+        cause = self._causes.get(_key(subject, message))
+        if cause is not None:
+            cause.last = when
+
+    def views(self) -> list[ErrorCause]:
+        """The causes, the one that was last seen first."""
+        return [
+            ErrorCause(
+                first=one.first,
+                last=one.last,
+                count=one.count,
+                where=one.common,
+                message=one.message if one.is_single else without(one.subject, one.message),
+                example=one.subject,
+            )
+            for one in reversed(self._causes.values())
+        ]
+
+
+def _key(subject: str, message: str) -> tuple[str, str]:
+    return area_of(subject), _VARIES.sub(THING, without(subject, message))
+
+
+def _common(one: str, other: str) -> str:
+    """What both begin with, up to a slash; all of it where they are the same."""
+    if one == other:
+        return one
+    pairs = zip(one.split("/"), other.split("/"), strict=False)
+    parts = [left for left, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)]
+    return "/".join([*parts, ""]) or one
+
+
+def area_of(subject: str) -> str:
+    """What several subjects have in common that one cause makes fail: of a URL the server or bucket."""
+    url = _URL.match(subject)
+    return url[0] if url is not None else subject
+
+
+def without(subject: str, message: str) -> str:
+    """The message with THING in place of the subject, in whatever form it is named there."""
+    key = subject.removeprefix(area_of(subject))
+    for name in (subject, key, key.lstrip("/")):
+        if len(name) > 1:
+            message = message.replace(name, THING)
+    return message

@@ -1,0 +1,126 @@
+"""Mounts of one dataset that follow its refreshes, and those that stay behind."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cachefs.mount_table import mount_points
+from tests.daemon import Daemon
+from tests.mounting import mounted, read_tree, run_mount
+
+CACHECTL = Path(sys.executable).with_name("cachectl")
+WAIT = 60.0
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.1)
+
+
+def cachectl(daemon: Daemon, *command: str) -> str:
+    done = subprocess.run(
+        [CACHECTL, "--socket", str(daemon.socket), *command], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    origin = tmp_path / "origin"
+    (origin / "sub").mkdir(parents=True)
+    (origin / "top").write_bytes(b"old top" * 1000)
+    (origin / "gone").write_bytes(b"gone")
+    (origin / "sub" / "deep").write_bytes(b"old deep")
+    return origin
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, tree: Path) -> Iterator[Daemon]:
+    with Daemon(tmp_path / "node") as running:
+        running.add_dataset("d", f"file://{tree}")
+        yield running
+
+
+def change(tree: Path) -> None:
+    for name, content in {"top": b"new top, longer" * 1000, "sub/deep": b"new", "sub/more": b"more"}.items():
+        fresh = tree / f"{name}.new"
+        fresh.write_bytes(content)
+        fresh.rename(tree / name)
+    (tree / "gone").unlink()
+
+
+@pytest.mark.parametrize(
+    ("spec", "options"), [("d", ["follow"]), ("cachefs:d@latest", []), ("d", ["follow", "no_zero_open"])]
+)
+def test_a_mount_that_follows_shows_the_new_snapshot_and_open_files_keep_theirs(
+    daemon: Daemon, tree: Path, tmp_path: Path, spec: str, options: list[str]
+) -> None:
+    with mounted(daemon.socket, spec, tmp_path / "mnt", *options, "workers=2") as mount:
+        assert read_tree(mount) == read_tree(tree)
+        assert not (mount / "new").exists()
+        with (mount / "top").open("rb") as top, (mount / "gone").open("rb") as gone:
+            before = os.open(mount / "sub", os.O_RDONLY | os.O_DIRECTORY)
+            change(tree)
+            (tree / "new").write_bytes(b"new")
+            daemon.refresh_dataset("d")
+            until(lambda: (mount / "new").exists(), "the new snapshot is not shown")
+            until(lambda: not (mount / "gone").exists(), "a file that is gone is still shown")
+            assert read_tree(mount) == read_tree(tree)
+            assert top.read() == b"old top" * 1000
+            assert gone.read() == b"gone"
+            deep = os.open("deep", os.O_RDONLY, dir_fd=before)
+            assert os.read(deep, 100) == b"old deep"
+            assert sorted(os.listdir(before)) == ["deep"]
+            os.close(deep)
+            os.close(before)
+        assert (mount / "top").stat().st_size == (tree / "top").stat().st_size
+        assert re.search(r"[0-9a-f]{8} follows", cachectl(daemon, "mounts"))
+        (tree / "last").write_bytes(b"last")
+        assert "still" not in cachectl(daemon, "dataset", "refresh", "d")
+        until(lambda: read_tree(mount) == read_tree(tree), "the second refresh is not followed")
+
+
+def test_a_refresh_names_the_mounts_that_stay_behind(daemon: Daemon, tree: Path, tmp_path: Path) -> None:
+    with (
+        mounted(daemon.socket, "d", tmp_path / "one") as one,
+        mounted(daemon.socket, "all", tmp_path / "all") as everything,
+    ):
+        old = read_tree(one)
+        assert re.search(rf"{one} +d +[0-9a-f]{{8}} newest", cachectl(daemon, "mounts"))
+        change(tree)
+        said = cachectl(daemon, "dataset", "refresh", "d")
+        assert f"1 mount still shows an older snapshot: {one}; unmount and mount again" in said
+        assert read_tree(one) == old
+        shown = cachectl(daemon, "mounts")
+        assert re.search(rf"{one} +d +[0-9a-f]{{8}} behind", shown)
+        assert re.search(rf"{everything} +all +newest", shown)
+    with mounted(daemon.socket, "d", tmp_path / "one") as one:
+        assert "still" not in cachectl(daemon, "dataset", "refresh", "d")
+        assert read_tree(one) == read_tree(tree)
+
+
+def test_the_kernel_knows_a_mount_that_follows_by_the_spec_that_was_given(daemon: Daemon, tmp_path: Path) -> None:
+    with mounted(daemon.socket, "cachefs:d", tmp_path / "mnt", "follow") as mount:
+        (point,) = [point for point in mount_points() if point.path == mount]
+        assert point.source == "cachefs:d"
+        assert point.shielded is None
+
+
+def test_one_snapshot_cannot_be_followed_and_a_shield_does_not_go_with_it(daemon: Daemon, tmp_path: Path) -> None:
+    (tmp_path / "mnt").mkdir()
+    done = run_mount(daemon.socket, "d@00", tmp_path / "mnt", "follow")
+    assert done.returncode
+    assert "d@00 is one snapshot, so it cannot follow refreshes" in done.stderr
+    if os.geteuid() == 0:
+        done = run_mount(daemon.socket, "d", tmp_path / "mnt", "follow,shield=on")
+        assert done.returncode
+        assert "the mount follows refreshes, so what names mean changes" in done.stderr
