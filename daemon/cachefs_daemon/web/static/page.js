@@ -32,7 +32,10 @@ function size(bytes) {
 }
 const speed = (bytes) => `${size(bytes)}/s`;
 const number = (value) => (value && value < 10 ? value.toFixed(1) : whole.format(Math.round(value)));
-const percent = (part) => (part > 0 && part < 0.01 ? "< 1 %" : `${Math.floor(part * 100)} %`);
+function percent(part) { // only what is whole is 100 %
+  if (part > 0 && part < 0.005) return "< 1 %";
+  return `${part < 1 ? Math.min(99, Math.round(part * 100)) : 100} %`;
+}
 const plural = (count, word, words = `${word}s`) => `${whole.format(count)} ${count === 1 ? word : words}`;
 
 function span(seconds) {
@@ -65,8 +68,8 @@ const show = (id, visible) => { $(id).hidden = !visible; };
    focus: *key* says which item is which. */
 function list(parent, items, key, create, fill) {
   const before = new Map([...parent.children].map((child) => [child.dataset.key, child]));
-  const after = items.map((item) => {
-    const name = String(key(item));
+  const after = items.map((item, place) => {
+    const name = String(key(item, place));
     const child = before.get(name) ?? create(item);
     child.dataset.key = name;
     before.delete(name);
@@ -92,8 +95,8 @@ const link = (text, kind, name) => (cell) => {
   const other = new URLSearchParams({ ...chosen, [kind]: name });
   anchor.setAttribute("href", `#${other}`);
   anchor.dataset.kind = kind;
-  anchor.toggleAttribute("aria-current", chosen[kind] === name);
   if (chosen[kind] === name) anchor.setAttribute("aria-current", "true");
+  else anchor.removeAttribute("aria-current");
   say(anchor, text);
   cell.parentElement.classList.toggle("chosen", chosen[kind] === name);
 };
@@ -101,7 +104,7 @@ const lines = (text, more, warns = false) => (cell) => {
   if (!cell.firstElementChild) cell.append(make("span"), make("small"));
   say(cell.firstElementChild, text);
   say(cell.lastElementChild, more);
-  cell.firstElementChild.className = warns ? "state bad" : "state";
+  cell.firstElementChild.className = warns ? "bad" : "";
 };
 const bar = (text, part, kind, more = "") => (cell) => {
   if (!cell.firstElementChild) {
@@ -132,7 +135,7 @@ function showOverview(view) {
   show("errors-none", !view.errors.length);
   show("errors-table", view.errors.length);
   rows("errors-table", view.errors, (one) => one.subject, (one) =>
-    [at(one.when), whole.format(one.count), lines(one.message, one.message.includes(one.subject) ? "" : one.subject)]);
+    [at(one.when), whole.format(one.count), lines(one.message, one.message.includes(one.subject.replace(/^file:\/\//, "")) ? "" : one.subject)]);
 }
 
 function notes(view) {
@@ -154,7 +157,7 @@ function fillTier(card, tier) {
   say(name.lastChild, `${size(tier.used)} of ${size(tier.limit)}`);
   track.firstChild.className = { ssd: "ssd", "page cache": "pages" }[tier.name] ?? "";
   track.firstChild.style.width = `${100 * Math.min(1, tier.used / room)}%`;
-  const short = tier.limit < 0.995 * tier.budget ? `, ${size(tier.budget)} configured` : "";
+  const short = tier.limit < 0.95 * tier.budget ? `; ${size(tier.budget)} are configured, and there is no room for them` : "";
   const what = tier.blocks === null ? "pushed and not read yet" : `${plural(tier.blocks, "block")}, ${tier.policy}`;
   say(about, `${percent(tier.used / room)} full, ${what}${short}`);
 }
@@ -212,7 +215,7 @@ function showPager(kind, page) {
 
 function epochCell(job) {
   if (job.state !== "running" || job.epoch === null) return "";
-  const left = job.left === null ? "" : `${span(job.left)} left`;
+  const left = job.left === null ? "" : `${span(Math.max(1, job.left))} left`;
   return job.part === null ? `${job.epoch}` : bar(`${job.epoch}, ${percent(job.part)}`, job.part, "epoch", left);
 }
 
@@ -244,7 +247,7 @@ function showDatasets(page) {
 const LANES = [
   { name: "Fetched, from origins and other nodes", series: ["origin", "peers"], text: speed, words: ["origins", "other nodes"] },
   { name: "Pushed into the page cache (its datasets)", series: ["pushed"], text: speed },
-  { name: "Read, samples", series: ["samples"], text: (value) => `${number(value)}/s` },
+  { name: "Samples read", series: ["samples"], text: (value) => `${number(value)}/s` },
   { name: "Reads waiting", series: ["waiting"], text: number },
 ];
 const WIDTH = 600;
@@ -284,11 +287,10 @@ function drawTimeline(isNew, moments) {
   if (follows) slider.value = count - 1;
   list($("lanes"), LANES, (lane) => lane.name, createLane, fillLane);
   const [first, last] = [shown.when[0], shown.when[count - 1]];
-  list($("axis"), [first, (first + last) / 2, last], (_, place) => place, () => make("span"), say2);
+  list($("axis"), [first, (first + last) / 2, last], (_, place) => place, () => make("span"), (mark, unix) => say(mark, at(unix)));
   rows("timeline-table", thinned(), (row) => row.key, (row) => row.cells);
   showMoment();
 }
-function say2(element, unix) { say(element, at(unix)); }
 
 function createLane(lane) {
   const svg = make("svg", { space: SVG, viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img" });
@@ -303,7 +305,7 @@ function createLane(lane) {
     showMoment();
   });
   const keys = lane.series.length > 1 ? lane.series.map((name, n) => make("span", { class: name }, make("i", { class: "key" }), lane.words[n], " ")) : [];
-  return make("div", { class: "lane" }, make("div", { class: "name" }, make("span", {}, lane.series.length > 1 ? "Fetched from " : lane.name, ...keys), make("b")), svg);
+  return make("div", { class: "lane" }, make("div", { class: "name" }, make("span", {}, lane.series.length > 1 ? "Fetched from " : lane.name, ...keys), make("span", { class: "value" }, make("b"), make("span", { class: "wide" }))), svg);
 }
 
 function nearest(moment) {
@@ -330,6 +332,7 @@ function fillLane(box, lane) {
   });
   const begins = shown.epoch.flatMap((epoch, n) => (n && epoch > shown.epoch[n - 1] ? [`M${x(n)} 0V${HEIGHT}`] : []));
   svg.querySelector(".epoch").setAttribute("d", begins.join(""));
+  say(box.querySelector(".value span"), `at most ${lane.text(most)}`);
   const mean = totals.reduce((sum, one) => sum + one, 0) / count;
   svg.setAttribute("aria-label", `${lane.name}: from ${at(first)} to ${at(last)}, ${lane.text(mean)} on average, `
     + `${lane.text(most)} at most, ${lane.text(totals[count - 1])} at the end. Epochs ${shown.epoch[0]} to ${shown.epoch[count - 1]}.`);
@@ -348,7 +351,7 @@ function showMoment() {
     return `${lane.name} ${text}`;
   });
   $("moment").setAttribute("aria-valuetext", `${at(shown.when[n])}, epoch ${shown.epoch[n]}: ${words.join("; ")}`);
-  say(document.querySelector(".cursor span"), `${at(shown.when[n])}, epoch ${shown.epoch[n]}`);
+  say($("moment-text"), `${at(shown.when[n])}, epoch ${shown.epoch[n]}`);
 }
 
 function thinned() { // at most TABLE_ROWS moments, with the mean of those that each stands for
@@ -457,13 +460,17 @@ async function refreshDetails() {
   }
 }
 
-let asking = false;
-let again = false;
+let running = null; // the turn that is under way
+let queued = null; // the one after it, where somebody waits for that
 
-async function refresh() {
-  if (asking) { again = true; return; }
+function refresh() {
+  if (!running) return (running = turn().finally(() => { running = null; }));
+  queued ??= running.then(() => { queued = null; return refresh(); });
+  return queued;
+}
+
+async function turn() {
   clearTimeout(timer);
-  asking = true;
   try {
     const [view, jobs, datasets] = await Promise.all([
       ask("overview"), ask("jobs", { page: pages.jobs }), ask("datasets", { page: pages.datasets, match: $("match").value })]);
@@ -478,8 +485,6 @@ async function refresh() {
     if (failures === 1) state("lost", `No answer since ${clock.format(Date.now())}; trying again`);
     console.info(error.message);
   }
-  asking = false;
-  if (again) { again = false; refresh(); return; }
   if (!document.hidden) timer = setTimeout(refresh, Math.min(EVERY * 2 ** Math.min(failures, 4), failures ? LONGEST_PAUSE : EVERY));
 }
 
