@@ -51,7 +51,7 @@ class JobHistory:
 
     def add(self, row: Row) -> None:
         if self._count == MOST_ROWS:
-            kept = self._rows[1::2]  # the newest one stays
+            kept = self._rows[::2].copy()
             self._rows[: len(kept)] = kept
             self._count = len(kept)
             self.period *= 2
