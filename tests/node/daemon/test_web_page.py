@@ -5,6 +5,8 @@ import http.client
 import io
 import json
 import os
+import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -20,10 +22,12 @@ from playwright.sync_api import Page, expect
 from cachefs.job_messages import JobPublish
 from cachefs.rpc import JOB_PUBLISH
 from tests import web_scene
+from tests.as_user import NOBODY, as_user, public_directory
 from tests.daemon import Daemon
 from tests.servers import browser as browsers
 from tests.servers.browser import PATIENCE, Browser
 from tests.servers.ports import free_port
+from tests.servers.process import free_ports
 from tests.web_scene import MARKUP, Scene, Work
 
 RESNET = Work("resnet50-seed1", "imagenet", 600, 30.0)
@@ -301,7 +305,7 @@ def test_pictures_for_the_documentation(scene: Scene, chromium: Browser, tmp_pat
     directory = Path(os.environ.get(PICTURES, tmp_path))
     if PICTURES in os.environ:
         deadline = time.monotonic() + 120
-        while told(scene.port, f"job?name={RESNET.job}")["history"]["epoch"][-1] < 3:
+        while told(scene.port, f"job?name={RESNET.job}")["history"].get("epoch", [0])[-1] < 3:
             assert time.monotonic() < deadline
             time.sleep(0.5)
     with chromium.page(place(scene)) as page:
@@ -309,8 +313,11 @@ def test_pictures_for_the_documentation(scene: Scene, chromium: Browser, tmp_pat
         expect(page.locator("#cells i").first).to_be_visible()
         page.wait_for_timeout(3000)  # rates of the node are of some seconds
         _picture(page.screenshot(), directory / "web-page.png")
-        _picture(page.locator("#job").screenshot(), directory / "web-job.png")
-        _picture(page.locator("#dataset").screenshot(), directory / "web-dataset.png")
+        for part in ("job", "dataset"):
+            box = page.locator(f"#{part}").bounding_box()
+            assert box is not None
+            clip = {"x": box["x"] - 16, "y": box["y"] + 1, "width": box["width"] + 32, "height": box["height"] + 15}
+            _picture(page.screenshot(full_page=True, clip=clip), directory / f"web-{part}.png")
     with chromium.page(place(scene), color_scheme="dark") as page:
         live(page)
         page.wait_for_timeout(3000)
@@ -325,8 +332,8 @@ def test_pictures_for_the_documentation(scene: Scene, chromium: Browser, tmp_pat
 
 
 def _picture(png: bytes, path: Path) -> None:
-    """With 128 colours, which is a third of the bytes."""
-    image = Image.open(io.BytesIO(png)).convert("RGB").quantize(128)
+    """With 256 colours, which is half of the bytes."""
+    image = Image.open(io.BytesIO(png)).convert("RGB").quantize(256)
     image.save(path, optimize=True)
 
 
@@ -356,6 +363,55 @@ def test_a_node_without_anything_says_what_to_do(tmp_path: Path, chromium: Brows
         for table in ("jobs", "datasets", "errors"):
             expect(page.locator(f"#{table}-table")).to_be_hidden()
         assert b"cachefs_build_info" in asked(port, "/metrics")[2], "both have one port"
+
+
+def test_a_cluster_is_shown_and_a_node_that_goes_away(tmp_path: Path, chromium: Browser) -> None:
+    port = free_port()
+    ports = [free_ports(2)[0] for _ in range(2)]
+    nodes = [f"{name}=127.0.0.1:{one}" for name, one in zip("ab", ports, strict=True)]
+    daemons = [
+        Daemon(
+            tmp_path / name,
+            {
+                "cluster": {"membership": "static", "name": name, "listen": f"127.0.0.1:{one}", "nodes": nodes},
+                "web": {"listen": f"127.0.0.1:{port}" if name == "a" else ""},
+            },
+        )
+        for name, one in zip("ab", ports, strict=True)
+    ]
+    with daemons[0], daemons[1] as other, chromium.page(f"http://127.0.0.1:{port}/", width=360) as page:
+        live(page)
+        table = page.get_by_role("table", name="Nodes of the cluster")
+        expect(table.locator("tbody tr th")).to_have_text(["a (this node)", "b"])
+        expect(page.locator("#cluster-about")).to_contain_text("2 active")
+        assert page.evaluate("document.documentElement.scrollWidth") == 360
+        other.kill9()
+        expect(table.locator("tbody tr").last).to_contain_text("away")
+
+
+PUBLISH = """
+import sys
+from pathlib import Path
+from cachefs.job_messages import JobPublish
+from cachefs.rpc import JOB_PUBLISH, DaemonClient
+_, socket, job, dataset = sys.argv
+DaemonClient(Path(socket)).call(JOB_PUBLISH, JobPublish(job=job, dataset=dataset, lease=600))
+"""
+
+
+def test_names_are_long_and_say_whose_a_job_is(tmp_path: Path, chromium: Browser) -> None:
+    port, job, dataset = free_port(), "j" * 128, "d" * 64
+    (tmp_path / "origin").mkdir()
+    (tmp_path / "origin" / "file").write_bytes(bytes(100))
+    with public_directory() as home, Daemon(home / "node", {"web": {"listen": f"127.0.0.1:{port}"}}) as daemon:
+        daemon.add_dataset(dataset, f"file://{tmp_path}/origin")
+        command = [*as_user(NOBODY), sys.executable, "-c", PUBLISH, str(daemon.socket), job, dataset]
+        subprocess.run(command, check=True, timeout=60)
+        with chromium.page(f"http://127.0.0.1:{port}/", width=360) as page:
+            live(page)
+            expect(page.locator("#jobs-table")).to_contain_text(f"user {NOBODY}")
+            expect(page.locator("#job-title")).to_have_text(f"{job} of user {NOBODY}")
+            assert page.evaluate("document.documentElement.scrollWidth") == 360
 
 
 def test_a_thousand_datasets_and_64_jobs(tmp_path: Path, chromium: Browser) -> None:
