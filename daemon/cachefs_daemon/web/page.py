@@ -64,15 +64,18 @@ class WebPage:
 
     async def run(self) -> None:
         """Runs as long as the daemon."""
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self._recorder.run())
-            group.create_task(self._tidy())
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._recorder.run())
+                group.create_task(self._tidy())
+        finally:
+            self._shards.close()
 
     async def _tidy(self) -> None:
         while True:
             await asyncio.sleep(TIDY_SECONDS)
             try:
-                await self._shards.forget_unseen()
+                self._shards.forget_unseen()
             except Exception:
                 log.exception("a map of shards is followed on")
 

@@ -396,7 +396,9 @@ function showDataset({ dataset, shards }) {
   show("map-none", !here);
   if (!here) {
     const nothing = `Nothing of it is on this node yet. A job that reads it brings it, or: cachectl warmup ${dataset.name}`;
-    say($("map-none"), shards.is_too_large ? "It has too many files to be followed part by part." : nothing);
+    const large = "It has too many files to be followed part by part while no job reads it.";
+    say($("map-none"), shards.is_counting ? "Its parts are being counted." : shards.is_too_large ? large : nothing);
+    if (shards.is_counting) lastMap = 0;
     return;
   }
   drawMap(dataset, shards);
