@@ -158,9 +158,10 @@ async def _serve(config: Config, read: Callable[[], Config], storage: Storage, t
     background: list[asyncio.Task[None]] = []
     try:
         await node.start()
+        if local is not None:  # before gRPC, which complains at length where the process ends since a port is taken
+            await local.start()
         await server.start()
         if local is not None:
-            await local.start()
             for place in local.places:
                 log.info("%s", place)
             background.append(asyncio.create_task(local.run()))
