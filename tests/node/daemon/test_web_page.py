@@ -302,8 +302,9 @@ def test_an_ended_job_stays_as_it_was(scene: Scene, chromium: Browser) -> None:
 
 
 def test_pictures_for_the_documentation(scene: Scene, chromium: Browser, tmp_path: Path) -> None:
-    directory = Path(os.environ.get(PICTURES, tmp_path))
-    if PICTURES in os.environ:
+    directory, are_kept = Path(os.environ.get(PICTURES, tmp_path)), PICTURES in os.environ
+    pause = 3000 if are_kept else 0  # rates of the node are of some seconds
+    if are_kept:
         deadline = time.monotonic() + 120
         while told(scene.port, f"job?name={RESNET.job}")["history"].get("epoch", [0])[-1] < 3:
             assert time.monotonic() < deadline
@@ -311,7 +312,7 @@ def test_pictures_for_the_documentation(scene: Scene, chromium: Browser, tmp_pat
     with chromium.page(place(scene)) as page:
         live(page)
         expect(page.locator("#cells i").first).to_be_visible()
-        page.wait_for_timeout(3000)  # rates of the node are of some seconds
+        page.wait_for_timeout(pause)
         _picture(page.screenshot(), directory / "web-page.png")
         for part in ("job", "dataset"):
             box = page.locator(f"#{part}").bounding_box()
@@ -320,11 +321,11 @@ def test_pictures_for_the_documentation(scene: Scene, chromium: Browser, tmp_pat
             _picture(page.screenshot(full_page=True, clip=clip), directory / f"web-{part}.png")
     with chromium.page(place(scene), color_scheme="dark") as page:
         live(page)
-        page.wait_for_timeout(3000)
+        page.wait_for_timeout(pause)
         _picture(page.screenshot(), directory / "web-dark.png")
     with chromium.page(place(scene), width=360, height=1100) as page:
         live(page)
-        page.wait_for_timeout(3000)
+        page.wait_for_timeout(pause)
         _picture(page.screenshot(), directory / "web-phone.png")
     sizes = {path.name: path.stat().st_size for path in sorted(directory.glob("web-*.png"))}
     assert len(sizes) == 5
