@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 # A change of any of these means installing the package again.
 BUILD_INPUTS := .ci/prepare setup.cfg setup.py pyproject.toml cachefs/planning/sequences/_shuffle.c cachefs/mount/_zero_open.c cachefs/_isatty.c daemon/cachefs_daemon/store/_batch_io.c
 
-.PHONY: demo demo-cluster test cluster soak programs test-packages deb wheels sdist lint clean
+.PHONY: demo demo-cluster test cluster soak programs screenshots test-packages deb wheels sdist lint clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/cachefs-demo $(DEMO_OPTIONS)
@@ -37,6 +37,12 @@ cluster: $(VENV)/.ready-test
 programs: $(VENV)/.ready-test $(VENV)-programs/.ready
 	$(IN_SHORT_DIRECTORY) PROGRAMS_PYTHON=$(CURDIR)/$(VENV)-programs/bin/python $(PYTEST) -m programs \
 		--timeout=900 --basetemp=$$directory/t $(PYTEST_OPTIONS)
+
+# The pictures of the web page, in docs/images, as a real browser shows it.
+screenshots: $(VENV)/.ready-test
+	mkdir -p docs/images
+	$(IN_SHORT_DIRECTORY) WEB_SCREENSHOTS=$(CURDIR)/docs/images $(PYTEST) --basetemp=$$directory/t \
+		tests/node/daemon/test_web_page.py -k pictures
 
 # As root, with debootstrap: a bare Debian in namespaces of its own.
 test-packages: $(VENV)/.ready-test

@@ -139,7 +139,7 @@ class Daemon:
             "ssd": {"dir": str(self.ssd)},
         }
         lines: list[str] = []
-        for section in ("daemon", "memory", "ssd", "origin", "prefetch", "security", "cluster", "metrics"):
+        for section in ("daemon", "memory", "ssd", "origin", "prefetch", "security", "cluster", "metrics", "web"):
             parts = (_DEFAULTS.get(section, {}), places.get(section, {}), self._overrides.get(section, {}))
             values = {key: value for part in parts for key, value in part.items()}
             lines += [f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]

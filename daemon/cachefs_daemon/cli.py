@@ -35,7 +35,7 @@ with needs_extra("daemon", "cachefsd"):
     from cachefs_daemon.store.storage import Foresight, Storage
 
 if TYPE_CHECKING:
-    from cachefs_daemon.api.local_http import LocalHttp
+    from cachefs_daemon.api.local_pages import LocalPages
 
 log = logging.getLogger("cachefs_daemon")
 
@@ -144,17 +144,21 @@ async def _serve(config: Config, read: Callable[[], Config], storage: Storage, t
     settings = config.daemon
     admission = Admission(os.geteuid(), config.security.admin_group, settings.socket_group)
     channel = FetchChannel(fetch_socket(settings.socket), admission, node.fetcher, node.errors)
-    local = _local_http(node) if config.metrics.listen else None
+    local = _local_pages(node) if config.metrics.listen or config.web.listen else None
     node.open_data_plane(channel.adopt)
     server = Server(Service(node, live), settings.socket, admission, channel)
     background: list[asyncio.Task[None]] = []
     try:
         await node.start()
+        if local is not None:  # before gRPC, which complains at length where the process ends since a port is taken
+            await local.start()
         await server.start()
         if local is not None:
-            await local.start()
-            log.info("metrics on %s", config.metrics.listen)
-        background = [asyncio.create_task(work) for work in (node.maintain(), feed_watchdog(), server.keep_reachable())]
+            for place in local.places:
+                log.info("%s", place)
+            background.append(asyncio.create_task(local.run()))
+        endless = (node.maintain(), feed_watchdog(), server.keep_reachable())
+        background += [asyncio.create_task(work) for work in endless]
         collector.settle()
         log.info("ready on %s", settings.socket)
         notify("READY=1")
@@ -172,15 +176,12 @@ async def _serve(config: Config, read: Callable[[], Config], storage: Storage, t
         await node.stop()
 
 
-def _local_http(node: Node) -> "LocalHttp":
+def _local_pages(node: Node) -> "LocalPages":
     """What this machine's programs may read. It is imported where it is used: with aiohttp it takes 14 MB."""
     with needs_extra("daemon", "cachefsd"):
-        from cachefs_daemon.api.local_http import LocalHttp
-        from cachefs_daemon.metrics.scrape import Scrape
+        from cachefs_daemon.api.local_pages import LocalPages
 
-    local = LocalHttp(node.config.metrics.listen)
-    local.add("/metrics", Scrape(node).answer)
-    return local
+    return LocalPages(node)
 
 
 def _stop_signal() -> asyncio.Event:

@@ -28,6 +28,7 @@ from cachefs_daemon.cluster_section import ClusterSection
 from cachefs_daemon.metrics_section import MetricsSection
 from cachefs_daemon.runtime.logs import LogFormat
 from cachefs_daemon.section import AbsolutePath, Amount, Count, OptionalPath, Seconds, Section, Size
+from cachefs_daemon.web_section import WebSection
 
 DEFAULT_PATH: Final = Path("/etc/cachefs/cachefsd.toml")
 MIN_BLOCK_SIZE: Final = PIECE_SIZE
@@ -141,6 +142,7 @@ class Config(Section):
     security: SecuritySection = SecuritySection()
     cluster: ClusterSection = ClusterSection()
     metrics: MetricsSection = MetricsSection()
+    web: WebSection = WebSection()
 
     @property
     def origin_timeouts(self) -> tuple[float, float]:
@@ -323,7 +325,7 @@ def _nearest(location: list[str]) -> str:
 _SECTIONS: Final[dict[str, type[Section]]] = {
     "daemon": DaemonSection, "memory": MemorySection, "ssd": SsdSection, "origin": OriginSection,
     "prefetch": PrefetchSection, "security": SecuritySection, "cluster": ClusterSection,
-    "metrics": MetricsSection,
+    "metrics": MetricsSection, "web": WebSection,
 }  # fmt: skip
 
 # Keys of earlier releases, and what became of them.

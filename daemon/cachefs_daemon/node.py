@@ -47,6 +47,7 @@ from cachefs_daemon.mounts.persistence import MountPersistence
 from cachefs_daemon.mounts.pushers import Pushers
 from cachefs_daemon.mounts.registry import MountRegistry
 from cachefs_daemon.origin.base import OriginSettings
+from cachefs_daemon.reporting.residency import Residency
 from cachefs_daemon.runtime.errorlog import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.storage import Storage, StoreConfig
@@ -135,6 +136,7 @@ class Node:
         )
         self.exchange = Exchange(self.mounts, listeners, storage.tiering, threads)
         self.told_reads = ToldReads()
+        self.residency = Residency(storage.index, storage.tiering, presence, plan)
         self._mount_persistence = MountPersistence(self.mounts, state_dir, threads)
         self._job_persistence = JobPersistence(self.jobs, state_dir, threads)
         self._warmup_persistence = WarmupPersistence(self.warmups, self.catalog.snapshot, state_dir, threads)
@@ -202,7 +204,6 @@ class Node:
         from cachefs_daemon.reporting.orders import Means, Orders
         from cachefs_daemon.reporting.reception import Reception
         from cachefs_daemon.reporting.reports import Reports, Sources
-        from cachefs_daemon.reporting.residency import Residency
         from cachefs_daemon.reporting.shard_warmups import ShardWarmups
 
         storage, plan = self.storage, self.storage.foresight.plan
@@ -214,7 +215,7 @@ class Node:
                 catalog=self.catalog,
                 jobs=self.jobs,
                 plan=plan,
-                residency=Residency(storage.index, storage.tiering, storage.foresight.presence, plan),
+                residency=self.residency,
                 warmups=warmups,
                 threads=self.threads,
                 usage=storage.usage,

@@ -95,6 +95,7 @@ def test_base_package_installs_without_compiler_and_libfuse(tmp_path: Path) -> N
     )
     run(python, "-c", f"import {modules}", env=bare)
     assert list(environment.rglob("cachefs/hooks/startup/sitecustomize.py"))
+    assert len(list(environment.rglob("cachefs_daemon/web/static/*"))) == 4
     assert not list(environment.rglob("cachefs/**/*.so"))
     names = "from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order"
     order = run(

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from cachefs.planning.blocks.presence import ABSENT
 from cachefs.planning.blocks.space import NO_BLOCK, BlockSpace
 
 SHARDS: Final = 256
@@ -57,12 +58,18 @@ class ShardBytes:
     def parts(self) -> npt.NDArray[np.uint8]:
         """Of each shard, the part that is on this node in any tier: 0 (nothing) to WHOLE, rounded down; shape
         (SHARDS,), uint8. A snapshot with fewer blocks than shards has some blocks in several of them."""
+        return self._parts(self._states != ABSENT, self.bytes[1:].sum(axis=0))
+
+    def parts_in(self, state: int) -> npt.NDArray[np.uint8]:
+        """The same of those blocks that are in that state (see cachefs.planning.blocks.presence)."""
+        return self._parts(self._states == state, self.bytes[state])
+
+    def _parts(self, there: npt.NDArray[np.bool_], held: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+        """there: which blocks count, shape (blocks,); held: their bytes by shard, shape (SHARDS,)."""
         count = self.space.count
         if 0 < count < SHARDS:
-            there = self._states != 0
             few: npt.NDArray[np.uint8] = np.where(there[np.arange(SHARDS) * count // SHARDS], WHOLE, 0).astype(np.uint8)
             return few
-        held = self.bytes[1:].sum(axis=0)
         part = np.divide(held * WHOLE, self._total, out=np.full(SHARDS, float(WHOLE)), where=self._total > 0)
         found: npt.NDArray[np.uint8] = np.floor(part).astype(np.uint8)
         return found

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs.planning.blocks.presence import Presence
+from cachefs.planning.blocks.space import Ids
 from cachefs.planning.pagecache.leftovers import Leftovers
 from cachefs.planning.pagecache.lookahead import Due, PushLookahead, Reader, Room
 from cachefs.planning.pagecache.model import PageCacheModel
@@ -67,6 +68,8 @@ class PushPlan:
         a report of what one of them has ordered must not be taken for a report of these orders."""
         self.pages = PageCacheModel(plan, 0, shows)
         self.latency = 0.0  # seconds from an order to the report of it, smoothed
+        # Bytes that were stored since readers come to them, by snapshot, of those that are in the plan.
+        self.stored: dict[str, int] = {}
         self._presence = presence
         self._lookahead = PushLookahead(plan)
         self._leftovers = Leftovers()
@@ -127,6 +130,13 @@ class PushPlan:
         else:
             self.latency += _LEARN * (now - order.given - self.latency)
             self.pages.came(blocks, now, failed=order.ids[failed])
+            self._count_stored(order.size, blocks, order.ids[failed])
+
+    def _count_stored(self, size: int, blocks: Blocks, failed: Ids) -> None:
+        space = self.pages.spaces.get(blocks.snapshot)
+        if space is not None:
+            before = self.stored.get(blocks.snapshot, 0)
+            self.stored[blocks.snapshot] = before + size - bytes_of(space.sizes, failed)
 
     def guess(self, files: FileBlocks, size: int) -> None:
         """Somebody who has published nothing seems to come to these blocks, of *size* bytes. Their pages are like those
@@ -175,6 +185,8 @@ class PushPlan:
     def _follow(self, now: float) -> None:
         """Take note of what has changed in the plan, and on the node."""
         self.pages.follow_plan()
+        if len(self.stored) > len(self.pages.spaces):
+            self.stored = {name: size for name, size in self.stored.items() if name in self.pages.spaces}
         if self._leftovers:
             for blocks in self._leftovers.claim(self.pages.spaces):
                 self.pages.there(blocks)

@@ -1,7 +1,8 @@
-"""What programs of this machine may read over HTTP: a port on loopback, or a unix socket.
+"""What programs and browsers of this machine may read over HTTP: a port on loopback, or a unix socket.
 
 There is nothing to change here, so only GET and HEAD are answered, and nobody is asked who it is. The Host header must
-be a name of this machine: else a web page of another site could have a browser on it read this (DNS rebinding).
+be a name of this machine: else a web page of another site could have a browser on it read this (DNS rebinding). No
+answer may be used by such a page in any other way either: HEADERS say so to browsers.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from aiohttp import web
 
 from cachefs.errors import ConfigError
 from cachefs_daemon.api.socket_place import SocketPlace
-from cachefs_daemon.metrics_section import UNIX, split_listen
+from cachefs_daemon.local_listen import UNIX, split_listen
 
 log = logging.getLogger(__name__)
 
@@ -29,13 +30,28 @@ CONNECTION_SECONDS: Final = 30.0
 # Seconds that answers under way may take when the daemon ends.
 STOP_SECONDS: Final = 1.0
 
+# Of each answer. Our own page has neither inline scripts nor inline styles, so a name that reached the page as markup
+# could do nothing.
+HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
 
 class LocalHttp:
     """Used on the event loop."""
 
-    def __init__(self, listen: str) -> None:
-        """listen: HOST:PORT of loopback, or unix:/PATH."""
+    def __init__(self, listen: str, key: str) -> None:
+        """listen: HOST:PORT of loopback, or unix:/PATH. key: the setting that says so."""
         self._listen = listen
+        self._key = key
         self._app = web.Application(middlewares=[self._check])
         self._runner = web.AppRunner(
             self._app, access_log=None, shutdown_timeout=STOP_SECONDS, handle_signals=False, logger=_quiet()
@@ -65,7 +81,7 @@ class LocalHttp:
             self._server = await loop.create_server(self._admit, *split_listen(self._listen))
         except OSError as error:
             why = error.strerror or "no such address"
-            raise ConfigError(f"cannot listen on {self._listen}: {why}; see `metrics.listen`") from None
+            raise ConfigError(f"cannot listen on {self._listen}: {why}; see `{self._key}`") from None
 
     async def stop(self) -> None:
         if self._server is not None:
@@ -89,7 +105,7 @@ class LocalHttp:
             answer: web.StreamResponse = web.Response(status=403, text="ask for this machine by a name of loopback\n")
         else:
             answer = await self._answer(request, handler)
-        answer.headers["X-Content-Type-Options"] = "nosniff"
+        answer.headers.update(HEADERS)
         answer.force_close()
         return answer
 
@@ -97,7 +113,8 @@ class LocalHttp:
         try:
             return await handler(request)
         except web.HTTPException as refusal:
-            return web.Response(status=refusal.status, text=f"{refusal.reason}\n")
+            allow = {"Allow": refusal.headers["Allow"]} if "Allow" in refusal.headers else None
+            return web.Response(status=refusal.status, text=f"{refusal.reason}\n", headers=allow)
         except (asyncio.CancelledError, ConnectionError):
             raise
         except Exception:

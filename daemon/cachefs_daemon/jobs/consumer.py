@@ -277,6 +277,18 @@ class Consumer:
         return self._epochs.in_samples(self.follower.rate.value) if self.follower is not None else 0.0
 
     @property
+    def progress(self) -> tuple[int, int, int]:
+        """Its epoch, as its job counts them; the samples of it that are read; how many it has, 0 while nobody knows."""
+        follower, epoch, part = self.follower, self.epoch, self._part
+        # Of a part that has only just begun, its publisher has not told yet where.
+        before = part.begins if part is not None and part.number == epoch else 0
+        reads = self._epochs.reads.get(epoch)
+        if reads is None:
+            return self.shown_epoch, before, 0
+        position = follower.place[1] if follower is not None and follower.place[0] == epoch else 0
+        return self.shown_epoch, before + reads.samples_after(position), before + reads.samples
+
+    @property
     def published_orders(self) -> dict[int, Order]:
         """The orders that it has published, by epoch, of its current epoch and later ones: sample numbers, shape
         (samples of the epoch,), uint32."""
@@ -423,19 +435,15 @@ class Consumer:
 
     def view(self, ahead_bytes: int, now: float) -> ConsumerView:
         """The consumer as users see it. ahead_bytes: bytes on the node that it is still going to read."""
-        follower, epoch = self.follower, self.epoch
-        reads = self._epochs.reads.get(epoch)
-        position = follower.place[1] if follower is not None and follower.place[0] == epoch else 0
+        follower = self.follower
+        epoch, position, length = self.progress
         state, problem = self._state(now)
-        # Of a part that has only just begun, its publisher has not told yet where.
-        part = self._part
-        before = part.begins if part is not None and part.number == epoch else 0
         return ConsumerView(
             consumer=self.name,
-            epoch=self.shown_epoch,
-            position=before + reads.samples_after(position) if reads is not None else before,
-            epoch_length=before + reads.samples if reads is not None else 0,
-            known_epochs=self._epochs.known(epoch),
+            epoch=epoch,
+            position=position,
+            epoch_length=length,
+            known_epochs=self._epochs.known(self.epoch),
             rate=self.rate,
             matched=follower.evidence.matched if follower is not None else 0,
             mismatched=follower.evidence.mismatched if follower is not None else 0,

@@ -45,8 +45,7 @@ class Stalls:
                 job=name[0], consumer=name[1], epoch=name[2], source=name[3],
                 count=total.count, seconds=total.seconds, longest=total.longest,
             )
-            for name, total in sorted(self._totals.items())
-            if not job or name[0] == job
+            for name, total in sorted(one for one in self._totals.items() if not job or one[0][0] == job)
         ]  # fmt: skip
 
     def of(self, job: str) -> tuple[int, float]:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from typing import Final
 
 import numpy as np
@@ -48,6 +48,11 @@ class PushStream:
     def states(self) -> PageStates:
         """The states of `pages`, without those of snapshots that are read through other mounts only."""
         return self._plan.states
+
+    @property
+    def stored(self) -> Mapping[str, int]:
+        """Bytes that were pushed by this daemon since jobs come to them, by snapshot."""
+        return self._plan.stored
 
     @property
     def counters(self) -> dict[str, int]:

@@ -150,6 +150,14 @@ class Pushers:
             total.update(_counters(stream))
         return total
 
+    def stored(self) -> Counter[str]:
+        """Bytes that were pushed since jobs come to them, by snapshot: into the page caches of those mounts that are
+        there, while a job reads the snapshot."""
+        total: Counter[str] = Counter()
+        for stream in self._streams.values():
+            total.update(stream.stored)
+        return total
+
     def held(self) -> tuple[int, int]:
         """Bytes in the page caches of all mounts, and how many there may be."""
         pages = [stream.pages for stream in self._streams.values()]

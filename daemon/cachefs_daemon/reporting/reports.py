@@ -34,6 +34,8 @@ from cachefs_daemon.store.storage import TierUsage
 
 log = logging.getLogger(__name__)
 
+# How Residency calls them.
+OBSERVERS: Final = "observers"
 # Seconds without any observer after which this node forgets what it has counted for them.
 FORGOTTEN: Final = 120.0
 # Relative changes of rates and of used bytes that are no news; with much of them an answer would go out every second.
@@ -106,7 +108,7 @@ class Reports:
         """Runs as long as the daemon."""
         while True:
             if time.monotonic() - self._asked > FORGOTTEN:
-                await self._sources.threads.planning(self._sources.residency.forget)
+                await self._sources.threads.planning(self._sources.residency.forget, OBSERVERS)
                 self._snapshots, self._changed_at, self._gone_at = {}, {}, self._version
                 self._wake.clear()
                 await self._wake.wait()
@@ -123,7 +125,7 @@ class Reports:
         sources = self._sources
         jobs = self._jobs()
         wanted, names = self._wanted(jobs)
-        different = await sources.threads.planning(sources.residency.follow, wanted)
+        different = await sources.threads.planning(sources.residency.follow, OBSERVERS, wanted)
         usage = await sources.threads.run(sources.usage)
         version = self._version + 1
         changed = self._follow(wanted, names, different, version)

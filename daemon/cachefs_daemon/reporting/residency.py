@@ -2,10 +2,11 @@
 
 The store notes which blocks change, and once in a while these changes are counted: so a report costs what has changed,
 and no look at all blocks. Only the first one walks through the index, 1 us per block. While nobody asks, nothing is
-noted and nothing is kept.
+noted and nothing is kept. Those who place jobs ask, and people who look at the node's page.
 """
 
 import logging
+import threading
 from collections.abc import Mapping
 from typing import Final
 
@@ -29,7 +30,7 @@ _PORTION: Final = 1 << 14
 
 
 class Residency:
-    """Blocking; used by one thread at a time."""
+    """Blocking. Several may ask, each for other snapshots and in its own thread."""
 
     def __init__(self, index: IndexWriter, tiering: Locked[Tiering], presence: Presence, plan: Plan) -> None:
         self._index = index
@@ -39,10 +40,21 @@ class Residency:
         self._followed: dict[str, ShardBytes] = {}  # by snapshot id
         self._empty: set[str] = set()  # ids of snapshots of which nothing was here, and nothing has come since
         self._too_large: set[str] = set()  # ids of those that are not followed
+        self._lock = threading.Lock()
+        self._wanted: dict[str, dict[str, Snapshot]] = {}  # by who asks, then by snapshot id
+        self._news: dict[str, set[str]] = {}  # by who asks: what is different since its last call
 
-    def follow(self, wanted: Mapping[str, Snapshot]) -> set[str]:
-        """Count what has changed since the last call. wanted: snapshots by id, those that matter most first. Returns
-        the ids of those that are different from before, or new, or not wanted any more."""
+    def follow(self, who: str, wanted: Mapping[str, Snapshot]) -> set[str]:
+        """Count what has changed since the last call. who: asks; wanted: snapshots by id, those that matter most first.
+        Returns the ids of those that are different from its last call, or new, or not wanted any more."""
+        with self._lock:
+            self._wanted[who] = dict(wanted)
+            different = self._count({name: one for each in self._wanted.values() for name, one in each.items()})
+            for other in self._wanted:
+                self._news[other] = self._news.get(other, set()) | different
+            return self._news.pop(who)
+
+    def _count(self, wanted: Mapping[str, Snapshot]) -> set[str]:
         changes, brought = self._take()
         different = {one for one in self._followed if one not in wanted}
         for one in different:
@@ -61,15 +73,25 @@ class Residency:
         return different | self._begin({one: wanted[one] for one in new})
 
     def of(self, snapshot: str) -> ShardBytes | None:
-        """What is here of a snapshot; None where nothing is, or it is not followed."""
+        """What is here of a snapshot; None where nothing is, or it is not followed. Where somebody else asks in another
+        thread, its numbers may be those of amid a change; the next call of `follow` names it again then."""
         return self._followed.get(snapshot)
 
-    def forget(self) -> None:
-        """Nobody asks any more."""
-        with self._tiering:
-            self._presence.changes = None
-        self._followed.clear()
-        self._empty.clear()
+    def is_too_large(self, snapshot: str) -> bool:
+        """Is a snapshot that was asked for not followed, as it has too many files?"""
+        return snapshot in self._too_large
+
+    def forget(self, who: str) -> None:
+        """It asks no more."""
+        with self._lock:
+            self._wanted.pop(who, None)
+            self._news.pop(who, None)
+            if self._wanted:
+                return
+            with self._tiering:
+                self._presence.changes = None
+            self._followed.clear()
+            self._empty.clear()
 
     def _take(self) -> tuple[dict[bytes, int] | None, set[str]]:
         """Changes since the last call, and snapshots for which blocks came."""
@@ -107,6 +129,6 @@ class Residency:
         if name not in self._too_large:
             self._too_large.add(name)
             log.warning(
-                "snapshot %s has %d files, too many to tell observers what is cached of it: at most %d blocks of all "
+                "snapshot %s has %d files, too many to tell what of each part is here: at most %d blocks of all "
                 "snapshots are followed", name, snapshot.files, MOST_BLOCKS,
             )  # fmt: skip

@@ -340,13 +340,15 @@ def test_what_is_hardly_meant_is_a_warning(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "listen", ["", "127.0.0.1:9568", "localhost:1", "[::1]:65535", "unix:/run/cachefs/metrics.sock"]
 )
-def test_metrics_are_read_on_this_machine(listen: str) -> None:
-    assert config.parse({"metrics": {"listen": listen}}).metrics.listen == listen
+def test_metrics_and_the_page_are_read_on_this_machine(listen: str) -> None:
+    both = config.parse({"metrics": {"listen": listen}, "web": {"listen": listen}})
+    assert (both.metrics.listen, both.web.listen) == (listen, listen)
 
 
 @pytest.mark.parametrize(
     "listen", ["9568", ":9568", "0.0.0.0:9568", "node1:9568", "127.0.0.1:x", "[::1]:70000", "unix:a"]
 )
-def test_metrics_are_not_read_elsewhere(listen: str) -> None:
-    (problem,) = problems({"metrics": {"listen": listen}})
-    assert problem.startswith(f"metrics.listen = {listen!r}: expected a port on loopback")
+@pytest.mark.parametrize("section", ["metrics", "web"])
+def test_they_are_not_read_elsewhere(listen: str, section: str) -> None:
+    (problem,) = problems({section: {"listen": listen}})
+    assert problem.startswith(f"{section}.listen = {listen!r}: expected a port on loopback")

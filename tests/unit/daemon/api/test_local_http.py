@@ -23,7 +23,7 @@ async def broken(_: web.Request) -> web.Response:
 
 def serve(work: Callable[[LocalHttp], Awaitable[None]], listen: str = "127.0.0.1:0") -> None:
     async def run() -> None:
-        local = LocalHttp(listen)
+        local = LocalHttp(listen, "metrics.listen")
         local.add("/hello", hello)
         local.add("/broken", broken)
         await local.start()
@@ -41,6 +41,7 @@ async def ask(local: LocalHttp, path: str = "/hello", method: str = "GET", host:
         session.request(method, f"http://127.0.0.1:{local.port}{path}", headers={"Host": host}) as answer,
     ):
         assert answer.headers["X-Content-Type-Options"] == "nosniff"
+        assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'; script-src 'self'")
         return answer.status, await answer.text()
 
 
@@ -120,7 +121,7 @@ def test_a_socket_asks_for_no_name(tmp_path: Path) -> None:
 
 def test_a_port_that_is_taken_is_said() -> None:
     async def work(local: LocalHttp) -> None:
-        with pytest.raises(ConfigError, match=r"cannot listen on 127.0.0.1:\d+: .*see `metrics.listen`"):
-            await LocalHttp(f"127.0.0.1:{local.port}").start()
+        with pytest.raises(ConfigError, match=r"cannot listen on 127.0.0.1:\d+: .*see `web.listen`"):
+            await LocalHttp(f"127.0.0.1:{local.port}", "web.listen").start()
 
     serve(work)

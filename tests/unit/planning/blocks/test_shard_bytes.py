@@ -23,6 +23,8 @@ def test_all_of_it_is_whole_and_nothing_is_empty(files: int) -> None:
     assert not counted.parts().any()
     assert counted.apply(keys, np.full(files, 1, np.uint8))
     assert (counted.parts() == WHOLE).all()
+    assert (counted.parts_in(1) == WHOLE).all()
+    assert not counted.parts_in(2).any()
     assert counted.bytes.sum(axis=1).tolist() == [0, 1000 * files, 0]
     assert not counted.apply(keys, np.full(files, 1, np.uint8))
     assert counted.apply(keys, np.zeros(files, np.uint8))

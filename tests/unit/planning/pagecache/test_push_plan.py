@@ -90,6 +90,14 @@ def test_what_is_read_soonest_is_stored_first_and_within_the_budget(mount: Mount
     assert mount.orders(0.1) == []
 
 
+def test_what_was_stored_is_counted_by_snapshot(mount: Mount) -> None:
+    mount.begin(64 * SIZE)
+    [order] = mount.orders(0.0)
+    assert mount.pushes.stored == {}, "nobody has said that it is done"
+    mount.pushes.done(order.serial, np.array([0, 2], np.uint32), 0.1)
+    assert mount.pushes.stored == {"s": (COUNT - 2) * SIZE}
+
+
 def test_what_is_evicted_makes_room_once_it_is_gone(mount: Mount) -> None:
     mount.begin(24 * SIZE)
     stored = ids_of(mount.carry_out(0.0)[0])

@@ -1,0 +1,91 @@
+"""One job: how it got on over time, and how long each of its ranks has waited."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from cachefs.job_messages import ConsumerView, StallRow
+from cachefs_daemon.node import Node
+from cachefs_daemon.web.job_history import JobHistory
+from cachefs_daemon.web.job_rows import JobRow, job_row
+
+# Ranks that are shown: those that have waited longest.
+MOST_RANKS: Final = 32
+
+
+@dataclass(slots=True)
+class RankRow:
+    """A consumer of the job, and how long its reads have waited."""
+
+    rank: str
+    state: str = ""
+    problem: str = ""
+    epoch: int | None = None
+    # Samples of the epoch that are read, and how many it has (0: nobody knows).
+    read: int = 0
+    length: int = 0
+    # Samples a second.
+    rate: float = 0.0
+    # Reads that have waited; seconds of all of them, and of the longest one.
+    waits: int = 0
+    waited: float = 0.0
+    longest: float = 0.0
+    # Seconds by what was waited for: `origin`, `ssd`, `daemon`, `peer`.
+    sources: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class JobDetail:
+    """All of it."""
+
+    job: JobRow
+    # Seconds between two rows of the history, and its columns (see job_history.Row); empty where nothing was kept.
+    period: float
+    history: dict[str, list[float]]
+    # Those that have waited longest, and how many there are in all.
+    ranks: list[RankRow]
+    all_ranks: int
+
+
+def job_detail(node: Node, name: str, history: JobHistory | None) -> JobDetail:
+    """Raises NotFound."""
+    job = node.jobs.get(name)
+    last = {view.consumer: view for view in job.last}
+    ranks = rank_rows([*last, *job.consumers], node.jobs.stalls.rows(name))
+    shown = ranks[:MOST_RANKS]
+    for rank in shown:
+        consumer = job.consumers.get(rank.rank)
+        view = consumer.view(0, time.monotonic()) if consumer is not None else last.get(rank.rank)
+        if view is not None:
+            _describe(rank, view)
+    return JobDetail(
+        job=job_row(node, job),
+        period=history.period if history is not None else 0.0,
+        history=history.columns() if history is not None else {},
+        ranks=shown,
+        all_ranks=len(ranks),
+    )
+
+
+def rank_rows(names: Iterable[str], stalls: Iterable[StallRow]) -> list[RankRow]:
+    """Those that have waited longest first."""
+    ranks = {name: RankRow(name) for name in names}
+    for stall in stalls:
+        rank = ranks.setdefault(stall.consumer, RankRow(stall.consumer))
+        rank.waits += stall.count
+        rank.waited += stall.seconds
+        rank.longest = max(rank.longest, stall.longest)
+        source = stall.source.partition(" ")[0]
+        rank.sources[source] = rank.sources.get(source, 0.0) + stall.seconds
+    return sorted(ranks.values(), key=lambda one: (-one.waited, _number(one.rank), one.rank))
+
+
+def _describe(rank: RankRow, view: ConsumerView) -> None:
+    rank.state, rank.problem = view.state, view.problem
+    rank.epoch, rank.read, rank.length, rank.rate = view.epoch, view.position, view.epoch_length, view.rate
+
+
+def _number(rank: str) -> int:
+    """So that rank 10 comes after rank 9."""
+    return int(rank) if rank.isdecimal() and len(rank) < 10 else 1 << 40

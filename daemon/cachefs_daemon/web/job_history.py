@@ -1,0 +1,97 @@
+"""How one job got on, from its beginning until now, in a fixed amount of memory.
+
+A row is kept each second. Once there are MOST_ROWS, every second row goes, and from then on one is kept every two
+seconds; later every four, and so on. So the whole run can be drawn at any time, by 120 to 240 rows.
+"""
+
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+# 13 KB.
+MOST_ROWS: Final = 240
+# Seconds between the first rows.
+FIRST_PERIOD: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A job at one moment. All but the first and the last are sums since the job began, or since the daemon started."""
+
+    # Unix seconds.
+    when: float
+    # Bytes that came for the job: from origins; from other nodes.
+    origin: float = 0.0
+    peers: float = 0.0
+    # Bytes of the job's datasets that were pushed into page caches, for all jobs that read them.
+    pushed: float = 0.0
+    # Samples that its consumers have read.
+    samples: float = 0.0
+    # Seconds that its reads have waited, all together.
+    waited: float = 0.0
+    # The furthest epoch of a consumer.
+    epoch: float = 0.0
+
+
+class JobHistory:
+    """Rows of one job, oldest first."""
+
+    def __init__(self) -> None:
+        self.period = FIRST_PERIOD  # seconds between two rows
+        self._rows = np.zeros((MOST_ROWS, len(Row.__slots__)))
+        self._count = 0
+
+    def is_due(self, now: float) -> bool:
+        """Is it time for another row? now: unix seconds. A clock that was set back is no reason to wait."""
+        since = now - self._rows[self._count - 1, 0] if self._count else self.period
+        return not 0 <= since < self.period
+
+    def add(self, row: Row) -> None:
+        if self._count == MOST_ROWS:
+            kept = self._rows[::2].copy()
+            self._rows[: len(kept)] = kept
+            self._count = len(kept)
+            self.period *= 2
+        self._rows[self._count] = astuple(row)
+        self._count += 1
+
+    def columns(self) -> dict[str, list[float]]:
+        """By name of a field of Row, its values, oldest first."""
+        rows: npt.NDArray[np.float64] = self._rows[: self._count].round(3)
+        return {name: rows[:, number].tolist() for number, name in enumerate(Row.__slots__)}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a consumer is: its epoch, the samples of it that are read, and how many it has (0: nobody knows)."""
+
+    epoch: int
+    read: int
+    length: int
+
+
+class SampleCount:
+    """Adds up what consumers have read over their epochs, as far as they were seen."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._places: dict[str, Place] = {}  # by consumer
+
+    def see(self, places: Mapping[str, Place]) -> int:
+        """places: the consumers that are there now, by name. Returns the samples read since the last call."""
+        new = sum(_between(self._places.get(name), place) for name, place in places.items())
+        self._places = dict(places)
+        self.total += new
+        return new
+
+
+def _between(before: Place | None, now: Place) -> int:
+    """Samples that a consumer has read from one place to the other. Of one that goes back, those since then."""
+    if before is None:
+        return now.read
+    if now.epoch == before.epoch:
+        return max(0, now.read - before.read)
+    return now.read + max(0, before.length - before.read if now.epoch > before.epoch else 0)

@@ -1,0 +1,75 @@
+"""The node's jobs as a list, a line for each."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from cachefs_daemon.jobs.owners import given_name, owner_of
+from cachefs_daemon.jobs.registry import Job
+from cachefs_daemon.jobs.states import JobState
+from cachefs_daemon.node import Node
+from cachefs_daemon.web.pages import Page, page_of
+
+# Consumers of a job that are looked at, 5 us each. Of more, every n-th stands for others.
+MOST_CONSUMERS: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class JobRow:
+    """A job."""
+
+    # The full name, the one that its user gave it, and whose it is: a user id, or empty for the daemon's own user.
+    id: str
+    name: str
+    owner: str
+    dataset: str
+    state: str
+    # Why it has ended, where it did not say so itself.
+    reason: str
+    # Unix seconds.
+    started: float
+    # Its consumers that are there.
+    ranks: int
+    # Of the rank that is behind all others: its epoch, and the part of it that is read; None: nobody knows.
+    epoch: int | None
+    part: float | None
+    # Seconds until that rank has read the epoch; None: nobody knows.
+    left: float | None
+    # Samples a second of all of them.
+    rate: float
+    # Seconds that its reads have waited.
+    waited: float
+    # Bytes that came for it: from origins, and from other nodes.
+    fetched: int
+    from_peers: int
+
+
+def job_rows(node: Node, page: int) -> Page[JobRow]:
+    """Jobs that run first, then those that began last."""
+    jobs = sorted(node.jobs, key=lambda job: (job.state != JobState.RUNNING, -job.started))
+    found = page_of(jobs, page)
+    return Page([job_row(node, job) for job in found.rows], found.page, found.pages, found.total)
+
+
+def job_row(node: Node, job: Job) -> JobRow:
+    consumers = list(job.consumers.values())
+    every = max(1, -(-len(consumers) // MOST_CONSUMERS))
+    looked_at = consumers[::every]
+    places = [(*one.progress, one.rate) for one in looked_at]
+    epoch, read, length, rate = min(places, key=lambda one: (one[0], one[1] / max(1, one[2])), default=(None, 0, 0, 0))
+    return JobRow(
+        id=job.name,
+        name=given_name(job.name),
+        owner=owner_of(job.name),
+        dataset=", ".join(dict.fromkeys(job.datasets.values())),
+        state=job.state,
+        reason=job.reason,
+        started=job.started,
+        ranks=len(consumers),
+        epoch=epoch,
+        part=read / length if length else None,
+        left=(length - read) / rate if length and rate > 0 else None,
+        rate=every * sum(one[3] for one in places),
+        waited=node.jobs.stalls.of(job.name)[1],
+        fetched=job.fetched_bytes,
+        from_peers=job.peer_bytes,
+    )

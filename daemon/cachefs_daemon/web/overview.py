@@ -1,0 +1,215 @@
+"""The node and its cluster at a glance."""
+
+import socket
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cachefs import __version__
+from cachefs.block import TIER_NAMES
+from cachefs_daemon.cluster.shown import cluster_status
+from cachefs_daemon.content.warmup import WarmupState
+from cachefs_daemon.node import Node
+from cachefs_daemon.origin import ledger
+from cachefs_daemon.store.storage import TierUsage
+
+# The latest errors, other nodes and warmups that are shown.
+MOST_ERRORS: Final = 20
+MOST_MEMBERS: Final = 64
+MOST_WARMUPS: Final = 5
+# Characters of a message.
+MOST_TEXT: Final = 500
+
+
+@dataclass(frozen=True, slots=True)
+class TierShown:
+    """A tier, or the page caches: bytes."""
+
+    name: str
+    used: int
+    # What it may take by its configuration, and now.
+    budget: int
+    limit: int
+    blocks: int | None = None
+    policy: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Counts since the daemon started."""
+
+    # Bytes from origins, from other nodes, to other nodes, and pushed into page caches.
+    origin_bytes: int
+    peer_bytes: int
+    served_bytes: int
+    pushed_bytes: int
+    # Requests to origins for bytes, and those of them that failed.
+    requests: int
+    failed: int
+    # Reads that reached mounts: answered by a tier; those that waited for a fetch.
+    hits: int
+    misses: int
+    # Seconds that reads have waited, all together.
+    waited: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemberShown:
+    """A node of the cluster."""
+
+    name: str
+    state: str
+    zone: str
+    is_me: bool
+    # The part of all blocks whose home it is.
+    share: float
+    # Bytes of its tiers.
+    capacity: int
+    # Bytes that came from it, and that it was given.
+    received: int
+    given: int
+    is_cooling: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterShown:
+    """The cluster as this node knows it."""
+
+    name: str
+    source: str
+    problem: str
+    states: dict[str, int]
+    # This node first, then in the order of names.
+    members: list[MemberShown]
+
+
+@dataclass(frozen=True, slots=True)
+class WarmupShown:
+    """A warmup that runs."""
+
+    dataset: str
+    bytes: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorShown:
+    """A failure."""
+
+    # Unix seconds of the last time, and how often.
+    when: float
+    count: int
+    subject: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """All of it."""
+
+    # Unix seconds of this node, and since when its daemon runs.
+    now: float
+    began: float
+    # Changes with each start of the daemon: counts begin at 0.
+    instance: str
+    name: str
+    version: str
+    tiers: list[TierShown]
+    totals: Totals
+    # Reads of origins and peers that are under way: blocks and bytes.
+    in_flight: tuple[int, int]
+    mounts: int
+    dead_mounts: int
+    datasets: int
+    lost_datasets: int
+    jobs: dict[str, int]
+    warmups: list[WarmupShown]
+    cluster: ClusterShown | None
+    errors: list[ErrorShown]
+    # Failures of all kinds.
+    error_count: int
+
+
+def overview(node: Node, usage: Sequence[TierUsage]) -> Overview:
+    """To be called on the event loop; takes a millisecond. usage: of the tiers."""
+    alive = Counter(view.alive for view in node.mounts.views())
+    return Overview(
+        now=time.time(),
+        began=node.began,
+        instance=node.instance,
+        name=_name(node),
+        version=__version__,
+        tiers=[*map(_tier, usage), *_page_caches(node)],
+        totals=_totals(node),
+        in_flight=node.fetcher.in_flight,
+        mounts=alive[True],
+        dead_mounts=alive[False],
+        datasets=len(node.catalog),
+        lost_datasets=sum(dataset.current is None for dataset in node.catalog),
+        jobs={state: count for state, count in Counter(job.state for job in node.jobs).items() if count},
+        warmups=_warmups(node),
+        cluster=_cluster(node) if node.config.cluster.enabled else None,
+        errors=[
+            ErrorShown(one.when, one.count, one.subject[:MOST_TEXT], one.message[:MOST_TEXT])
+            for one in node.errors.views()[:MOST_ERRORS]
+        ],
+        error_count=node.errors.count,
+    )
+
+
+def _name(node: Node) -> str:
+    section = node.config.cluster
+    return section.own_name if section.enabled else socket.gethostname()
+
+
+def _tier(usage: TierUsage) -> TierShown:
+    return TierShown(usage.name, usage.used, usage.budget, usage.limit, usage.blocks, usage.policy, usage.problem)
+
+
+def _page_caches(node: Node) -> list[TierShown]:
+    held, budget = node.pushers.held()
+    return [TierShown("page cache", held, budget, budget)] if budget else []
+
+
+def _totals(node: Node) -> Totals:
+    counts, peers = node.mounts.counters(), node.peer_counts()
+    reads = ledger.total().purpose("read")
+    return Totals(
+        origin_bytes=node.fetcher.fetched_bytes,
+        peer_bytes=peers.bytes,
+        served_bytes=peers.served_bytes,
+        pushed_bytes=node.pushers.counters()["stored_bytes"],
+        requests=sum(one.requests for one in reads),
+        failed=sum(one.failed for one in reads),
+        hits=sum(counts[f"hits_{tier}"] for tier in TIER_NAMES),
+        misses=counts["misses"],
+        waited=sum(seconds for _, seconds in node.jobs.stalls.of_sources().values()),
+    )
+
+
+def _warmups(node: Node) -> list[WarmupShown]:
+    running = [run.progress() for run in node.warmups if run.state == WarmupState.RUNNING]
+    return [WarmupShown(one.dataset, one.bytes, one.bytes_total) for one in running[:MOST_WARMUPS]]
+
+
+def _cluster(node: Node) -> ClusterShown:
+    status = cluster_status(node.membership.view, node.config.cluster, node.traffic, {})
+    members = [
+        MemberShown(
+            name=one.name,
+            state=one.state,
+            zone=one.zone,
+            is_me=one.id == status.me,
+            share=one.share,
+            capacity=one.memory + one.ssd,
+            received=one.traffic.bytes_in,
+            given=one.traffic.bytes_out,
+            is_cooling=one.traffic.cooling,
+        )
+        for one in sorted(status.members, key=lambda one: one.id != status.me)[:MOST_MEMBERS]
+    ]
+    states = dict(Counter(one.state for one in status.members))
+    return ClusterShown(status.name, status.source, status.problem, states, members)

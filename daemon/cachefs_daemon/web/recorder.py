@@ -1,0 +1,94 @@
+"""Keeps the history of the node's jobs, for those who will look at it."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from cachefs_daemon.jobs.registry import Job
+from cachefs_daemon.jobs.states import JobState
+from cachefs_daemon.node import Node
+from cachefs_daemon.web.job_history import FIRST_PERIOD, JobHistory, Place, Row, SampleCount
+
+log = logging.getLogger(__name__)
+
+# Jobs that have a history, 14 KB each: those that began last.
+MOST_JOBS: Final = 256
+# Consumers of a job that are looked at, 5 us each. Of more, every n-th stands for others.
+MOST_CONSUMERS: Final = 16
+
+
+class _Record:
+    """What is kept of one run of a job."""
+
+    def __init__(self, job: Job) -> None:
+        self.started = job.started  # another job may get its name
+        self.history = JobHistory()
+        self.samples = SampleCount()
+        self.epoch = 0  # the furthest one of a consumer
+        self.is_over = False
+
+
+class Recorder:
+    """Used on the event loop."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._records: dict[str, _Record] = {}  # by name of the job, the one that began last at the end
+
+    def of(self, job: Job) -> JobHistory | None:
+        """None where the job has no history: many have begun after it."""
+        record = self._records.get(job.name)
+        return record.history if record is not None and record.started == job.started else None
+
+    async def run(self) -> None:
+        """Runs as long as the daemon."""
+        while True:
+            try:
+                self.look(time.time())
+            except Exception:
+                log.exception("the history of jobs has a gap")
+            await asyncio.sleep(FIRST_PERIOD)
+
+    def look(self, now: float) -> None:
+        """To be called every second. now: unix seconds."""
+        jobs = list(self._node.jobs)[-MOST_JOBS:]
+        known = {job.name for job in jobs}
+        for name in [name for name in self._records if name not in known]:
+            del self._records[name]
+        due = [(job, record) for job in jobs if not (record := self._record(job)).is_over]
+        due = [(job, record) for job, record in due if _is_over(job) or record.history.is_due(now)]
+        if not due:
+            return
+        pushed = self._node.pushers.stored()
+        for job, record in due:
+            record.history.add(self._row(job, record, pushed, now))
+            record.is_over = _is_over(job)
+
+    def _record(self, job: Job) -> _Record:
+        record = self._records.get(job.name)
+        if record is None or record.started != job.started:
+            self._records.pop(job.name, None)
+            record = self._records[job.name] = _Record(job)
+        return record
+
+    def _row(self, job: Job, record: _Record, pushed: Mapping[str, int], now: float) -> Row:
+        consumers = list(job.consumers.values())
+        every = max(1, -(-len(consumers) // MOST_CONSUMERS))
+        places = {one.name: Place(*one.progress) for one in consumers[::every]}
+        record.samples.see(places)
+        record.epoch = max([record.epoch, *(place.epoch for place in places.values())])
+        return Row(
+            when=now,
+            origin=job.fetched_bytes,
+            peers=job.peer_bytes,
+            pushed=sum(pushed.get(snapshot, 0) for snapshot in job.datasets),
+            samples=record.samples.total * every,
+            waited=self._node.jobs.stalls.of(job.name)[1],
+            epoch=record.epoch,
+        )
+
+
+def _is_over(job: Job) -> bool:
+    return job.state != JobState.RUNNING

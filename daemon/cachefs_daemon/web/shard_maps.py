@@ -1,0 +1,149 @@
+"""Which parts of a dataset are on this node, for those datasets that somebody looks at."""
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import Final
+
+from cachefs.errors import CachefsError
+from cachefs.planning.blocks.presence import IN_MEMORY, IN_SSD
+from cachefs.planning.blocks.shard_bytes import SHARDS
+from cachefs.snapshot import Snapshot
+from cachefs_daemon.node import Node
+
+log = logging.getLogger(__name__)
+
+# How Residency calls those who look.
+LOOKERS: Final = "web"
+# Datasets that are looked at at once, and files of all of these that no job reads: 75 MB. Of more, the latest ones.
+MOST_MAPS: Final = 4
+MOST_FILES: Final = 1 << 21
+# Seconds after which nobody looks any more; between two counts, at least; that an answer waits for one.
+FORGOTTEN: Final = 60.0
+LEAST_PAUSE: Final = 1.0
+PATIENCE: Final = 3.0
+# After a count there is none for so many times as long as it took.
+REST: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ShardMap:
+    """Of one snapshot."""
+
+    # Why there is nothing else: it has too many files, and no job reads it; it is being counted.
+    is_too_large: bool = False
+    is_counting: bool = False
+    # Bytes in each tier.
+    memory: int = 0
+    ssd: int = 0
+    # Of each shard the part that is in the tier, 0 to 255; empty where nothing is on the node. A snapshot with fewer
+    # blocks than shards has some blocks in several of them.
+    in_memory: list[int] = field(default_factory=list)
+    in_ssd: list[int] = field(default_factory=list)
+    # Blocks of the snapshot; 0: nobody knows, as nothing is here.
+    blocks: int = 0
+
+
+NOTHING: Final = ShardMap()
+TOO_LARGE: Final = ShardMap(is_too_large=True)
+COUNTING: Final = ShardMap(is_counting=True)
+
+
+class ShardMaps:
+    """Used on the event loop."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._looked: dict[str, tuple[Snapshot, float]] = {}  # by id, and when somebody looked; latest last
+        self._counted: set[str] = set()  # ids of the snapshots of the last count
+        self._count: asyncio.Task[None] | None = None  # the one that is under way
+        # Monotonic seconds: no count before; none of what is counted already before.
+        self._free = self._next = 0.0
+
+    async def of(self, snapshot: Snapshot) -> ShardMap:
+        """It is at most some seconds old."""
+        if not self._look(snapshot):
+            return TOO_LARGE
+        for _ in range(2):  # a count that is under way may be of others
+            rest = self._free - time.monotonic()
+            if snapshot.id not in self._counted and 0 < rest < PATIENCE:
+                await asyncio.sleep(rest)
+            self._begin()
+            if self._count is not None:
+                await asyncio.wait({self._count}, timeout=PATIENCE)
+            if snapshot.id in self._counted:
+                return self._map(snapshot.id)
+        return COUNTING
+
+    def _look(self, snapshot: Snapshot) -> bool:
+        """Somebody looks at it. False where it has too many files."""
+        if self._files(snapshot) > MOST_FILES:
+            return False
+        self._looked.pop(snapshot.id, None)
+        self._looked[snapshot.id] = snapshot, time.monotonic()
+        while len(self._looked) > MOST_MAPS or sum(self._files(one) for one, _ in self._looked.values()) > MOST_FILES:
+            del self._looked[next(iter(self._looked))]
+        return True
+
+    def _files(self, snapshot: Snapshot) -> int:
+        """Those that take memory: the blocks of what a job reads are in the plan already."""
+        return 0 if snapshot.id in self._node.storage.foresight.plan.spaces else snapshot.files
+
+    def _begin(self) -> None:
+        """Count, where it is time to."""
+        is_behind = not self._counted.issuperset(self._looked)
+        if self._count is None and time.monotonic() >= (self._free if is_behind else self._next):
+            self._count = asyncio.create_task(self._work())
+
+    async def _work(self) -> None:
+        began = time.monotonic()
+        wanted = {one: snapshot for one, (snapshot, _) in reversed(self._looked.items())}
+        try:
+            await self._node.threads.background(self._node.residency.follow, LOOKERS, wanted)
+            self._counted = set(wanted)
+        except CachefsError as error:
+            log.warning("what is here of datasets is not counted: %s", error)
+        except Exception:
+            log.exception("what is here of datasets is not counted")
+        finally:
+            ended = time.monotonic()
+            self._free = ended + REST * (ended - began)
+            self._next = max(self._free, ended + LEAST_PAUSE)
+            self._count = None
+
+    def forget_unseen(self) -> None:
+        """To be called every few seconds: what nobody looks at is followed no more."""
+        now = time.monotonic()
+        is_seen = any(now - looked < FORGOTTEN for _, looked in self._looked.values())
+        if not self._looked or is_seen or self._count is not None:
+            return
+        self._looked.clear()
+        self._counted.clear()
+        self._count = asyncio.create_task(self._forget())
+
+    async def _forget(self) -> None:
+        try:
+            await self._node.threads.background(self._node.residency.forget, LOOKERS)
+        finally:
+            self._count = None
+
+    def close(self) -> None:
+        if self._count is not None:
+            self._count.cancel()
+
+    def _map(self, snapshot: str) -> ShardMap:
+        counted = self._node.residency.of(snapshot)
+        if counted is None:
+            return TOO_LARGE if self._node.residency.is_too_large(snapshot) else NOTHING
+        _, memory, ssd = counted.bytes.sum(axis=1).tolist()
+        return ShardMap(
+            memory=memory,
+            ssd=ssd,
+            in_memory=counted.parts_in(IN_MEMORY).tolist(),
+            in_ssd=counted.parts_in(IN_SSD).tolist(),
+            blocks=counted.space.count,
+        )
+
+
+assert SHARDS == 256, "page.js draws as many"
