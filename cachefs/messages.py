@@ -76,6 +76,8 @@ class MountReport(Message, frozen=True):
     worker_pid: int = 0
     # The daemon that has answered this worker's last report (NodeView.instance); empty where none has.
     heard_from: str = ""
+    # Of cachefs; empty: of a mount before 0.2.
+    version: str = ""
 
 
 class NodeView(Message, frozen=True):
@@ -216,6 +218,8 @@ class MountView(Message, frozen=True):
     counters: dict[str, int]
     # It is mounted nowhere any more, and serves those who still have files of it open.
     detached: bool = False
+    # Of cachefs; empty where it has not reported since the daemon started.
+    version: str = ""
 
 
 class ErrorView(Message, frozen=True):

@@ -19,6 +19,7 @@ import grpc
 import pyfuse3
 import trio
 
+from cachefs import __version__
 from cachefs.errors import CachefsError
 from cachefs.messages import MountReport, NodeView
 from cachefs.mount.block_reader import MOST_WAITING, BlockReader
@@ -257,4 +258,5 @@ class Worker:
             accessed=list(accessed),
             stalls=stalls,
             closing=closing,
+            version=__version__,
         )

@@ -134,6 +134,7 @@ class MountRegistry:
                 seconds_since_report=now - mount.seen,
                 counters=dict(mount.counters()),
                 detached=_is_detached(mount),
+                version=mount.report.version,
             )
             for mount in self._mounts.values()
             if mount not in gone

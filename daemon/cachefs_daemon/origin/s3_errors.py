@@ -187,11 +187,11 @@ def _permanent(code: str, status: int, place: Place) -> CachefsError:
     if status == 400 and not code.isalpha():
         # Such an answer has no body that says why.
         return OriginUnavailable(
-            f"{place}: the server answers {status} (bad request), and not why; most likely the endpoint is no S3 server, "
-            "or its region, its port or http:// in place of https:// is wrong"
+            f"{place}: the server answers {status} without a reason; most likely the endpoint is no S3 server,"
+            " or its region, its port or http:// in place of https:// is wrong"
         )
     return OriginUnavailable(
-        f"{place}: the server answers {_said(status, code)}; see the log of the server, or the endpoint may be wrong"
+        f"{place}: the server answers {_said(status, code)}; see its log, or the endpoint may be wrong"
     )
 
 

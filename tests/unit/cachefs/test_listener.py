@@ -29,8 +29,8 @@ def test_the_kernel_tells_who_listens(path: Path) -> None:
 
 
 def test_a_stopped_process_is_found_and_named(path: Path) -> None:
-    program = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.bind(sys.argv[1]); s.listen(); print(flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", program, path], stdin=-1, stdout=-1) as child:
+    program = "import socket as s, sys; a = s.socket(s.AF_UNIX); a.bind(sys.argv[1]); a.listen(); print(1); input()"
+    with subprocess.Popen([sys.executable, "-u", "-c", program, path], stdin=-1, stdout=-1) as child:
         assert child.stdout is not None
         child.stdout.readline()
         child.send_signal(signal.SIGSTOP)

@@ -13,6 +13,7 @@ with quiet_loading():
     from cachefs_tools.cachectl.cluster import cluster
     from cachefs_tools.cachectl.content import evict, ls, pin, unpin, verify, warmup
     from cachefs_tools.cachectl.dataset import dataset
+    from cachefs_tools.cachectl.doctor import doctor
     from cachefs_tools.cachectl.drain import drain
     from cachefs_tools.cachectl.index import index
     from cachefs_tools.cachectl.job import job, stalls
@@ -40,6 +41,7 @@ def main(socket: str | None) -> None:
 COMMANDS = (
     status, dataset, warmup, warmups, evict, pin, unpin, ls, verify, mount, umount, mounts, stats, errors, job, stalls,
     cluster, drain, ring, scale_hint, sched, scale, index, reload, log_level,
+    doctor,
 )  # fmt: skip
 for command in COMMANDS:
     main.add_command(command)
