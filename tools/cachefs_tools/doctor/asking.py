@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from typing import IO, Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
@@ -96,21 +96,18 @@ class Asked(Generic[Facts]):
 
     def _heard(self) -> tuple[bytes, bytes]:
         """What it writes to stdout and stderr until both are closed."""
-        heard: dict[IO[bytes], bytearray] = {}
+        out, errors = bytearray(), bytearray()
         with selectors.DefaultSelector() as selector:
-            for pipe in (self._child.stdout, self._child.stderr):
+            for pipe, heard in ((self._child.stdout, out), (self._child.stderr, errors)):
                 assert pipe is not None
-                heard[pipe] = bytearray()
-                selector.register(pipe, selectors.EVENT_READ)
+                selector.register(pipe, selectors.EVENT_READ, heard)
             while selector.get_map():
                 left = self._deadline - time.monotonic()
-                if left <= 0 or sum(map(len, heard.values())) > MOST_BYTES:
+                if left <= 0 or len(out) + len(errors) > MOST_BYTES:
                     raise subprocess.TimeoutExpired(self._child.args, self._seconds)
                 for key, _ in selector.select(left):
-                    pipe = key.fileobj  # type: ignore[assignment]
                     if piece := os.read(key.fd, _PIECE):
-                        heard[pipe] += piece
+                        key.data.extend(piece)
                     else:
-                        selector.unregister(pipe)
-        out, errors = heard.values()
+                        selector.unregister(key.fileobj)
         return bytes(out), bytes(errors)

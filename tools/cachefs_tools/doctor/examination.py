@@ -120,7 +120,7 @@ class Examination:
         question = node.Question(str(self.wanted.socket), list(self.wanted.datasets))
         asked = self._ask("node", _builtins(question), node.NodeFacts, _NODE_SECONDS)
         try:
-            facts = asked.answer()
+            facts: node.NodeFacts = asked.answer()
         except NoAnswer as error:
             facts = node.NodeFacts(str(self.wanted.socket), error=str(error))
         self.found += node.findings(facts, __version__, time.time())
