@@ -10,6 +10,7 @@ with quiet_loading():
     import click
 
     import cachefs
+    from cachefs_tools.cachectl.bench import bench
     from cachefs_tools.cachectl.cluster import cluster
     from cachefs_tools.cachectl.content import evict, ls, pin, unpin, verify, warmup
     from cachefs_tools.cachectl.dataset import dataset
@@ -42,7 +43,7 @@ def main(socket: str | None) -> None:
 COMMANDS = (
     status, dataset, warmup, warmups, evict, pin, unpin, ls, verify, mount, umount, mounts, stats, errors, job, stalls,
     cluster, drain, ring, scale_hint, sched, scale, index, reload, log_level,
-    doctor, debug_bundle,
+    doctor, debug_bundle, bench,
 )  # fmt: skip
 for command in COMMANDS:
     main.add_command(command)

@@ -1,5 +1,6 @@
 """What goes into a bundle: each part has a name, and something that gathers it with a deadline and a bound."""
 
+import functools
 import importlib.metadata
 import json
 import os
@@ -76,7 +77,7 @@ class Node:
             Part("cluster.json", "the cluster", lambda: self._call(CLUSTER, Empty())),
             Part("status-later.json", f"the status {BETWEEN:.0f} s later, for rates", self._later),
         ]
-        logs = [Part(f"log-{number}.txt", f"the end of {path}", lambda path=path: tail(path, LOG_BYTES))
+        logs = [Part(f"log-{number}.txt", f"the end of {path}", functools.partial(tail, path, LOG_BYTES))
                 for number, path in enumerate(self.logs, 1)]  # fmt: skip
         return [
             Part("doctor.json", "findings of cachectl doctor", self._doctor),
@@ -232,7 +233,7 @@ def _secret_files(config: Mapping[str, Any] | None) -> Iterator[Path]:
 
 
 def versions() -> dict[str, Any]:
-    packages = {}
+    packages: dict[str, str | None] = {}
     for name in (DISTRIBUTION, *_PACKAGES):
         try:
             packages[name] = importlib.metadata.version(name)

@@ -29,6 +29,7 @@ class Question(msgspec.Struct, frozen=True):
     # Of the daemon's configuration: seconds, and directories of which one must have a file:// dataset in it.
     connect_timeout: float = 5.0
     read_timeout: float = 10.0
+    look: Look = LOOK
 
 
 class OriginFacts(msgspec.Struct, frozen=True):
@@ -48,13 +49,13 @@ def gather(argument: object) -> OriginFacts:
 
     wanted = msgspec.convert(argument, Question)
     settings = OriginSettings(
-        max_connections=max(LOOK.widths),
+        max_connections=max(wanted.look.widths),
         connect_timeout=wanted.connect_timeout,
         read_timeout=wanted.read_timeout,
         hedge_share=0.0,
     )
     try:
-        speed = measure(Path(wanted.snapshot), wanted.options, settings, LOOK)
+        speed = measure(Path(wanted.snapshot), wanted.options, settings, wanted.look)
     except CachefsError as error:
         return OriginFacts(wanted.dataset, error=str(error))
     return OriginFacts(wanted.dataset, speed=speed)
