@@ -2,20 +2,23 @@
 
 import signal
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from cachefs.errors import ConfigError
+from cachefs.extras import needs_extra
 from cachefs.messages import DatasetName
 from cachefs.rpc import DATASET_SHOW
 from cachefs.sizes import format_size, parse_size
 from cachefs_tools.cachectl.command_session import CommandSession, plain, with_session
 from cachefs_tools.cachectl.display import name as shown
 from cachefs_tools.cachectl.display import size, table
-from cachefs_tools.trial.load import Job, look_of
-from cachefs_tools.trial.verdict import Figures, verdict
+
+if TYPE_CHECKING:
+    from cachefs_tools.trial.verdict import Figures
 
 
 @click.command()
@@ -45,8 +48,13 @@ def bench(  # noqa: PLR0913  # a parameter for each option
     computes between batches. It says how long that job waited, and what to change. A file is a sample. What was not on
     the node before is evicted again, and nothing is left mounted.
     """
-    from cachefs_tools.trial.choosing import choose
-    from cachefs_tools.trial.trial import Trial
+    with needs_extra("mount,daemon", "cachectl bench"):
+        import cachefs_daemon.origin.s3  # noqa: F401
+
+        from cachefs_tools.trial.choosing import choose
+        from cachefs_tools.trial.load import Job, look_of
+        from cachefs_tools.trial.trial import Trial
+        from cachefs_tools.trial.verdict import verdict
 
     try:
         job = Job(rate, batch, workers, seconds, epochs, parse_size(most))
@@ -77,7 +85,7 @@ def bench(  # noqa: PLR0913  # a parameter for each option
     session.answer(document(found, sentences), *describe(found, sentences))
 
 
-def document(found: Figures, sentences: list[str]) -> dict[str, object]:
+def document(found: "Figures", sentences: list[str]) -> dict[str, object]:
     """What `--json` prints."""
     choice, warm = found.choice, found.warm
     return {
@@ -95,7 +103,7 @@ def document(found: Figures, sentences: list[str]) -> dict[str, object]:
     }
 
 
-def describe(found: Figures, sentences: list[str]) -> Iterator[str | Table]:
+def describe(found: "Figures", sentences: list[str]) -> Iterator[str | Table]:
     """What is printed: figures, then what they mean."""
     choice, origin, warm = found.choice, found.origin, found.warm
     cached = len(choice.samples) - len(choice.cold)

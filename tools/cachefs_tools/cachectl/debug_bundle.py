@@ -34,13 +34,12 @@ def debug_bundle(
     journal. Secrets are removed: keys, tokens, passwords, signed URLs. Look into the file before you give it away. With
     status 4, a part is missing.
     """
-    from cachefs_daemon.config import DEFAULT_PATH
-
     from cachefs_tools.debug_bundle import archive
     from cachefs_tools.debug_bundle.bundle import made
     from cachefs_tools.debug_bundle.collecting import Node
+    from cachefs_tools.doctor.examination import DEFAULT_CONFIG
 
-    node = Node(session.socket, config or DEFAULT_PATH, logs, unit)
+    node = Node(session.socket, config or DEFAULT_CONFIG, logs, unit)
     top = time.strftime("cachefs-debug-%Y%m%d-%H%M%S")
     path = output or Path(f"{top}.tar.gz")
     if not session.as_json:

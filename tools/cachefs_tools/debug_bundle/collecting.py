@@ -179,6 +179,8 @@ class Node:
             raise LeftOut(f"journalctl: {error}") from None
         if done.returncode:
             raise LeftOut(f"journalctl: {done.stderr.decode(errors='replace').strip()[:200]}")
+        if done.stdout.strip() == b"-- No entries --":
+            raise LeftOut(f"the journal has no line of {self.unit}, or this user may not see any")
         return done.stdout[-LOG_BYTES:].decode(errors="replace")
 
 

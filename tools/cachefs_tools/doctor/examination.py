@@ -18,6 +18,8 @@ from cachefs_tools.doctor.finding import Finding, note, ok, problem, warning
 if TYPE_CHECKING:
     from cachefs_daemon.config import Config
 
+# That of the daemon (cachefs_daemon.config), which may not be installed here.
+DEFAULT_CONFIG: Final = Path("/etc/cachefs/cachefsd.toml")
 # Seconds that a check may take. Most take a tenth of one.
 SECONDS: Final = 10.0
 _SPEED_SECONDS: Final = 8.0
@@ -90,9 +92,11 @@ class Examination:
             from cachefs_daemon.node import store_config
             from cachefs_daemon.store import config_check
         except ModuleNotFoundError as error:
-            self.found.append(note("config.daemon", f"{error.name} is not installed, so this is no node with a daemon"))
+            self.found.append(
+                note("config.daemon", f"{error.name} is not installed here, so no configuration is checked")
+            )
             return None
-        where = str(self.wanted.config or configuration.DEFAULT_PATH)
+        where = str(self.wanted.config or DEFAULT_CONFIG)
         try:
             config = configuration.load(self.wanted.config)
         except ConfigError as error:

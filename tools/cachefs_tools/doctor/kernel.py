@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from cachefs_tools.doctor.finding import Finding, note, ok, problem, warning
+from cachefs_tools.doctor.finding import Finding, Level, note, ok, problem, warning
 
 _SYS_ADMIN: Final = 21  # CAP_SYS_ADMIN (linux/capability.h)
 _CONNECTIONS: Final = Path("/sys/fs/fuse/connections")
@@ -98,23 +98,21 @@ def version(release: str) -> tuple[int, int]:
 
 def _device(facts: KernelFacts) -> Iterator[Finding]:
     nothing = "nothing can be mounted here; the daemon, and jobs that read mounts of others, do not need it"
-    match facts.device:
-        case "missing":
-            yield problem(
-                "fuse.device",
-                "/dev/fuse does not exist",
-                nothing,
-                "load the module (modprobe fuse), or start the container with --device /dev/fuse",
-            )
-        case "denied":
-            yield problem(
-                "fuse.device",
-                "this user may not use /dev/fuse",
-                nothing,
-                "chmod 666 /dev/fuse, as distributions have it, or mount as root",
-            )
-        case _:
-            yield ok("fuse.device", "/dev/fuse can be used")
+    if facts.device == "missing":
+        yield problem(
+            "fuse.device",
+            "/dev/fuse does not exist",
+            nothing,
+            "load the module (modprobe fuse), or start the container with --device /dev/fuse",
+        )
+    elif facts.device == "denied" and facts.is_root:
+        yield problem(
+            "fuse.device", "/dev/fuse cannot be used", nothing, "give the container the device and CAP_SYS_ADMIN"
+        )
+    elif facts.device == "denied":
+        yield note("fuse.device", "this user may not use /dev/fuse", nothing, "as root: chmod 666 /dev/fuse")
+    else:
+        yield ok("fuse.device", "/dev/fuse can be used")
 
 
 def _features(facts: KernelFacts) -> Iterator[Finding]:
@@ -136,10 +134,11 @@ def _control(facts: KernelFacts) -> Finding:
         return ok("fuse.control", "the control files of FUSE connections are there (fusectl)")
     if facts.may_mount and version(facts.release) >= (5, 2):
         return ok("fuse.control", "fusectl is not mounted; mounts by root reach it on their own")
-    return warning(
+    return Finding(
         "fuse.control",
+        Level.WARNING if facts.is_root else Level.NOTE,
         "the control files of FUSE connections cannot be reached",
-        "a mount that hangs cannot be aborted, and mounts have no shield",
+        "a mount of this user that hangs cannot be aborted, and has no shield",
         "as root: mount -t fusectl fusectl /sys/fs/fuse/connections",
     )
 

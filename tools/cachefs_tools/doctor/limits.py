@@ -10,7 +10,7 @@ import msgspec
 
 from cachefs.cgroup import memory_limits
 from cachefs.sizes import format_size
-from cachefs_tools.doctor.finding import Finding, note, ok, warning
+from cachefs_tools.doctor.finding import Finding, Level, note, ok, warning
 
 # The daemon opens segments, snapshots and connections; mounts open segments and clones of the device.
 ENOUGH_FILES: Final = 65536
@@ -53,10 +53,11 @@ def findings(facts: LimitFacts, memory_budget: int) -> Iterator[Finding]:
     whose = "the daemon" if facts.files_of_daemon else "this shell"
     shown = f"{facts.files:,}" if facts.files < 1 << 60 else "any number of"
     if facts.files < ENOUGH_FILES:
-        yield warning(
+        yield Finding(
             "limits.files",
+            Level.WARNING if facts.files_of_daemon else Level.NOTE,
             f"{whose} may have {shown} files open (hard limit)",
-            "with many snapshots, tiers of TiB or thousands of readers, opening fails",
+            "a daemon or mount with many snapshots, tiers of TiB or thousands of readers cannot open more",
             f"LimitNOFILE={ENOUGH_FILES} in the unit, or ulimit -Hn {ENOUGH_FILES}",
         )
     else:

@@ -85,7 +85,7 @@ def _of_mount(each: MountFacts) -> Iterator[Finding]:
             way_out,
         )
     else:
-        yield warning(
+        yield note(
             "mounts.error",
             f"{shown(each.path)}: {each.state}",
             "files there cannot be read by this user",

@@ -6,8 +6,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from cachefs_daemon.config import DEFAULT_PATH
 from cachefs_tools.cachectl.doctor import describe, summary
 from cachefs_tools.doctor import clock, credentials, disks, fstab, kernel, limits, mounts, node, origins, speed
+from cachefs_tools.doctor.examination import DEFAULT_CONFIG
 from cachefs_tools.doctor.finding import Finding, Level
 from cachefs_tools.origin_speed import OriginSpeed, Throughput
 from rich.console import Console
@@ -55,7 +57,8 @@ KERNEL = kernel.KernelFacts("6.18.4", "ok", ["fuse", "fusectl", "overlay"], True
         ({"release": "4.19"}, Case("kernel.zero_open", Level.WARNING, "5.1")),
         ({"release": "odd"}, Case("kernel.zero_open", Level.WARNING)),
         ({"device": "missing"}, Case("fuse.device", Level.PROBLEM, "--device /dev/fuse")),
-        ({"device": "denied"}, Case("fuse.device", Level.PROBLEM, "chmod")),
+        ({"device": "denied"}, Case("fuse.device", Level.PROBLEM, "CAP_SYS_ADMIN")),
+        ({"device": "denied", "is_root": False}, Case("fuse.device", Level.NOTE, "chmod")),
         ({"has_control": False, "may_mount": False}, Case("fuse.control", Level.WARNING, "fusectl")),
         ({"has_control": False, "may_mount": True}, Case("fuse.control", Level.OK)),
         ({"known": ["fuse"]}, Case("kernel.overlay", Level.NOTE, "modprobe overlay")),
@@ -76,7 +79,8 @@ LIMITS = limits.LimitFacts(1 << 20, True, 64 * GB, 32 * GB, 8)
     ("changes", "budget", "case"),
     [
         ({}, GB, Case("limits.files", Level.OK, "the daemon")),
-        ({"files": 1024, "files_of_daemon": False}, GB, Case("limits.files", Level.WARNING, "this shell")),
+        ({"files": 1024, "files_of_daemon": False}, GB, Case("limits.files", Level.NOTE, "this shell")),
+        ({"files": 1024}, GB, Case("limits.files", Level.WARNING, "LimitNOFILE")),
         ({"files": 1 << 62}, GB, Case("limits.files", Level.OK, "any number")),
         ({}, 65 * GB, Case("limits.memory", Level.WARNING, "memory.budget")),
         ({"groups": [(8 * GB, GB)]}, GB, Case("limits.cgroup", Level.NOTE)),
@@ -155,6 +159,7 @@ def view(path: str, **changes: Any) -> MountView:
 
 def test_mounts() -> None:
     fact = mounts.MountFacts
+    the(mounts.findings([fact("/e", "t", "no way")], None, "1"), Case("mounts.error", Level.NOTE, "no way"))
     found = [fact("/a", "tree", mounts.ANSWERS), fact("/b\n", "tree", mounts.DEAD), fact("/c", "tree", mounts.HANGS)]
     every = list(mounts.findings(found, [view("/a", version="0.9"), view("/d", detached=True)], "1.0"))
     the(every, Case("mounts.dead", Level.PROBLEM, "cachectl umount /b\\n"))
@@ -273,6 +278,10 @@ def test_credentials(facts: credentials.CredentialFacts, level: Level, told: str
 )  # fmt: skip
 def test_origins(facts: origins.OriginFacts, case: Case) -> None:
     the(origins.findings(facts, "with your environment"), case)
+
+
+def test_the_configuration_is_where_the_daemon_looks_for_it() -> None:
+    assert DEFAULT_CONFIG == DEFAULT_PATH
 
 
 def test_problems_come_first_and_lines_fit_80_columns() -> None:
