@@ -106,9 +106,7 @@ def _device(facts: KernelFacts) -> Iterator[Finding]:
             "load the module (modprobe fuse), or start the container with --device /dev/fuse",
         )
     elif facts.device == "denied" and facts.is_root:
-        yield problem(
-            "fuse.device", "/dev/fuse cannot be used", nothing, "give the container the device and CAP_SYS_ADMIN"
-        )
+        yield problem("fuse.device", "/dev/fuse cannot be used", nothing, "give the container device and CAP_SYS_ADMIN")
     elif facts.device == "denied":
         yield note("fuse.device", "this user may not use /dev/fuse", nothing, "as root: chmod 666 /dev/fuse")
     else:
