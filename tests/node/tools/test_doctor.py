@@ -97,8 +97,13 @@ def test_mounts_that_are_dead_or_hang(daemon: Daemon, tmp_path: Path) -> None:
         pid = mount_pid(daemon.client, tmp_path / "dead")
         for process in (pid, *children(pid)):
             os.kill(process, signal.SIGKILL)
+        # A configuration that names a directory on a disk that hangs.
+        config = tmp_path / "hanging.toml"
+        config.write_text(f'[memory]\ndir = "{tmp_path}/hangs/never asked for"\n')
         with frozen(daemon.client, tmp_path / "hangs"):
-            found = doctor("--socket", daemon.socket, status=4)
+            found = doctor("--socket", daemon.socket, "--config", config, status=4)
+        assert found["config.file"]["level"] == "problem"
+        assert "no answer within" in found["config.file"]["found"]
         assert str(tmp_path / "dead") in found["mounts.dead"]["way_out"]
         assert str(tmp_path / "hangs") in found["mounts.hangs"]["way_out"]
         kernel.unmount(tmp_path / "dead", lazy=True)

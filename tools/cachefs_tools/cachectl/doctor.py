@@ -34,9 +34,9 @@ def doctor(session: CommandSession, datasets: Sequence[str], origin: bool, confi
     datasets are named, it asks their origins too, with up to 20 GETs and 17 MiB for each. It works without a daemon,
     and every check has a deadline. With status 4 it has found a problem.
     """
-    from cachefs_tools.doctor.examination import Examination, Wanted, socket_of
+    from cachefs_tools.doctor.examination import Examination, Wanted
 
-    wanted = Wanted(socket_of(config, session.socket), config, tuple(dict.fromkeys(datasets)), origin)
+    wanted = Wanted(session.socket, config, tuple(dict.fromkeys(datasets)), origin)
     with session.screen.status("looking at the node") if session.screen.is_terminal else _Quiet() as spinner:
         found = Examination(wanted, lambda what: spinner.update(f"looking at: {what}")).run()
     counts = {level.value: sum(each.level is level for each in found) for level in Level}

@@ -1,22 +1,29 @@
 """All checks, in an order in which none disturbs another, and each with a deadline of its own."""
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from cachefs import __version__
-from cachefs.errors import ConfigError
 from cachefs.messages import OriginOptions, Status
 from cachefs.socket_path import DEFAULT_SOCKET
-from cachefs_tools.doctor import clock, credentials, disks, fstab, kernel, limits, mounts, node, origins, speed
+from cachefs_tools.doctor import (
+    clock,
+    configuration,
+    credentials,
+    disks,
+    fstab,
+    kernel,
+    limits,
+    mounts,
+    node,
+    origins,
+    speed,
+)
 from cachefs_tools.doctor.asking import Asked, NoAnswer
-from cachefs_tools.doctor.finding import Finding, note, ok, problem, warning
-
-if TYPE_CHECKING:
-    from cachefs_daemon.config import Config
+from cachefs_tools.doctor.finding import Finding, note, problem
 
 # That of the daemon (cachefs_daemon.config), which may not be installed here.
 DEFAULT_CONFIG: Final = Path("/etc/cachefs/cachefsd.toml")
@@ -71,7 +78,7 @@ class Examination:
     def _run(self) -> None:
         config = self._configuration()
         self.report("daemon")
-        facts = self._node()
+        facts = self._node(config)
         self.report("machine")
         budget = 0
         places = list(_places(config, facts.status))
@@ -86,47 +93,35 @@ class Examination:
                 self._speed(each.place)
         self._origins(config, facts, whose, variables)
 
-    def _configuration(self) -> "Config | None":
+    def _configuration(self) -> configuration.ConfigFacts:
+        file = str(self.wanted.config or DEFAULT_CONFIG)
+        asked = self._ask("configuration", (file, self.wanted.config is not None), configuration.ConfigFacts, SECONDS)
         try:
-            from cachefs_daemon import config as configuration
-            from cachefs_daemon.node import store_config
-            from cachefs_daemon.store import config_check
-        except ModuleNotFoundError as error:
+            facts: configuration.ConfigFacts = asked.answer()
+        except NoAnswer as error:
             self.found.append(
-                note("config.daemon", f"{error.name} is not installed here, so no configuration is checked")
-            )
-            return None
-        where = str(self.wanted.config or DEFAULT_CONFIG)
-        try:
-            config = configuration.load(self.wanted.config)
-        except ConfigError as error:
-            for each in getattr(error, "problems", [str(error)]):
-                self.found.append(
-                    problem(
-                        "config.file", each, "the daemon does not start with it", "correct it; cachefsd --check-config"
-                    )
+                problem(
+                    "config.file",
+                    f"{file} cannot be checked: {error}",
+                    "a directory that the file names may be on a disk that hangs, and then the daemon hangs too",
+                    "look at the disks, or servers, behind memory.dir, ssd.dir and state_dir",
                 )
-            return None
-        if os.geteuid() == 0:
-            store = store_config(config)
-            self.found += [
-                warning("config.remark", each, "it is probably not meant", f"see {where}")
-                for each in config_check.notes(store)
-            ]
-        self.found += [
-            warning("config.remark", each, "it is probably not meant", f"see {where}") for each in config.remarks()
-        ]
-        has_file = self.wanted.config is not None or Path(where).exists()
-        self.found.append(ok("config.file", f"{where} is valid" if has_file else f"there is no {where}: defaults hold"))
-        return config
+            )
+            return configuration.ConfigFacts(file, True)
+        self.found += configuration.findings(facts)
+        return facts
 
-    def _node(self) -> node.NodeFacts:
-        question = node.Question(str(self.wanted.socket), list(self.wanted.datasets))
+    def _node(self, config: configuration.ConfigFacts) -> node.NodeFacts:
+        given = self.wanted.socket
+        # A configuration file that was named says where the daemon is, unless the user has said it.
+        if self.wanted.config is not None and given == DEFAULT_SOCKET and config.socket:
+            given = Path(config.socket)
+        question = node.Question(str(given), list(self.wanted.datasets), self.wanted.all_origins)
         asked = self._ask("node", _builtins(question), node.NodeFacts, _NODE_SECONDS)
         try:
             facts: node.NodeFacts = asked.answer()
         except NoAnswer as error:
-            facts = node.NodeFacts(str(self.wanted.socket), error=str(error))
+            facts = node.NodeFacts(str(given), error=str(error))
         self.found += node.findings(facts, __version__, time.time())
         self.found += node.without_datasets(self.wanted.datasets, facts)
         return facts
@@ -194,7 +189,7 @@ class Examination:
         self.found += speed.findings(place.name, place.directory, facts)
 
     def _origins(
-        self, config: "Config | None", facts: node.NodeFacts, whose: str, variables: Mapping[str, str]
+        self, config: configuration.ConfigFacts, facts: node.NodeFacts, whose: str, variables: Mapping[str, str]
     ) -> None:
         options = dict(facts.options)
         s3 = [each.name for each in facts.datasets if each.url.startswith("s3://")]
@@ -216,9 +211,10 @@ class Examination:
             if view is None:
                 continue
             self.report(f"origin of {name}")
-            self._origin(
-                config, origins.Question(name, view.path, options.get(name, OriginOptions())), whose, variables
+            question = origins.Question(
+                name, view.path, options.get(name, OriginOptions()), config.connect_timeout, config.read_timeout
             )
+            self._origin(question, whose, variables)
 
     def _credentials(self, used: Sequence[OriginOptions], whose: str, variables: Mapping[str, str]) -> None:
         if used and all(each.anonymous for each in used):
@@ -233,12 +229,7 @@ class Examination:
             except NoAnswer as error:
                 self.found.append(credentials.skipped(str(error)))
 
-    def _origin(
-        self, config: "Config | None", question: origins.Question, whose: str, variables: Mapping[str, str]
-    ) -> None:
-        if config is not None:
-            connect, read = config.origin_timeouts
-            question = origins.Question(question.dataset, question.snapshot, question.options, connect, read)
+    def _origin(self, question: origins.Question, whose: str, variables: Mapping[str, str]) -> None:
         asked = self._ask(
             "origins", _builtins(question), origins.OriginFacts, origins.LOOK.seconds + SECONDS, variables
         )
@@ -248,22 +239,15 @@ class Examination:
             self.found.append(note("origin.skipped", f"the origin of dataset {question.dataset}: {error}"))
 
 
-def _places(config: "Config | None", status: Status | None) -> Iterator[disks.Place]:
+def _places(config: configuration.ConfigFacts, status: Status | None) -> Iterator[disks.Place]:
     """What the daemon says where it answers, else what is configured. min_free is in the configuration only."""
-    free = {}
-    if config is not None:
-        free = {str(config.memory.dir): config.memory_min_free}
-        if config.ssd is not None:
-            free[str(config.ssd.dir)] = config.ssd_min_free
-    if status is not None:
-        for tier in status.tiers:
-            yield disks.Place(tier.name, tier.directory, tier.budget, tier.used, free.get(tier.directory))
-        yield disks.Place(disks.STATE, status.state_dir)
-    elif config is not None:
-        yield disks.Place(disks.MEMORY, str(config.memory.dir), config.memory_budget, 0, config.memory_min_free)
-        if config.ssd is not None and config.ssd_budget:
-            yield disks.Place(disks.SSD, str(config.ssd.dir), config.ssd_budget, 0, config.ssd_min_free)
-        yield disks.Place(disks.STATE, str(config.daemon.state_dir))
+    if status is None:
+        yield from config.places
+        return
+    free = {each.directory: each.min_free for each in config.places}
+    for tier in status.tiers:
+        yield disks.Place(tier.name, tier.directory, tier.budget, tier.used, free.get(tier.directory))
+    yield disks.Place(disks.STATE, status.state_dir)
 
 
 def _asking_as(facts: node.NodeFacts) -> tuple[str, dict[str, str]]:
@@ -276,16 +260,3 @@ def _builtins(question: Any) -> Any:
     import msgspec
 
     return msgspec.to_builtins(question)
-
-
-def socket_of(config: Path | None, given: Path) -> Path:
-    """The socket that is asked: the one *given*, or where that is the system's and a configuration file is named, the
-    one in the file."""
-    if config is None or given != DEFAULT_SOCKET:
-        return given
-    try:
-        from cachefs_daemon import config as configuration
-
-        return configuration.load(config).daemon.socket
-    except (ModuleNotFoundError, ConfigError):
-        return given

@@ -16,6 +16,7 @@ from cachefs_tools.cachectl.display import name as shown
 from cachefs_tools.doctor.finding import Finding, note, ok, problem, warning
 
 CALL_SECONDS: Final = 5.0
+SHOW_SECONDS: Final = 30.0
 # Datasets of which the options are asked for: each takes the daemon a walk over the dataset's blocks.
 MOST_DATASETS: Final = 16
 # Errors of the last hour, which count as of now.
@@ -31,6 +32,8 @@ class Question(msgspec.Struct, frozen=True):
     socket: str
     # Names of datasets whose options are wanted.
     datasets: Sequence[str] = ()
+    # Those of all datasets are.
+    all_datasets: bool = False
 
 
 class NodeFacts(msgspec.Struct, frozen=True):
@@ -62,9 +65,10 @@ def gather(argument: object) -> NodeFacts:
         client = DaemonClient(socket)
         status = client.call(STATUS, Empty(), CALL_SECONDS)
         datasets = client.call(DATASET_LIST, Empty(), CALL_SECONDS).datasets
-        known = {each.name for each in datasets}
-        names = [name for name in wanted.datasets if name in known][:MOST_DATASETS]
-        options = {name: client.call(DATASET_SHOW, DatasetName(name=name), 30.0).options for name in names}
+        known = [each.name for each in datasets]
+        names = known if wanted.all_datasets else [name for name in wanted.datasets if name in known]
+        details = [client.call(DATASET_SHOW, DatasetName(name=name), SHOW_SECONDS) for name in names[:MOST_DATASETS]]
+        options = {detail.dataset.name: detail.options for detail in details}
     except DaemonUnavailable as error:
         return NodeFacts(wanted.socket, pid=pid, error=str(error))
     except CachefsError as error:
