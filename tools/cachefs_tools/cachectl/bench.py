@@ -12,9 +12,8 @@ from cachefs.errors import ConfigError
 from cachefs.extras import needs_extra
 from cachefs.messages import DatasetName
 from cachefs.rpc import DATASET_SHOW
-from cachefs.sizes import format_size, parse_size
+from cachefs.sizes import parse_size
 from cachefs_tools.cachectl.command_session import CommandSession, plain, with_session
-from cachefs_tools.cachectl.display import name as shown
 from cachefs_tools.cachectl.display import size, table
 
 if TYPE_CHECKING:
@@ -65,11 +64,8 @@ def bench(  # noqa: PLR0913  # a parameter for each option
     choice = choose(session.client, detail, job, seed=detail.dataset.created_ns)
     look = look_of(job, choice.mean)
     cold = sum(sample.size for sample in choice.cold)
-    session.confirm(
-        f"bench reads up to {format_size(look.bytes + cold)} from the origin of {shown(dataset)}, with up to "
-        f"{look.requests + choice.requests:,} requests",
-        yes,
-    )
+    count, requests = size(look.bytes + cold), look.requests + choice.requests
+    session.confirm(f"This reads up to {count} of the origin, in up to {requests:,} requests", yes)
     bar = Progress(
         SpinnerColumn(), TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn(),
         console=session.screen, transient=True, disable=not session.screen.is_terminal,
