@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -18,6 +18,17 @@ from cachefs_tools.cachectl.display import size, table
 
 if TYPE_CHECKING:
     from cachefs_tools.trial.verdict import Figures
+
+
+# What ends it in order: Ctrl-C, a request to end, a terminal that is closed.
+_ENDS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def _end(number: int, frame: object) -> None:
+    """Once: the cleaning up that follows must not be disturbed, and all of it has deadlines."""
+    for ends in _ENDS:
+        signal.signal(ends, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 @click.command()
@@ -59,7 +70,8 @@ def bench(  # noqa: PLR0913  # a parameter for each option
         job = Job(rate, batch, workers, seconds, epochs, parse_size(most))
     except ValueError as error:
         raise ConfigError(f"--bytes {most}: {error}") from None
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for ends in _ENDS:
+        signal.signal(ends, _end)
     detail = session.call(DATASET_SHOW, DatasetName(name=dataset))
     choice = choose(session.client, detail, job, seed=detail.dataset.created_ns)
     look = look_of(job, choice.mean)
