@@ -87,6 +87,8 @@ class MountReport(Message, frozen=True):
     heard_from: str = ""
     # Id of the snapshot that is shown where one dataset is mounted; else empty.
     snapshot: str = ""
+    # Of cachefs; empty: of a mount before 0.2.
+    version: str = ""
 
 
 class NodeView(Message, frozen=True):
@@ -231,6 +233,8 @@ class MountView(Message, frozen=True):
     snapshot: str = ""
     # It stays at that snapshot, and the dataset has a newer one.
     behind: bool = False
+    # Of cachefs; empty where it has not reported since the daemon started.
+    version: str = ""
 
 
 class ErrorView(Message, frozen=True):

@@ -27,6 +27,7 @@ from cachefs.job_messages import (
     JobView,
     StallRows,
 )
+from cachefs.listener import why_silent
 from cachefs.messages import (
     CachedFiles,
     DatasetAdd,
@@ -178,6 +179,13 @@ def _named(namespace: Mapping[str, object]) -> tuple[Method[Any, Any], ...]:
 
 METHODS: Final = _named(globals())
 
+# What a call ends with where nobody has answered it.
+_SILENT: Final = (
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.CANCELLED,
+)
 # A failed call has a trailer of this name, with the error's class name and text; so the caller raises the same error.
 ERROR_TRAILER: Final = "cachefs-error"
 
@@ -313,6 +321,8 @@ class DaemonClient:
 
     def error(self, error: grpc.RpcError) -> errors.CachefsError:
         """The error that a failed call stands for."""
+        if error.code() in _SILENT and (why := why_silent(self.socket)):
+            return errors.DaemonUnavailable(f"the daemon at {self.socket} does not answer: {why}")
         if error.code() == grpc.StatusCode.UNAUTHENTICATED and self._nobody_answers:
             return errors.DaemonUnavailable(f"the daemon at {self.socket} has ended; start it with `cachefsd`")
         for name, text in error.trailing_metadata() or ():

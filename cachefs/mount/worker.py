@@ -19,6 +19,7 @@ import grpc
 import pyfuse3
 import trio
 
+from cachefs import __version__
 from cachefs.errors import CachefsError
 from cachefs.messages import MountReport, NodeView
 from cachefs.mount.block_reader import MOST_WAITING, BlockReader
@@ -258,4 +259,5 @@ class Worker:
             stalls=stalls,
             closing=closing,
             snapshot=self._namespace.snapshot,
+            version=__version__,
         )

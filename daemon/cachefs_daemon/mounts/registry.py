@@ -135,6 +135,7 @@ class MountRegistry:
                 counters=dict(mount.counters()),
                 detached=_is_detached(mount),
                 snapshot=mount.report.snapshot,
+                version=mount.report.version,
             )
             for mount in self._mounts.values()
             if mount not in gone

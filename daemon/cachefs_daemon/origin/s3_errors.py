@@ -1,6 +1,7 @@
 """What a failed S3 request means, as an error of cachefs that says what to do."""
 
 import asyncio
+import ssl
 from collections.abc import Mapping
 from typing import Final
 
@@ -104,6 +105,8 @@ def judge(error: Exception, place: Place) -> Failure:
             ),
             True,
         )
+    if isinstance(error, boto.SSLError | aiohttp.ClientSSLError | ssl.SSLError):
+        return Failure(OriginUnavailable(f"{place}: {_tls_trouble(_tls_reason(error))}"), True)
     if isinstance(error, _SETTINGS):
         return Failure(ConfigError(f"{place} cannot be asked for: {_line(error)}"), False)
     if isinstance(error, ResponseParserError | boto.BotoCoreError | BrokenAnswer | aiohttp.ClientError | OSError):
@@ -117,7 +120,7 @@ def _refusal(error: boto.ClientError, place: Place) -> Failure:
     if code in _THROTTLED or code == "RequestTimeout" or status in _BUSY or status >= 500:
         later = retry_after(error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("retry-after"))
         return Failure(
-            OriginUnavailable(f"{place}: the server answers {status} {code}; it is overloaded or down"),
+            OriginUnavailable(f"{place}: the server answers {_said(status, code)}; it is overloaded or down"),
             True,
             throttled=code in _THROTTLED or status == 429 or (status == 503 and later is not None),
             retry_after=later or 0.0,
@@ -142,6 +145,24 @@ def _line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
+def _tls_trouble(reason: str) -> str:
+    if reason == "WRONG_VERSION_NUMBER":  # OpenSSL's name for an answer that is no TLS
+        return "the server speaks no TLS at this port; write http:// in the endpoint, or name the port for https://"
+    return (
+        f"the server's certificate is not trusted, or TLS fails ({reason}); for a private authority set AWS_CA_BUNDLE "
+        "for the daemon to the file of its certificates"
+    )
+
+
+def _tls_reason(error: Exception) -> str:
+    """In OpenSSL's words, without the URL that botocore repeats."""
+    cause = error.kwargs.get("error", error) if isinstance(error, boto.SSLError) else error
+    for found in (cause, *cause.args, getattr(cause, "__cause__", None), getattr(cause, "os_error", None)):
+        if reason := getattr(found, "verify_message", "") or getattr(found, "reason", ""):
+            return str(reason)
+    return type(cause).__name__
+
+
 def _code(error: boto.ClientError) -> str:
     return str(error.response.get("Error", {}).get("Code", ""))
 
@@ -157,10 +178,23 @@ def _permanent(code: str, status: int, place: Place) -> CachefsError:
         return ObjectChanged(f"{place} is shorter than it was when listed; refresh the dataset")
     if status in (401, 403) or "AccessDenied" in code or code in _UNKNOWN:
         return OriginAccessDenied(
-            f"{place} is refused ({status} {code}); check the daemon's AWS credentials and the bucket's policy"
+            f"{place} is refused ({_said(status, code)}); check the daemon's AWS credentials and the bucket's policy"
         )
     if code == "UnsupportedAlgorithm":
         return OriginAccessDenied(f"{place}: the server takes signed requests only ({code}); leave out --anonymous")
     if status in (301, 307):
         return ConfigError(f"bucket {place.bucket} is in another region; give the dataset its region")
-    return OriginUnavailable(f"{place}: the server answers {status} {code}")
+    if status == 400 and not code.isalpha():
+        # Such an answer has no body that says why.
+        return OriginUnavailable(
+            f"{place}: the server answers {status} without a reason; most likely the endpoint is no S3 server,"
+            " or its region, its port or http:// in place of https:// is wrong"
+        )
+    return OriginUnavailable(
+        f"{place}: the server answers {_said(status, code)}; see its log, or the endpoint may be wrong"
+    )
+
+
+def _said(status: int, code: str) -> str:
+    """botocore repeats the status where the answer has no code."""
+    return f"{status} {code}" if code not in ("", str(status)) else str(status)

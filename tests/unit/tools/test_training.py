@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from cachefs_tools.bench.scenario import PRESETS, Loader, Scenario, Shape, preset
 from cachefs_tools.bench.training_figures import JobResult, merged_sequence
-from cachefs_tools.bench.training_loop import EpochReport, list_samples, read_report
 from cachefs_tools.sample_data import is_sample, sample_name, write_samples
+from cachefs_tools.training_loop import EpochReport, list_samples, read_report
 
 FILES, EPOCHS = 210, 2
 

@@ -17,8 +17,8 @@ from cachefs_tools.bench.block_budget import Case
 from cachefs_tools.bench.origin_server import BUCKET, OriginServer, filled_server
 from cachefs_tools.bench.scenario import Loader, Publishing, Scenario, Shape, TrainingJob
 from cachefs_tools.bench.started_job import started_job
-from cachefs_tools.bench.training_loop import read_report
 from cachefs_tools.scratch_node import memory_directory
+from cachefs_tools.training_loop import read_report
 
 # Files that the download gets at once: as many as the daemon has connections for reading ahead.
 PARALLEL: Final = 48

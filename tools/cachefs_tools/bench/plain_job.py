@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy
 
-from cachefs_tools.bench.training_loop import Batch, arguments, list_samples, read_sample, train
+from cachefs_tools.training_loop import Batch, arguments, list_samples, read_sample, train
 
 
 def main() -> None:

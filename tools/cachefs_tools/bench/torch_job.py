@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from cachefs_tools.bench.training_loop import Batch, arguments, list_samples, read_sample, train
+from cachefs_tools.training_loop import Batch, arguments, list_samples, read_sample, train
 
 
 class ImageFolder(Dataset[tuple[torch.Tensor, bool, int]]):

@@ -18,7 +18,7 @@ from cachefs.planning.sequences.sampler import epoch_order
 from cachefs_tools.bench.bounds import belady_reads, least_reads, lru_reads
 from cachefs_tools.bench.scenario import Scenario, TrainingJob
 from cachefs_tools.bench.timeline import Timeline
-from cachefs_tools.bench.training_loop import EpochReport
+from cachefs_tools.training_loop import EpochReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from cachefs_tools.bench.scenario import Scenario
 from cachefs_tools.bench.started_job import started_job
 from cachefs_tools.bench.timeline import recorded
 from cachefs_tools.bench.training_figures import JobResult, run_document, view_document
-from cachefs_tools.bench.training_loop import read_report
 from cachefs_tools.bench.training_node import TrainingNode, training_node
+from cachefs_tools.training_loop import read_report
 
 # Jobs that have not ended after this time hang. It is more than a job takes even if the origin delivers one file at a
 # time.

@@ -10,9 +10,12 @@ with quiet_loading():
     import click
 
     import cachefs
+    from cachefs_tools.cachectl.bench import bench
     from cachefs_tools.cachectl.cluster import cluster
     from cachefs_tools.cachectl.content import evict, ls, pin, unpin, verify, warmup
     from cachefs_tools.cachectl.dataset import dataset
+    from cachefs_tools.cachectl.debug_bundle import debug_bundle
+    from cachefs_tools.cachectl.doctor import doctor
     from cachefs_tools.cachectl.drain import drain
     from cachefs_tools.cachectl.index import index
     from cachefs_tools.cachectl.job import job, stalls
@@ -42,6 +45,7 @@ def main(socket: str | None) -> None:
 COMMANDS = (
     status, dataset, warmup, warmups, evict, pin, unpin, ls, verify, mount, umount, mounts, stats, top, errors, job,
     stalls, cluster, drain, ring, scale_hint, sched, scale, index, reload, log_level, help_command,
+    doctor, debug_bundle, bench,
 )  # fmt: skip
 for command in COMMANDS:
     main.add_command(command)

@@ -1,0 +1,90 @@
+"""`cachectl bench` with a real daemon and a real mount: what it says, what it asks before, and what it leaves."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cachefs.mount_table import mount_points
+from tests.daemon import Daemon
+
+CACHECTL = Path(sys.executable).with_name("cachectl")
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[Daemon]:
+    source = tmp_path / "source"
+    for number in range(60):
+        (source / f"c{number % 4}").mkdir(parents=True, exist_ok=True)
+        (source / f"c{number % 4}/{number}.bin").write_bytes(os.urandom(30_000))
+    with Daemon(tmp_path / "node") as running:
+        running.add_dataset("tree", f"file://{source}")
+        yield running
+
+
+def command(daemon: Daemon, *arguments: str) -> list[str | Path]:
+    return [CACHECTL, "bench", "tree", "--socket", daemon.socket, *arguments]
+
+
+def left_behind() -> set[str]:
+    directories = Path(tempfile.gettempdir()).glob("cachectl-bench-*")
+    return {str(point.path) for point in mount_points() if "cachectl-bench-" in str(point.path)} | set(
+        map(str, directories)
+    )
+
+
+def test_it_plays_a_job_and_leaves_the_node_as_it_was(daemon: Daemon) -> None:
+    before = left_behind()
+    arguments = ("--rate", "60", "--seconds", "1", "--batch", "8", "--workers", "2", "--yes", "--json")
+    done = subprocess.run(command(daemon, *arguments), capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["samples"] == 60
+    assert found["cached_before"] == 0
+    assert [epoch["samples"] for epoch in found["epochs"]] == [60, 60]
+    assert all(0 <= epoch["waiting"] <= 1 for epoch in found["epochs"])
+    assert found["origin"]["error"] == ""
+    assert [each["width"] for each in found["origin"]["throughput"]] == [1, 4, 16]
+    assert found["warm"]["ratio"] > 0
+    assert "first epoch" in found["verdict"][0]
+    assert sum(tier.used for tier in daemon.status().tiers) == 0
+    assert left_behind() <= before
+
+
+def test_it_asks_before_it_reads(daemon: Daemon) -> None:
+    done = subprocess.run(command(daemon), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "requests; repeat with --yes" in done.stderr
+    assert daemon.status().fetched_blocks == 0
+
+
+@pytest.mark.parametrize("arguments", [("--bytes", "1x"), ("--bytes", "1KiB")])
+def test_what_cannot_be_tried_is_told_in_a_line(daemon: Daemon, arguments: tuple[str, ...]) -> None:
+    done = subprocess.run(command(daemon, "--yes", *arguments), capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert "--bytes" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("ends", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_interrupted_it_leaves_nothing(daemon: Daemon, ends: signal.Signals) -> None:
+    before = left_behind()
+    arguments = ("--rate", "1", "--seconds", "60", "--batch", "1", "--workers", "1", "--yes")
+    with subprocess.Popen(command(daemon, *arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+        deadline = time.monotonic() + 120
+        while daemon.status().fetched_blocks == 0:  # the job reads
+            assert running.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        running.send_signal(ends)
+        running.send_signal(ends)  # an impatient user
+        assert running.wait(120) == 130
+    assert left_behind() <= before
+    assert sum(tier.used for tier in daemon.status().tiers) == 0

@@ -1,0 +1,32 @@
+"""Names become numbers: the same for the same name, and nothing of the name is left."""
+
+from cachefs_tools.debug_bundle.pseudonyms import Pseudonyms
+
+
+def test_one_name_has_one_number_in_texts_and_documents() -> None:
+    names = Pseudonyms()
+    names.learn("dataset", ["faces", "faces-of-2026"])
+    names.learn("user", ["alice"])
+    document = {
+        "dataset": "faces",
+        "subject": "s3://secret-bucket/faces/alice/1.jpg",
+        "message": "s3://secret-bucket/faces/alice/1.jpg is gone; /home/alice/x: no such file; user alice",
+        "directory": "/var/lib/cachefs/ssd",
+        "bytes": 17,
+    }
+    clean = names.document(document)
+    text = str(clean)
+    for name in ("faces", "alice", "secret-bucket", "1.jpg", "/home"):
+        assert name not in text
+    assert clean["dataset"] == "dataset-1"
+    assert clean["bytes"] == 17
+    assert clean["directory"] == "/var/lib/cachefs/ssd"
+    assert names.text("faces and faces-of-2026, facesX") == "dataset-1 and dataset-2, facesX"
+    assert names.document({"mountpoint": "/data/faces"}) == names.document({"mountpoint": "/data/faces"})
+
+
+def test_words_of_cachefs_stay() -> None:
+    names = Pseudonyms()
+    names.learn("dataset", ["all", "memory", ""])
+    assert names.text("all of the memory tier in /dev/shm/cachefs") == "all of the memory tier in /dev/shm/cachefs"
+    assert names.document({"spec": "all"}) == {"spec": "all"}

@@ -1,0 +1,300 @@
+"""What goes into a bundle: each part has a name, and something that gathers it with a deadline and a bound."""
+
+import functools
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from cachefs import __version__
+from cachefs.cgroup import memory_limits
+from cachefs.errors import CachefsError
+from cachefs.extras import DISTRIBUTION
+from cachefs.job_messages import JobName
+from cachefs.messages import DatasetList, Empty, Status
+from cachefs.mount_table import file_system_kinds, mount_points
+from cachefs.rpc import CLUSTER, DATASET_LIST, JOB_LIST, STALL_LIST, STATUS, WARMUP_LIST, DaemonClient
+from cachefs_tools.cachectl.command_session import plain
+from cachefs_tools.debug_bundle import secrets_here
+from cachefs_tools.doctor.examination import Examination, Wanted
+
+CALL_SECONDS: Final = 20.0
+JOURNAL_SECONDS: Final = 20.0
+JOURNAL_LINES: Final = 3000
+# Seconds between two looks at the counters, so that rates can be told.
+BETWEEN: Final = 2.0
+# Bytes of the end of a log.
+LOG_BYTES: Final = 1 << 20
+_MOST_THREADS: Final = 512
+_PACKAGES: Final = (
+    "aiobotocore", "aiohttp", "botocore", "click", "grpcio", "lmdb", "msgspec", "numpy", "psutil", "pydantic",
+    "pyfuse3", "rich", "torch", "trio", "xxhash",
+)  # fmt: skip
+
+
+class LeftOut(Exception):
+    """A part cannot be had; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A file of the bundle."""
+
+    name: str
+    # What it is, for people.
+    title: str
+    gather: Callable[[], Any]  # a document as JSON has it, or a text; raises LeftOut
+
+
+@dataclass(slots=True)
+class Node:
+    """The node that the bundle is of."""
+
+    socket: Path
+    config: Path
+    logs: Sequence[Path] = ()
+    unit: str = "cachefsd"
+    # What was learnt while gathering.
+    status: Status | None = None
+    datasets: DatasetList | None = None
+    _client: DaemonClient | None = field(default=None, repr=False)
+
+    def parts(self) -> list[Part]:
+        """All parts, in the order in which they are gathered."""
+        calls = [
+            Part("status.json", "the daemon's status, with mounts and errors", self._status),
+            Part("datasets.json", "datasets", self._datasets),
+            Part("jobs.json", "jobs, with their consumers", lambda: self._call(JOB_LIST, Empty())),
+            Part("stalls.json", "reads that waited", lambda: self._call(STALL_LIST, JobName(job=""))),
+            Part("warmups.json", "warmups", lambda: self._call(WARMUP_LIST, Empty())),
+            Part("cluster.json", "the cluster", lambda: self._call(CLUSTER, Empty())),
+            Part("status-later.json", f"the status {BETWEEN:.0f} s later, for rates", self._later),
+        ]
+        logs = [Part(f"log-{number}.txt", f"the end of {path}", functools.partial(tail, path, LOG_BYTES))
+                for number, path in enumerate(self.logs, 1)]  # fmt: skip
+        return [
+            Part("doctor.json", "findings of cachectl doctor", self._doctor),
+            *calls,
+            Part("config.json", "the configuration, keys that cachefs knows", self._config),
+            Part("versions.json", "versions of cachefs, Python, kernel and packages", versions),
+            Part("machine.json", "memory, processors, limits", machine),
+            Part("mounts.json", "the table of mounts: kinds, and those of cachefs", mounts),
+            Part("environment.json", "names of the daemon's variables", self._environment),
+            Part("processes.json", "threads of daemon and mounts, and where each waits", self._processes),
+            Part("journal.txt", f"the last {JOURNAL_LINES:,} lines of the unit {self.unit}", self._journal),
+            *logs,
+        ]
+
+    def ids(self) -> Iterator[str]:
+        """Long ids that are no secrets."""
+        if self.status is not None:
+            yield self.status.instance
+            yield from (mount.id for mount in self.status.mounts)
+        if self.datasets is not None:
+            for dataset in self.datasets.datasets:
+                yield from (dataset.snapshot, *dataset.others)
+
+    def secrets(self) -> Iterator[str]:
+        """What is known to be one: of the daemon, of this user, and of files that the configuration names."""
+        daemon = secrets_here.environment_of(self.status.pid) if self.status is not None else {}
+        for variables in (dict(os.environ), daemon):
+            yield from secrets_here.of_variables(variables)
+            yield from secrets_here.of_files(variables)
+        for path in _secret_files(_config_document(self.config)):
+            yield from secrets_here.of_secret_file(path)
+        for dataset in self.datasets.datasets if self.datasets is not None else ():
+            yield from secrets_here.of_url(dataset.url)
+
+    def _call(self, method: Any, request: Any) -> Any:
+        if self.status is None and method is not STATUS:
+            raise LeftOut("the daemon does not answer")
+        try:
+            if self._client is None:
+                self._client = DaemonClient(self.socket)
+            return self._client.call(method, request, CALL_SECONDS)
+        except CachefsError as error:
+            raise LeftOut(str(error)) from None
+
+    def _status(self) -> Any:
+        self.status = self._call(STATUS, Empty())
+        return self.status
+
+    def _datasets(self) -> Any:
+        self.datasets = self._call(DATASET_LIST, Empty())
+        return self.datasets
+
+    def _later(self) -> Any:
+        if self.status is not None:
+            time.sleep(BETWEEN)
+        return self._call(STATUS, Empty())
+
+    def _doctor(self) -> Any:
+        config = self.config if self.config.exists() else None
+        return {"findings": Examination(Wanted(self.socket, config), lambda _: None).run()}
+
+    def _config(self) -> Any:
+        document = _config_document(self.config)
+        if document is None:
+            raise LeftOut(f"{self.config} cannot be read, or is no TOML; cachefsd --check-config says more")
+        return known_settings(document)
+
+    def _environment(self) -> Any:
+        if self.status is None:
+            raise LeftOut("the daemon does not answer")
+        found = secrets_here.environment_of(self.status.pid)
+        if not found:
+            raise LeftOut(f"this user may not see the environment of process {self.status.pid}")
+        shown = {name: value for name, value in sorted(found.items()) if name in secrets_here.HARMLESS}
+        return {"shown": shown, "not shown": sorted(found.keys() - shown.keys())}
+
+    def _processes(self) -> Any:
+        if self.status is None:
+            raise LeftOut("the daemon does not answer")
+        pids = {"daemon": self.status.pid, **{f"mount {each.id}": each.pid for each in self.status.mounts[:32]}}
+        return {name: threads(pid) for name, pid in pids.items()}
+
+    def _journal(self) -> str:
+        command = [
+            "journalctl",
+            "--unit",
+            self.unit,
+            "--lines",
+            str(JOURNAL_LINES),
+            "--no-pager",
+            "--output",
+            "short-iso",
+        ]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, timeout=JOURNAL_SECONDS, check=False, stdin=subprocess.DEVNULL
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise LeftOut(f"journalctl: {error}") from None
+        if done.returncode:
+            raise LeftOut(f"journalctl: {done.stderr.decode(errors='replace').strip()[:200]}")
+        if done.stdout.strip() == b"-- No entries --":
+            raise LeftOut(f"the journal has no line of {self.unit}, or this user may not see any")
+        return done.stdout[-LOG_BYTES:].decode(errors="replace")
+
+
+def gathered(part: Part) -> Any:
+    """What the part holds: a text, or a document as JSON has it. Raises LeftOut."""
+    try:
+        return plain(part.gather())
+    except LeftOut:
+        raise
+    except Exception as error:  # whatever is broken on the node, the other parts are wanted all the more
+        raise LeftOut(f"{type(error).__name__}: {error}") from None
+
+
+def known_settings(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a configuration, the keys that cachefs has. Others may be anything, and only their number is told."""
+    from cachefs_daemon.config import Config
+
+    result: dict[str, Any] = {}
+    others = 0
+    for name, values in document.items():
+        section = Config.model_fields.get(name)
+        if section is None or not isinstance(values, dict):
+            others += 1
+            continue
+        known = set(getattr(type(getattr(Config(), name)), "model_fields", {})) or _ssd_keys()
+        result[name] = {key: value for key, value in values.items() if key in known}
+        others += len(values) - len(result[name])
+    return {**result, "(keys that are not known, left out)": others}
+
+
+def _ssd_keys() -> set[str]:
+    from cachefs_daemon.config import SsdSection
+
+    return set(SsdSection.model_fields)
+
+
+def _config_document(path: Path) -> dict[str, Any] | None:
+    import tomllib
+
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _secret_files(config: Mapping[str, Any] | None) -> Iterator[Path]:
+    """Files that hold one secret each, as the configuration names them."""
+    for section in (config or {}).values():
+        for key, value in section.items() if isinstance(section, dict) else ():
+            if isinstance(value, str) and key.endswith(("_password_file", "_token_file")):
+                yield Path(value)
+
+
+def versions() -> dict[str, Any]:
+    packages: dict[str, str | None] = {}
+    for name in (DISTRIBUTION, *_PACKAGES):
+        try:
+            packages[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            packages[name] = None
+    try:
+        system = platform.freedesktop_os_release().get("PRETTY_NAME", "")
+    except OSError:
+        system = ""
+    return {"cachefs": __version__, "python": sys.version, "kernel": os.uname().release, "machine": os.uname().machine,
+            "system": system, "packages": packages}  # fmt: skip
+
+
+def machine() -> dict[str, Any]:
+    memory = {}
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        name, _, value = line.partition(":")
+        memory[name] = value.strip()
+    return {"processors": len(os.sched_getaffinity(0)), "load": os.getloadavg(), "memory": memory,
+            "memory_cgroups": [{"limit": limit, "held": held} for limit, held in memory_limits()],
+            "pressure": {name: _text(Path("/proc/pressure") / name) for name in ("cpu", "io", "memory")},
+            "limits": _text(Path("/proc/self/limits"))}  # fmt: skip
+
+
+def mounts() -> dict[str, Any]:
+    """Of other file systems only the kinds: their options may hold passwords."""
+    ours = [{"path": str(each.path), "spec": each.spec, "device": each.device, "shielded": each.shielded}
+            for each in mount_points()]  # fmt: skip
+    return {"cachefs": ours, "kinds": file_system_kinds()}
+
+
+def threads(process: int) -> list[dict[str, str]]:
+    """What each thread of a process does, as the kernel sees it. Its stack is there for root only."""
+    found = []
+    tasks = sorted(Path(f"/proc/{process}/task").glob("*"))[:_MOST_THREADS]
+    for task in tasks:
+        state = _text(task / "stat").rpartition(")")[2].split()
+        found.append({"thread": task.name, "name": _text(task / "comm").strip(), "state": state[0] if state else "",
+                      "waits_in": _text(task / "wchan"), "stack": _text(task / "stack")})  # fmt: skip
+    return found
+
+
+def tail(path: Path, most: int) -> str:
+    """The end of a file, at most so many bytes of it. Raises LeftOut."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - most))
+            return file.read(most).decode(errors="replace")
+    except OSError as error:
+        raise LeftOut(f"{path}: {error.strerror}") from None
+
+
+def as_text(content: Any) -> str:
+    """The content of a part as its file has it."""
+    return content if isinstance(content, str) else json.dumps(content, indent=1, ensure_ascii=True) + "\n"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,90 @@
+"""Stands a number in for each name of a dataset, bucket, path, host or user: the same for the same name, all over."""
+
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+from cachefs_tools.debug_bundle.redaction import walked
+
+# Paths of the system and of cachefs, which tell nothing of who uses it.
+_SYSTEM: Final = (
+    "/dev",
+    "/proc",
+    "/sys",
+    "/run",
+    "/var/lib/cachefs",
+    "/etc",
+    "/usr",
+    "/lib",
+    "/sbin",
+    "/bin",
+    "/opt/cachefs",
+)
+_URL: Final = re.compile(r"(?P<scheme>[a-z][a-z0-9+]*)://(?P<host>[^/\s'\"]*)(?P<path>/[^\s'\"]*)?")
+# One that is relative, with a file's ending.
+_RELATIVE: Final = re.compile(r"(?<![\w.:/-])[\w@+=-][\w.@+=-]*(?:/[\w.@+=-]+)*/[\w@+=-]+(?:\.[\w@+=-]+)+")
+_PATH: Final = re.compile(r"(?<![\w.:/-])/[^\s'\",:;()<>]+")
+# By key of a document: what kind of name its text is.
+_KINDS: Final = {
+    "dataset": "dataset", "spec": "dataset", "subject": "path", "path": "path", "mountpoint": "path",
+    "directory": "path", "state_dir": "path", "url": "path", "host": "host", "job": "job", "endpoint_url": "host",
+    "key": "path", "zone": "zone", "account": "user", "profile": "user", "consumer": "consumer",
+}  # fmt: skip
+# Names that are words of cachefs, and shorter ones than this, are not searched for in texts.
+_SHORTEST: Final = 3
+_OURS: Final = frozenset(("all", "memory", "ssd", "state", "root", "cachefs", "cachefsd", "localhost", "default"))
+
+
+class Pseudonyms:
+    """Names of one bundle."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, str] = {}  # by name
+        self._counts: dict[str, int] = {}  # by kind
+        self._search: re.Pattern[str] | None = None
+
+    def of(self, kind: str, name: str) -> str:
+        """What stands for the name."""
+        if name not in self._known:
+            self._counts[kind] = self._counts.get(kind, 0) + 1
+            self._known[name] = f"{kind}-{self._counts[kind]}"
+            self._search = None
+        return self._known[name]
+
+    def learn(self, kind: str, names: Iterable[str]) -> None:
+        """Names to be found in texts as well."""
+        for name in names:
+            if name and name not in _OURS:
+                self.of(kind, name)
+
+    def text(self, text: str) -> str:
+        text = _URL.sub(self._url, text)
+        text = _PATH.sub(self._path, text)
+        text = _RELATIVE.sub(lambda found: self.of("path", found[0]), text)
+        if self._search is None:
+            names = sorted((name for name in self._known if len(name) >= _SHORTEST), key=len, reverse=True)
+            self._search = re.compile(
+                rf"(?<![A-Za-z0-9])(?:{'|'.join(map(re.escape, names)) or '(?!)'})(?![A-Za-z0-9])"
+            )
+        known = self._known
+        return self._search.sub(lambda found: known[found[0]], text)
+
+    def document(self, value: Any) -> Any:
+        return walked(value, self.text, self._field)
+
+    def _field(self, key: str, item: Any) -> Any:
+        kind = _KINDS.get(key)
+        if kind is None or not isinstance(item, str) or not item or item in _OURS or item.startswith(_SYSTEM):
+            return item
+        return self.of(kind, item)
+
+    def _url(self, found: re.Match[str]) -> str:
+        host = self.of("host", found["host"]) if found["host"] else ""
+        path = f"/{self.of('path', found['path'])}" if (found["path"] or "/") != "/" else ""
+        return f"{found['scheme']}://{host}{path}"
+
+    def _path(self, found: re.Match[str]) -> str:
+        path = found[0].rstrip(".")
+        if path.startswith(_SYSTEM) or path.startswith(("/path-", "/host-")):
+            return found[0]
+        return f"/{self.of('path', path)}{found[0][len(path) :]}"

@@ -1,0 +1,128 @@
+"""Removes secrets from what is given away.
+
+Two ways together. What is known to be a secret, such as the values of the daemon's environment, is removed wherever it
+stands. Of all else only what looks harmless stays: words, numbers, short names, and ids that are known. So a key that
+nobody knew of is removed too, since it looks like none of these.
+"""
+
+import base64
+import json
+import re
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Final
+from urllib.parse import quote, quote_plus, urlsplit, urlunsplit
+
+REMOVED: Final = "[removed]"
+# A known secret that is shorter could be a part of any word, and is removed only where its name stands beside it.
+_SHORTEST: Final = 6
+# Characters of a token that is too short to be a key; of a part of one that tells nothing; of letters and digits in one
+# part; of a word.
+_SHORT: Final = 12
+_PART: Final = 6
+_NAME: Final = 12
+_WORD: Final = 24
+
+_PEM: Final = re.compile(r"-----BEGIN [A-Z0-9 ]+-----.*?(?:-----END [A-Z0-9 ]+-----|\Z)", re.DOTALL)
+_URL: Final = re.compile(r"\b[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
+_SECRET: Final = (
+    r"(?:[\w.-]*(?:secret|token|passw(?:or)?d|passphrase|credential|signature|api[_-]?key|access[_-]?key|private[_-]?key"
+    r"|account[_-]?key|session[_-]?key|sas)[\w.-]*|sig|pwd)"
+)
+# `name=value`, `"name": "value"`, `--name value`: the value is removed.
+_NAMED: Final = re.compile(
+    rf"(?P<name>\b{_SECRET})(?P<between>[\"']?\s*[=:]\s*|\s+(?=[A-Za-z0-9+/=_-]{{16,}}))"
+    r"(?P<value>\"(?:[^\"\\]|\\.)*\"|'(?:[^'\\]|\\.)*'|[^\s,;&\"']+)",
+    re.IGNORECASE,
+)
+_HEADER: Final = re.compile(
+    r"(?P<name>(?:proxy-)?authorization|(?:set-)?cookie|x-amz-security-token|x-ms-\S*-key)(?P<between>[\"']?\s*[:=]\s*)"
+    r"(?P<value>\"(?:[^\"\\]|\\.)*\"|[^\r\n]*)",
+    re.IGNORECASE,
+)
+_SCHEME: Final = re.compile(r"\b(bearer|basic|negotiate|aws4-hmac-sha256)\s+[^\s\"']{6,}", re.IGNORECASE)
+# What may be one secret, or a path, or a name.
+_TOKEN: Final = re.compile(r"[A-Za-z0-9+/=_.~%@:-]+")
+_PARTS: Final = re.compile(r"[^A-Za-z0-9]+")
+# A word with a number behind it or before it, as in `Shard0012`.
+_NUMBERED: Final = re.compile(r"[A-Za-z][a-z]*\d+|\d+[A-Za-z][a-z]*")
+_CAMEL: Final = re.compile(r"(?:[A-Z]?[a-z]{2,}|[A-Z]{2,6}(?=[A-Z][a-z]|$))+")
+
+
+class Redaction:
+    """Removes secrets from texts and documents."""
+
+    def __init__(self, known: Iterable[str], allowed: Collection[str] = ()) -> None:
+        """known: secrets. allowed: long ids that are none, such as those of snapshots."""
+        forms = {form for secret in known if len(secret) >= _SHORTEST for form in _forms(secret)}
+        self._known = re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True)))) if forms else None
+        self._allowed = frozenset(allowed)
+
+    def text(self, text: str) -> str:
+        """The text without secrets."""
+        if self._known is not None:
+            text = self._known.sub(REMOVED, text)
+        text = _PEM.sub(REMOVED, text)
+        text = _URL.sub(lambda found: _plain_url(found[0]), text)
+        for named in (_HEADER, _NAMED):
+            text = named.sub(lambda found: f"{found['name']}{found['between']}{REMOVED}", text)
+        text = _SCHEME.sub(lambda found: f"{found[1]} {REMOVED}", text)
+        return _TOKEN.sub(lambda found: found[0] if self._is_harmless(found[0]) else REMOVED, text)
+
+    def document(self, value: Any) -> Any:
+        """The same for all texts of a document as JSON has it, its keys too. Values of keys that name secrets go."""
+        return walked(
+            value,
+            self.text,
+            lambda key, item: REMOVED if isinstance(item, str) and item and names_secret(key) else item,
+        )
+
+    def is_clean(self, text: str) -> bool:
+        """Is no known secret in the text?"""
+        return self._known is None or self._known.search(text) is None
+
+    def _is_harmless(self, token: str) -> bool:
+        return len(token) <= _SHORT or all(self._is_name(part) for part in _PARTS.split(token))
+
+    def _is_name(self, part: str) -> bool:
+        if len(part) <= _PART or part in self._allowed:
+            return True
+        if part.isdecimal():
+            return len(part) <= 20  # nanoseconds since 1970 have 19 digits
+        has_one_case = part.islower() or part.isupper()
+        if part.isalpha():
+            return len(part) <= _WORD and (has_one_case or _CAMEL.fullmatch(part) is not None)
+        return len(part) <= _NAME and (has_one_case or _NUMBERED.fullmatch(part) is not None)
+
+
+def walked(value: Any, text: Callable[[str], str], field: Callable[[str, Any], Any]) -> Any:
+    """A document with *text* applied to all texts and keys, after *field* has seen each key with its value."""
+    if isinstance(value, dict):
+        return {text(str(key)): walked(field(str(key), item), text, field) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [walked(item, text, field) for item in value]
+    return text(value) if isinstance(value, str) else value
+
+
+def names_secret(name: str) -> bool:
+    """Is what has this name a secret?"""
+    return re.fullmatch(_SECRET, name, re.IGNORECASE) is not None
+
+
+def _plain_url(url: str) -> str:
+    """Scheme, host and path of a URL: no user, no password, and nothing that is signed."""
+    try:
+        parts = urlsplit(url)
+        host = parts.netloc.rpartition("@")[2]
+    except ValueError:
+        return REMOVED
+    return urlunsplit((parts.scheme, host, parts.path, "", "")) + (f"?{REMOVED}" if parts.query else "")
+
+
+def _forms(secret: str) -> Iterable[str]:
+    """What a secret looks like in texts of several kinds."""
+    yield secret
+    yield from (quote(secret, safe=""), quote(secret), quote_plus(secret))
+    yield json.dumps(secret)[1:-1]
+    encoded = base64.b64encode(secret.encode(errors="surrogateescape")).decode()
+    yield encoded.rstrip("=")
+    yield secret.encode(errors="surrogateescape").hex()

@@ -1,0 +1,89 @@
+"""Secrets of this node that can be found, so that they are removed wherever else they stand."""
+
+import configparser
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from cachefs_tools.debug_bundle.redaction import names_secret
+
+# Variables whose values are given away, after URLs in them were made plain.
+HARMLESS: Final = frozenset(
+    ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE",
+     "AWS_EC2_METADATA_DISABLED", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "REQUESTS_CA_BUNDLE",
+     "SSL_CERT_FILE", "SSL_CERT_DIR", "CACHEFS_SOCKET", "CACHEFS_QUIET", "LANG", "LC_ALL", "TZ", "HOME", "PATH",
+     "VIRTUAL_ENV", "PWD", "SHELL", "USER", "LOGNAME", "TERM", "SHLVL", "OLDPWD", "_", "INVOCATION_ID")
+)  # fmt: skip
+ENVIRONMENT_FILE: Final = Path("/etc/cachefs/cachefsd.env")
+_MOST_BYTES: Final = 1 << 20
+_CLOUDS: Final = ("AWS_", "AZURE_", "GOOGLE_", "HF_", "HUGGING")
+
+
+def environment_of(process: int) -> dict[str, str]:
+    """All variables of a process; none where this user may not see them."""
+    content = _read(Path(f"/proc/{process}/environ"))
+    pairs = (item.partition("=") for item in content.split("\0") if item)
+    return {name: value for name, _, value in pairs}
+
+
+def of_variables(variables: Mapping[str, str]) -> Iterator[str]:
+    """What is secret in an environment: all that clouds need and is not known to be harmless, and what is named so."""
+    for name, value in variables.items():
+        yield from of_url(value)
+        if name not in HARMLESS and "://" not in value and (name.startswith(_CLOUDS) or names_secret(name)):
+            yield value
+
+
+def of_files(variables: Mapping[str, str], environment_file: Path = ENVIRONMENT_FILE) -> Iterator[str]:
+    """What is secret in files that hold credentials, of the user whose variables these are."""
+    lines = (line.partition("=") for line in _read(environment_file).splitlines() if not line.lstrip().startswith("#"))
+    yield from of_variables({name.strip(): value.strip().strip("\"'") for name, _, value in lines if value.strip()})
+    home = Path(variables.get("HOME") or Path.home())
+    for name, default in (("AWS_SHARED_CREDENTIALS_FILE", "credentials"), ("AWS_CONFIG_FILE", "config")):
+        yield from _of_profiles(_read(Path(variables.get(name) or home / ".aws" / default)))
+
+
+def of_secret_file(path: Path) -> Iterator[str]:
+    """The content of a file that holds one secret, such as a password."""
+    text = _read(path).strip()
+    if text:
+        yield text
+
+
+def of_url(text: str) -> Iterator[str]:
+    """User, password and query of a URL."""
+    if "://" not in text:
+        return
+    try:
+        parts = urlsplit(text)
+        secrets = [parts.password or "", *(value for _, value in parse_qsl(parts.query))]
+    except ValueError:
+        return
+    for secret in secrets:
+        if secret:
+            yield secret
+            yield unquote(secret)
+
+
+def _of_profiles(text: str) -> Iterator[str]:
+    parser = configparser.RawConfigParser(strict=False)
+    try:
+        parser.read_string(text)
+    except configparser.Error:
+        return
+    for section in parser.sections():
+        for name, value in parser.items(section):
+            if any(part in name for part in ("key", "secret", "token", "password")):
+                yield value
+
+
+def _read(path: Path) -> str:
+    """A text, from its beginning on; empty where it cannot be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as file:
+            return os.fsdecode(file.read(_MOST_BYTES) or b"")
+    except (OSError, ValueError):
+        return ""

@@ -1,0 +1,30 @@
+"""The child's side of `asking`: `python -m cachefs_tools.doctor.answering MODULE` gathers facts and prints them.
+
+It reads its argument as JSON from stdin. Whoever started it may have gone, or may kill it at any time.
+"""
+
+import importlib
+import logging
+import os
+import sys
+
+import msgspec
+
+
+def main() -> None:
+    logging.disable()  # what libraries log is not an answer
+    argument = msgspec.json.decode(sys.stdin.buffer.read())
+    answer = importlib.import_module(f"cachefs_tools.doctor.{sys.argv[1]}").gather(argument)
+    with os.fdopen(1, "wb") as out:
+        out.write(msgspec.json.encode(answer))
+    # A thread that hangs in the kernel keeps what the process has open.
+    os.close(2)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        os._exit(1)

@@ -1,0 +1,113 @@
+"""Facts are gathered by children of this process, each with a deadline after which it is given up.
+
+A thread would not do: a process with a thread that hangs in the kernel, at a dead mount or NFS server, does not end.
+A child that does not die when it is killed is left to the kernel.
+"""
+
+import contextlib
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import Final, Generic, TypeVar
+
+import msgspec
+
+Facts = TypeVar("Facts")
+
+# Bytes of an answer. More than any has; it keeps a child that has gone mad from filling memory.
+MOST_BYTES: Final = 16 << 20
+# Seconds that a child may take to end once it has said all.
+_LEAVE_SECONDS: Final = 1.0
+_PIECE: Final = 1 << 16
+_MODULE: Final = "cachefs_tools.doctor.answering"
+# Characters of what a child says on stderr that are told.
+_LAST_WORDS: Final = 300
+
+
+class NoAnswer(Exception):
+    """A child has not answered; the text says why."""
+
+
+class Asked(Generic[Facts]):
+    """A child that gathers facts: `module.gather(argument)`, whose result has the type *kind*."""
+
+    def __init__(
+        self,
+        module: str,
+        argument: object,
+        kind: type[Facts],
+        seconds: float,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start it. module: of cachefs_tools.doctor. argument: anything that JSON can hold. environment: variables for
+        the child beside those of this process."""
+        self._kind = kind
+        self._seconds = seconds
+        self._deadline = time.monotonic() + seconds
+        command = [sys.executable, "-P", "-m", _MODULE, module]
+        self._child = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **(environment or {})},
+            start_new_session=True,
+        )
+        assert self._child.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._child.stdin as pipe:
+            pipe.write(msgspec.json.encode(argument))
+
+    def answer(self) -> Facts:
+        """Raises NoAnswer."""
+        try:
+            out, errors = self._heard()
+            if self._ended(bool(out)):
+                said = " ".join(errors.decode(errors="replace").split())
+                raise NoAnswer(f"the check has failed: {said[-_LAST_WORDS:] or 'no reason was given'}")
+            return msgspec.json.decode(out, type=self._kind)
+        except subprocess.TimeoutExpired:
+            raise NoAnswer(f"no answer within {self._seconds:.0f} s") from None
+        except msgspec.MsgspecError as error:
+            raise NoAnswer(f"the check has answered nonsense: {error}") from None
+        finally:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """End the child, and do not wait for it: it may hang in the kernel."""
+        if self._child.poll() is None:
+            self._child.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(0.2)
+        for pipe in (self._child.stdout, self._child.stderr):
+            if pipe is not None:
+                pipe.close()
+
+    def _ended(self, has_answered: bool) -> int:
+        """Its exit status; 0 where it has answered and a thread of its own hangs in the kernel."""
+        try:
+            return self._child.wait(_LEAVE_SECONDS)
+        except subprocess.TimeoutExpired:
+            if has_answered:
+                return 0
+            raise
+
+    def _heard(self) -> tuple[bytes, bytes]:
+        """What it writes to stdout and stderr until both are closed."""
+        out, errors = bytearray(), bytearray()
+        with selectors.DefaultSelector() as selector:
+            for pipe, heard in ((self._child.stdout, out), (self._child.stderr, errors)):
+                assert pipe is not None
+                selector.register(pipe, selectors.EVENT_READ, heard)
+            while selector.get_map():
+                left = self._deadline - time.monotonic()
+                if left <= 0 or len(out) + len(errors) > MOST_BYTES:
+                    raise subprocess.TimeoutExpired(self._child.args, self._seconds)
+                for key, _ in selector.select(left):
+                    if piece := os.read(key.fd, _PIECE):
+                        key.data.extend(piece)
+                    else:
+                        selector.unregister(key.fileobj)
+        return bytes(out), bytes(errors)

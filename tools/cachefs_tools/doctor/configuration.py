@@ -1,0 +1,78 @@
+"""The daemon's configuration: does it hold, and what does it say about directories and origins?
+
+It is read in a child as well: a configuration is checked against its directories, whose disks may hang.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from cachefs_tools.doctor.disks import MEMORY, SSD, STATE, Place
+from cachefs_tools.doctor.finding import Finding, note, ok, problem, warning
+
+
+class ConfigFacts(msgspec.Struct, frozen=True):
+    """What was found."""
+
+    file: str
+    is_there: bool
+    # A package of the daemon that is not installed; empty where all are. Then nothing else is known.
+    lacking: str = ""
+    problems: Sequence[str] = ()
+    remarks: Sequence[str] = ()
+    # What it says, where there is no problem.
+    places: Sequence[Place] = ()
+    socket: str = ""
+    # Seconds that connecting to an origin and waiting for its bytes may take.
+    connect_timeout: float = 5.0
+    read_timeout: float = 20.0
+
+
+def gather(argument: object) -> ConfigFacts:
+    """argument: (path of the file, whether the user has named it). A file that was not named need not be there."""
+    path, is_named = msgspec.convert(argument, tuple[str, bool])
+    is_there = Path(path).exists()
+    try:
+        from cachefs_daemon import config as configuration
+    except ModuleNotFoundError as error:
+        return ConfigFacts(path, is_there, lacking=error.name or "a package")
+    try:
+        config = configuration.load(Path(path) if is_named or is_there else None)
+    except configuration.InvalidConfig as error:
+        return ConfigFacts(path, is_there, problems=error.problems)
+    memory, ssd = config.memory, config.ssd
+    places = [Place(MEMORY, str(memory.dir), config.memory_budget, 0, config.memory_min_free)]
+    if ssd is not None and config.ssd_budget:
+        places.append(Place(SSD, str(ssd.dir), config.ssd_budget, 0, config.ssd_min_free))
+    places.append(Place(STATE, str(config.daemon.state_dir)))
+    return ConfigFacts(
+        path, is_there, remarks=[*config.remarks(), *_notes(config)], places=places, socket=str(config.daemon.socket),
+        connect_timeout=config.origin_timeouts[0], read_timeout=config.origin_timeouts[1],
+    )  # fmt: skip
+
+
+def _notes(config: object) -> Iterator[str]:
+    """What is told of directories to root, who may look at them."""
+    from cachefs_daemon.config import Config
+    from cachefs_daemon.node import store_config
+    from cachefs_daemon.store import config_check
+
+    if os.geteuid() == 0 and isinstance(config, Config):
+        yield from config_check.notes(store_config(config))
+
+
+def findings(facts: ConfigFacts) -> Iterator[Finding]:
+    if facts.lacking:
+        yield note("config.daemon", f"{facts.lacking} is not installed here, so no configuration is checked")
+        return
+    for each in facts.problems:
+        yield problem(
+            "config.file", each, "the daemon does not start with it", "correct it; cachefsd --check-config checks it"
+        )
+    for each in facts.remarks:
+        yield warning("config.remark", each, "it is probably not meant", f"see {facts.file}")
+    if not facts.problems:
+        where = f"{facts.file} is valid" if facts.is_there else f"there is no {facts.file}: defaults hold"
+        yield ok("config.file", where)

@@ -1,0 +1,247 @@
+"""The file systems that the tiers and the daemon's state are on."""
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cachefs.mount_table import file_system_kinds
+from cachefs.sizes import format_size
+from cachefs_tools.doctor.finding import Finding, note, ok, problem, warning
+
+MEMORY: Final = "memory"
+SSD: Final = "ssd"
+STATE: Final = "state"
+IN_MEMORY: Final = ("tmpfs", "ramfs")
+_OF_OTHERS: Final = (
+    "nfs",
+    "nfs4",
+    "cifs",
+    "smb3",
+    "ceph",
+    "lustre",
+    "gpfs",
+    "beegfs",
+    "9p",
+    "virtiofs",
+    "afs",
+    "glusterfs",
+)
+# Room that the daemon's state needs beside snapshots: the index of 10^7 blocks.
+_STATE_ROOM: Final = 2 << 30
+# A tier keeps a little of its budget back.
+_NEARLY: Final = 0.95
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A directory of the daemon."""
+
+    # `memory`, `ssd` or `state`.
+    name: str
+    directory: str
+    # Bytes that the tier may take, that it takes now, and that it leaves free; 0 for the state. None: unknown.
+    budget: int = 0
+    used: int = 0
+    min_free: int | None = 0
+
+
+class DiskFacts(msgspec.Struct, frozen=True):
+    """What was found about a place."""
+
+    place: Place
+    # The directory, or where it is not there, the nearest above it that is.
+    nearest: str
+    # Kind of its file system, such as `ext4`; `?` where nobody can tell.
+    kind: str
+    # Bytes of it, and free for ordinary users.
+    size: int
+    free: int
+    # Names the file system: two places with one number share it.
+    device: int
+    is_root_disk: bool
+    is_read_only: bool
+    # A mount point of /etc/fstab above the directory on which nothing is mounted; empty: there is none.
+    missing_mount: str = ""
+    # Why it cannot be looked at; empty where it can.
+    error: str = ""
+
+
+def gather(argument: object) -> DiskFacts:
+    """argument: a Place."""
+    place = msgspec.convert(argument, Place)
+    directory = Path(place.directory)
+    try:
+        nearest = next(path for path in (directory, *directory.parents) if os.path.lexists(path))
+        device = nearest.stat().st_dev
+        room, mode = shutil.disk_usage(nearest), os.statvfs(nearest).f_flag
+    except OSError as error:
+        return DiskFacts(place, str(directory), "?", 0, 0, 0, False, False, error=error.strerror or str(error))
+    kind = file_system_kinds().get(f"{os.major(device)}:{os.minor(device)}", "?")
+    return DiskFacts(
+        place,
+        str(nearest),
+        kind,
+        room.total,
+        room.free,
+        device,
+        is_root_disk=device == Path("/").stat().st_dev,
+        is_read_only=bool(mode & os.ST_RDONLY),
+        missing_mount=_missing_mount(directory),
+    )
+
+
+def findings(facts: DiskFacts) -> Iterator[Finding]:
+    place = facts.place
+    name = f"disks.{place.name}"
+    if facts.error:
+        yield note(name, f"{place.directory}: {facts.error}", "nothing is known of it", "run doctor as root")
+        return
+    found = list(_wrong(facts, name))
+    yield from found
+    if not found:
+        yield ok(name, f"{place.directory}: {facts.kind} of {format_size(facts.size)}, {format_size(facts.free)} free")
+
+
+def shared(facts: Sequence[DiskFacts]) -> Iterator[Finding]:
+    """Findings about places that share a file system."""
+    found = {each.place.name: each for each in facts if not each.error}
+    state, ssd = found.get(STATE), found.get(SSD)
+    if state is None or ssd is None or state.device != ssd.device:
+        return
+    text = "state_dir is on the file system of the ssd tier"
+    if ssd.place.min_free is None:
+        yield note(
+            "disks.shared",
+            text,
+            "ssd.min_free keeps room for the index; it is in the configuration file",
+            "name the file with --config",
+        )
+    elif ssd.place.min_free == 0:
+        yield warning(
+            "disks.shared",
+            f"{text}, of which the tier leaves nothing free",
+            "where the tier has filled it, the index cannot grow and the daemon does not start",
+            "set ssd.min_free to 5% or more, or put state_dir on another disk",
+        )
+    else:
+        yield ok("disks.shared", f"{text}; ssd.min_free keeps {format_size(ssd.place.min_free)} for it")
+
+
+def _wrong(facts: DiskFacts, name: str) -> Iterator[Finding]:
+    place = facts.place
+    if facts.missing_mount:
+        yield problem(
+            name,
+            f"{place.directory}: nothing is mounted on {facts.missing_mount}, which /etc/fstab names",
+            "the daemon refuses to start, or would fill the disk below",
+            f"mount {facts.missing_mount}",
+        )
+        return
+    if facts.is_read_only:
+        yield problem(
+            name,
+            f"{place.directory} is on a file system that is mounted read-only",
+            "nothing can be kept there",
+            "see dmesg for errors of the disk; mount -o remount,rw",
+        )
+    if place.name == STATE:
+        yield from _wrong_state(facts, name)
+        return
+    yield from _wrong_kind(facts, name)
+    yield from _wrong_room(facts, name)
+
+
+def _wrong_state(facts: DiskFacts, name: str) -> Iterator[Finding]:
+    if facts.kind in _OF_OTHERS:
+        yield problem(
+            name,
+            f"state_dir {facts.place.directory} is on {facts.kind}",
+            "the index is mapped into memory from there: a server that hangs stops the daemon and all mounts",
+            "set state_dir to a directory on a local disk",
+        )
+    elif facts.kind in IN_MEMORY:
+        yield warning(
+            name,
+            f"state_dir {facts.place.directory} is in memory ({facts.kind})",
+            "datasets, pins and what is cached are forgotten when the machine restarts",
+            "set state_dir to a directory on a local disk",
+        )
+    elif facts.free < _STATE_ROOM:
+        yield warning(
+            name,
+            f"state_dir {facts.place.directory} has {format_size(facts.free)} free",
+            "a listing or the index may find no room, and the daemon does not start on a full disk",
+            "free some, or move state_dir",
+        )
+
+
+def _wrong_kind(facts: DiskFacts, name: str) -> Iterator[Finding]:
+    place = facts.place
+    where = f"the {place.name} tier's directory {place.directory} is on {facts.kind}"
+    if facts.kind in _OF_OTHERS or facts.kind.startswith("fuse"):
+        yield problem(
+            name,
+            where,
+            "what is cached there is no nearer than the origin, and hangs with its server",
+            f"set {place.name}.dir to a local file system",
+        )
+    elif place.name == MEMORY and facts.kind not in (*IN_MEMORY, "?"):
+        yield warning(
+            name,
+            where,
+            "the memory tier is as slow as that disk, and wears it",
+            "set memory.dir to a directory of a tmpfs, such as /dev/shm/cachefs",
+        )
+    elif place.name == SSD and facts.kind in IN_MEMORY:
+        yield warning(
+            name,
+            where,
+            "the tier takes memory, and is empty after a restart of the machine",
+            "set ssd.dir to a directory on a local disk",
+        )
+    elif place.name == SSD and facts.kind == "overlay":
+        yield warning(
+            name,
+            f"{where}, the root of a container",
+            "what is cached is lost with the container",
+            "mount a volume of the host there",
+        )
+    elif place.name == SSD and facts.is_root_disk:
+        yield note(
+            name,
+            f"{where}, on the disk of /",
+            "system and cache share the room and the speed of one disk",
+            "mount an SSD of its own there, and set ssd.require_mount to its mount point",
+        )
+
+
+def _wrong_room(facts: DiskFacts, name: str) -> Iterator[Finding]:
+    place = facts.place
+    if not place.budget:
+        return
+    shown = f"the {place.name} tier may take {format_size(place.budget)}"
+    more = "mount -o remount,size=…, or --shm-size for a container" if facts.kind in IN_MEMORY else "free some"
+    if facts.size < place.budget:
+        yield problem(
+            name,
+            f"{shown}, and {place.directory} is on a file system of {format_size(facts.size)}",
+            "the tier is smaller than it seems; on a full tmpfs nothing is kept in memory",
+            f"{more}, or lower {place.name}.budget",
+        )
+    elif facts.free - (place.min_free or 0) + place.used < _NEARLY * place.budget:
+        room = max(0, facts.free - (place.min_free or 0) + place.used)
+        yield warning(
+            name,
+            f"{shown}, and there is room for {format_size(room)} (others fill the file system)",
+            "less is cached, and more is fetched again",
+            f"{more}, or lower {place.name}.budget",
+        )
+
+
+def _missing_mount(directory: Path) -> str:
+    from cachefs_daemon.store.disk_mounts import missing_mount
+
+    return str(missing_mount(directory) or "")

@@ -1,0 +1,262 @@
+"""All checks, in an order in which none disturbs another, and each with a deadline of its own."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from cachefs import __version__
+from cachefs.messages import OriginOptions, Status
+from cachefs.socket_path import DEFAULT_SOCKET
+from cachefs_tools.doctor import (
+    clock,
+    configuration,
+    credentials,
+    disks,
+    fstab,
+    kernel,
+    limits,
+    mounts,
+    node,
+    origins,
+    speed,
+)
+from cachefs_tools.doctor.asking import Asked, NoAnswer
+from cachefs_tools.doctor.finding import Finding, note, problem
+
+# That of the daemon (cachefs_daemon.config), which may not be installed here.
+DEFAULT_CONFIG: Final = Path("/etc/cachefs/cachefsd.toml")
+# Seconds that a check may take. Most take a tenth of one.
+SECONDS: Final = 10.0
+_SPEED_SECONDS: Final = 8.0
+_NODE_SECONDS: Final = 60.0
+_CREDENTIAL_SECONDS: Final = 30.0
+_MOST_PROFILES: Final = 4
+
+Report = Callable[[str], None]  # told what is looked at now
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be looked at."""
+
+    socket: Path
+    # Configuration file of the daemon; None: the system's, or the defaults.
+    config: Path | None
+    # Datasets whose origins are asked; every one where `all_origins` says so.
+    datasets: Sequence[str] = ()
+    all_origins: bool = False
+    fstab: Path = fstab.FSTAB
+
+
+@dataclass(slots=True)
+class Examination:
+    """One run of doctor."""
+
+    wanted: Wanted
+    report: Report
+    found: list[Finding] = field(default_factory=list)
+    _children: list[Asked[Any]] = field(default_factory=list)
+
+    def run(self) -> list[Finding]:
+        """All findings, in the order of the checks. No child goes on afterwards, also where it is interrupted."""
+        try:
+            self._run()
+        finally:
+            for child in self._children:
+                child.give_up()
+        return self.found
+
+    def _ask(
+        self, module: str, argument: object, kind: type[Any], seconds: float, variables: Mapping[str, str] | None = None
+    ) -> Asked[Any]:
+        child: Asked[Any] = Asked(module, argument, kind, seconds, variables)
+        self._children.append(child)
+        return child
+
+    def _run(self) -> None:
+        config = self._configuration()
+        self.report("daemon")
+        facts = self._node(config)
+        self.report("machine")
+        budget = 0
+        places = list(_places(config, facts.status))
+        for place in places:
+            budget = place.budget if place.name == disks.MEMORY else budget
+        started = self._start(facts, places)
+        whose, variables = _asking_as(facts)
+        seen = self._answers(started, facts, budget, whose)
+        for each in seen:
+            if each.place.name != disks.STATE and not each.error and each.nearest == each.place.directory:
+                self.report(f"speed of the {each.place.name} tier")
+                self._speed(each.place)
+        self._origins(config, facts, whose, variables)
+
+    def _configuration(self) -> configuration.ConfigFacts:
+        file = str(self.wanted.config or DEFAULT_CONFIG)
+        asked = self._ask("configuration", (file, self.wanted.config is not None), configuration.ConfigFacts, SECONDS)
+        try:
+            facts: configuration.ConfigFacts = asked.answer()
+        except NoAnswer as error:
+            self.found.append(
+                problem(
+                    "config.file",
+                    f"{file} cannot be checked: {error}",
+                    "a directory that the file names may be on a disk that hangs, and then the daemon hangs too",
+                    "look at the disks, or servers, behind memory.dir, ssd.dir and state_dir",
+                )
+            )
+            return configuration.ConfigFacts(file, True)
+        self.found += configuration.findings(facts)
+        return facts
+
+    def _node(self, config: configuration.ConfigFacts) -> node.NodeFacts:
+        given = self.wanted.socket
+        # A configuration file that was named says where the daemon is, unless the user has said it.
+        if self.wanted.config is not None and given == DEFAULT_SOCKET and config.socket:
+            given = Path(config.socket)
+        question = node.Question(str(given), list(self.wanted.datasets), self.wanted.all_origins)
+        asked = self._ask("node", _builtins(question), node.NodeFacts, _NODE_SECONDS)
+        try:
+            facts: node.NodeFacts = asked.answer()
+        except NoAnswer as error:
+            facts = node.NodeFacts(str(given), error=str(error))
+        self.found += node.findings(facts, __version__, time.time())
+        self.found += node.without_datasets(self.wanted.datasets, facts)
+        return facts
+
+    def _start(self, facts: node.NodeFacts, places: Sequence[disks.Place]) -> dict[str, Asked[Any]]:
+        """Checks that do not disturb each other, all at once."""
+        started: dict[str, Asked[Any]] = {
+            "kernel": self._ask("kernel", None, kernel.KernelFacts, SECONDS),
+            "limits": self._ask("limits", facts.pid, limits.LimitFacts, SECONDS),
+            "clock": self._ask("clock", None, clock.ClockFacts, SECONDS),
+            "mounts": self._ask("mounts", None, list[mounts.MountFacts], mounts.ANSWER_SECONDS + SECONDS),
+            "fstab": self._ask("fstab", str(self.wanted.fstab), fstab.FstabFacts, SECONDS),
+        }
+        for place in places:
+            started[f"disks.{place.name}"] = self._ask("disks", _builtins(place), disks.DiskFacts, SECONDS)
+        return started
+
+    def _answers(
+        self, started: dict[str, Asked[Any]], facts: node.NodeFacts, budget: int, whose: str
+    ) -> list[disks.DiskFacts]:
+        """Findings of what was started. Returns what is known of the places."""
+        names = {each.name for each in facts.datasets} if facts.status is not None else None
+        views = facts.status.mounts if facts.status is not None else None
+        made: dict[str, Callable[[Any], Iterator[Finding]]] = {
+            "kernel": kernel.findings,
+            "limits": lambda found: limits.findings(found, budget),
+            "clock": lambda found: clock.findings(found, time.time() - time.monotonic()),
+            "mounts": lambda found: mounts.findings(found, views, __version__),
+            "fstab": lambda found: fstab.findings(found, names),
+        }
+        seen: list[disks.DiskFacts] = []
+        for name, asked in started.items():
+            group, _, part = name.partition(".")
+            try:
+                answer = asked.answer()
+            except NoAnswer as error:
+                self._silent(name, str(error))
+                continue
+            if part:
+                seen.append(answer)
+                self.found += disks.findings(answer)
+            else:
+                self.found += made[group](answer)
+        self.found += disks.shared(seen)
+        return seen
+
+    def _silent(self, name: str, why: str) -> None:
+        if name.startswith("disks."):
+            self.found.append(
+                problem(
+                    name,
+                    f"the directory of {name.partition('.')[2]}: {why}",
+                    "reads and writes there hang too",
+                    "look at the disk, or the server, behind it",
+                )
+            )
+        else:
+            self.found.append(note(name, f"nothing is known of {name}: {why}"))
+
+    def _speed(self, place: disks.Place) -> None:
+        try:
+            facts = self._ask("speed", place.directory, speed.SpeedFacts, _SPEED_SECONDS).answer()
+        except NoAnswer as error:
+            facts = speed.SpeedFacts(error=str(error))
+        self.found += speed.findings(place.name, place.directory, facts)
+
+    def _origins(
+        self, config: configuration.ConfigFacts, facts: node.NodeFacts, whose: str, variables: Mapping[str, str]
+    ) -> None:
+        options = dict(facts.options)
+        s3 = [each.name for each in facts.datasets if each.url.startswith("s3://")]
+        if s3:
+            self._credentials([options[name] for name in s3 if name in options], whose, variables)
+        names = [each.name for each in facts.datasets] if self.wanted.all_origins else list(self.wanted.datasets)
+        for number, name in enumerate(names):
+            if number >= node.MOST_DATASETS:
+                self.found.append(
+                    note(
+                        "origin.skipped",
+                        f"{len(names) - number:,} more datasets were not asked for",
+                        "",
+                        "name those that matter: cachectl doctor NAME",
+                    )
+                )
+                break
+            view = next((each for each in facts.datasets if each.name == name), None)
+            if view is None:
+                continue
+            self.report(f"origin of {name}")
+            question = origins.Question(
+                name, view.path, options.get(name, OriginOptions()), config.connect_timeout, config.read_timeout
+            )
+            self._origin(question, whose, variables)
+
+    def _credentials(self, used: Sequence[OriginOptions], whose: str, variables: Mapping[str, str]) -> None:
+        if used and all(each.anonymous for each in used):
+            self.found.append(credentials.skipped("all datasets asked for are anonymous"))
+            return
+        profiles = sorted({each.profile or "" for each in used if not each.anonymous}) or [""]
+        for profile in profiles[:_MOST_PROFILES]:
+            self.report("credentials")
+            asked = self._ask("credentials", profile, credentials.CredentialFacts, _CREDENTIAL_SECONDS, variables)
+            try:
+                self.found += credentials.findings(asked.answer(), whose)
+            except NoAnswer as error:
+                self.found.append(credentials.skipped(str(error)))
+
+    def _origin(self, question: origins.Question, whose: str, variables: Mapping[str, str]) -> None:
+        asked = self._ask(
+            "origins", _builtins(question), origins.OriginFacts, origins.LOOK.seconds + SECONDS, variables
+        )
+        try:
+            self.found += origins.findings(asked.answer(), whose)
+        except NoAnswer as error:
+            self.found.append(note("origin.skipped", f"the origin of dataset {question.dataset}: {error}"))
+
+
+def _places(config: configuration.ConfigFacts, status: Status | None) -> Iterator[disks.Place]:
+    """What the daemon says where it answers, else what is configured. min_free is in the configuration only."""
+    if status is None:
+        yield from config.places
+        return
+    free = {each.directory: each.min_free for each in config.places}
+    for tier in status.tiers:
+        yield disks.Place(tier.name, tier.directory, tier.budget, tier.used, free.get(tier.directory))
+    yield disks.Place(disks.STATE, status.state_dir)
+
+
+def _asking_as(facts: node.NodeFacts) -> tuple[str, dict[str, str]]:
+    """In whose name origins are asked, in words, and with which variables."""
+    variables = node.environment_of(facts.pid) if facts.pid else {}
+    return ("with the daemon's environment" if variables else "with your environment, not the daemon's"), variables
+
+
+def _builtins(question: Any) -> Any:
+    import msgspec
+
+    return msgspec.to_builtins(question)

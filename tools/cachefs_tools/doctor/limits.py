@@ -1,0 +1,109 @@
+"""What this process and its control groups may use: open files, memory."""
+
+import contextlib
+import os
+import resource
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from cachefs.cgroup import memory_limits
+from cachefs.sizes import format_size
+from cachefs_tools.doctor.finding import Finding, Level, note, ok, warning
+
+# The daemon opens segments, snapshots and connections; mounts open segments and clones of the device.
+ENOUGH_FILES: Final = 65536
+_HEADROOM: Final = 256 << 20
+
+
+class LimitFacts(msgspec.Struct, frozen=True):
+    """What was found."""
+
+    # The hard limit of open files, of the daemon where it could be seen, else of this process.
+    files: int
+    files_of_daemon: bool
+    # Bytes of memory that the machine has, and that are available.
+    memory: int
+    available: int
+    processors: int
+    # (limit, bytes held) of each control group that limits this process's memory.
+    groups: Sequence[tuple[int, int]] = ()
+
+
+def gather(daemon: object) -> LimitFacts:
+    """daemon: its process number; 0: there is none."""
+    files, seen = resource.getrlimit(resource.RLIMIT_NOFILE)[1], False
+    if isinstance(daemon, int) and daemon > 0:
+        with contextlib.suppress(OSError, ValueError):  # not ours to see
+            files, seen = resource.prlimit(daemon, resource.RLIMIT_NOFILE)[1], True
+    page = os.sysconf("SC_PAGE_SIZE")
+    return LimitFacts(
+        files=files if files != resource.RLIM_INFINITY else 1 << 62,
+        files_of_daemon=seen,
+        memory=page * os.sysconf("SC_PHYS_PAGES"),
+        available=_available() or page * os.sysconf("SC_AVPHYS_PAGES"),
+        processors=len(os.sched_getaffinity(0)),
+        groups=list(memory_limits()),
+    )
+
+
+def findings(facts: LimitFacts, memory_budget: int) -> Iterator[Finding]:
+    """memory_budget: bytes that the memory tier may take; 0: unknown."""
+    whose = "the daemon" if facts.files_of_daemon else "this shell"
+    shown = f"{facts.files:,}" if facts.files < 1 << 60 else "any number of"
+    if facts.files < ENOUGH_FILES:
+        yield Finding(
+            "limits.files",
+            Level.WARNING if facts.files_of_daemon else Level.NOTE,
+            f"{whose} may have {shown} files open (hard limit)",
+            "a daemon or mount with many snapshots, tiers of TiB or thousands of readers cannot open more",
+            f"LimitNOFILE={ENOUGH_FILES} in the unit, or ulimit -Hn {ENOUGH_FILES}",
+        )
+    else:
+        yield ok("limits.files", f"{whose} may have {shown} files open")
+    yield from _groups(facts, memory_budget)
+    if memory_budget > facts.memory:
+        yield warning(
+            "limits.memory",
+            f"the memory tier may take {format_size(memory_budget)}, and the machine has {format_size(facts.memory)}",
+            "the tier takes what there is, and jobs have less",
+            "lower memory.budget",
+        )
+    else:
+        yield ok(
+            "limits.memory",
+            f"{format_size(facts.memory)} of memory, {format_size(facts.available)} available, "
+            f"{facts.processors} processors",
+        )
+
+
+def _groups(facts: LimitFacts, memory_budget: int) -> Iterator[Finding]:
+    if not facts.groups:
+        return
+    limit, held = min(facts.groups, key=lambda each: each[0] - each[1])
+    text = f"a control group allows {format_size(limit)} of memory, of which {format_size(held)} is held"
+    if limit - held < min(_HEADROOM, limit // 8):
+        yield warning(
+            "limits.cgroup",
+            text,
+            "the memory tier shrinks to nothing, and the kernel may kill the daemon or jobs beside it",
+            "raise the limit (MemoryMax=, --memory, resources.limits.memory)",
+        )
+    elif memory_budget > limit:
+        yield warning(
+            "limits.cgroup",
+            f"{text}; the memory tier may take {format_size(memory_budget)}",
+            "what is in the memory tier counts, so the tier is smaller than its budget",
+            "raise the limit, or lower memory.budget",
+        )
+    else:
+        yield note("limits.cgroup", text)
+
+
+def _available() -> int:
+    try:
+        with open("/proc/meminfo") as file:
+            return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return 0

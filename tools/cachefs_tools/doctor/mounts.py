@@ -1,0 +1,125 @@
+"""The mounts of this machine: do they answer, and does the daemon know them?"""
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from cachefs.messages import MountView
+from cachefs.mount_table import mount_points
+from cachefs_tools.cachectl.display import name as shown
+from cachefs_tools.doctor.finding import Finding, note, ok, problem, warning
+
+# Seconds that all mounts have to answer, and how many are asked.
+ANSWER_SECONDS: Final = 4.0
+MOST: Final = 256
+ANSWERS: Final = "answers"
+DEAD: Final = "dead"
+HANGS: Final = "hangs"
+# Findings of one kind that are listed; more of them are counted.
+_LISTED: Final = 8
+
+
+class MountFacts(msgspec.Struct, frozen=True):
+    """A mount of the kernel's table."""
+
+    path: str
+    spec: str
+    # `answers`, `dead`, `hangs`, or what the kernel says.
+    state: str
+
+
+def gather(_: object) -> list[MountFacts]:
+    points = mount_points()[:MOST]
+    states = dict.fromkeys((str(point.path) for point in points), HANGS)
+
+    def look(path: str) -> None:
+        try:
+            os.statvfs(path)
+            states[path] = ANSWERS
+        except OSError as error:
+            states[path] = DEAD if error.errno == errno.ENOTCONN else error.strerror or str(error)
+
+    threads = [threading.Thread(target=look, args=(path,), daemon=True) for path in states]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + ANSWER_SECONDS
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return [MountFacts(str(point.path), point.spec, states[str(point.path)]) for point in points]
+
+
+def findings(found: Sequence[MountFacts], known: Sequence[MountView] | None, version: str) -> Iterator[Finding]:
+    """known: what the daemon says; None: no daemon answers. version: of cachectl."""
+    yield from _limited([finding for each in found for finding in _of_mount(each)])
+    living = sum(each.state == ANSWERS for each in found)
+    if living:
+        yield ok("mounts.alive", f"{living} mount{'s answer' if living > 1 else ' answers'}")
+    elif not found:
+        yield note("mounts.none", "nothing is mounted here")
+    if known is not None:
+        yield from _limited([finding for each in known for finding in _as_daemon_says(each, version)])
+        yield from _unknown(found, known)
+
+
+def _of_mount(each: MountFacts) -> Iterator[Finding]:
+    if each.state == ANSWERS:
+        return
+    way_out = f"cachectl umount {shown(each.path)}, then mount again"
+    if each.state == DEAD:
+        yield problem(
+            "mounts.dead",
+            f"{shown(each.path)}: its process is gone",
+            "everything there fails (Transport endpoint is not connected)",
+            way_out,
+        )
+    elif each.state == HANGS:
+        yield problem(
+            "mounts.hangs",
+            f"{shown(each.path)} has not answered within {ANSWER_SECONDS:.0f} s",
+            "whoever reads there waits; its process is stopped, or stuck",
+            way_out,
+        )
+    else:
+        yield note(
+            "mounts.error",
+            f"{shown(each.path)}: {each.state}",
+            "files there cannot be read by this user",
+            "look at the rights of the directories above, and at allow_other",
+        )
+
+
+def _as_daemon_says(each: MountView, version: str) -> Iterator[Finding]:
+    path = shown(each.mountpoint)
+    if each.detached and each.alive:
+        yield note(
+            "mounts.detached",
+            f"{path} was unmounted while files were open (process {each.pid})",
+            "it goes on for those who have files open, and ends with them",
+        )
+    if each.alive and each.version and each.version != version:
+        yield warning(
+            "mounts.version",
+            f"the mount at {path} is of version {each.version}, cachectl of {version}",
+            "mounts, daemon and commands of two versions are not tested together",
+            f"when nobody reads there: cachectl umount {path}, then mount again",
+        )
+
+
+def _unknown(found: Sequence[MountFacts], known: Sequence[MountView]) -> Iterator[Finding]:
+    told = {each.mountpoint for each in known}
+    others = [shown(each.path) for each in found if each.state == ANSWERS and each.path not in told]
+    if others:
+        more = f" and {len(others) - 1:,} more" if len(others) > 1 else ""
+        yield note("mounts.unknown", f"{others[0]}{more}: of another daemon, or just mounted")
+
+
+def _limited(found: Sequence[Finding]) -> Iterator[Finding]:
+    yield from found[:_LISTED]
+    if len(found) > _LISTED:
+        last = found[_LISTED]
+        yield msgspec.structs.replace(last, found=f"… and {len(found) - _LISTED:,} more mounts like these")

@@ -1,0 +1,179 @@
+"""The daemon of this node: is it there, does it answer, and may this user ask it?"""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cachefs.errors import CachefsError, DaemonUnavailable
+from cachefs.listener import is_stopped, listening_process
+from cachefs.messages import DatasetName, DatasetView, Empty, OriginOptions, Status
+from cachefs.rpc import DATASET_LIST, DATASET_SHOW, STATUS, DaemonClient, refusal
+from cachefs_tools.cachectl.display import duration
+from cachefs_tools.cachectl.display import name as shown
+from cachefs_tools.doctor.finding import Finding, note, ok, problem, warning
+
+CALL_SECONDS: Final = 5.0
+SHOW_SECONDS: Final = 30.0
+# Datasets of which the options are asked for: each takes the daemon a walk over the dataset's blocks.
+MOST_DATASETS: Final = 16
+# Errors of the last hour, which count as of now.
+_RECENT: Final = 3600.0
+# Variables by which the daemon finds credentials, authorities and proxies. A check that asks in its place needs them.
+_OF_ORIGINS: Final = ("AWS_", "GOOGLE_", "AZURE_", "HF_", "REQUESTS_CA_BUNDLE", "SSL_CERT_", "HOME", "CURL_CA_BUNDLE")
+_PROXIES: Final = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
+
+
+class Question(msgspec.Struct, frozen=True):
+    """What is asked for."""
+
+    socket: str
+    # Names of datasets whose options are wanted.
+    datasets: Sequence[str] = ()
+    # Those of all datasets are.
+    all_datasets: bool = False
+
+
+class NodeFacts(msgspec.Struct, frozen=True):
+    """What was found."""
+
+    socket: str
+    # Why nobody can be asked there; empty where somebody listens and this user may ask.
+    refusal: str = ""
+    # The daemon's process; 0: unknown.
+    pid: int = 0
+    is_stopped: bool = False
+    # None: it has not answered; then `error` says why.
+    status: Status | None = None
+    datasets: Sequence[DatasetView] = ()
+    options: Mapping[str, OriginOptions] = {}
+    error: str = ""
+
+
+def gather(argument: object) -> NodeFacts:
+    """argument: a Question."""
+    wanted = msgspec.convert(argument, Question)
+    socket = Path(wanted.socket)
+    if reason := refusal(socket):
+        return NodeFacts(wanted.socket, reason)
+    pid = listening_process(socket) or 0
+    if pid and is_stopped(pid):
+        return NodeFacts(wanted.socket, pid=pid, is_stopped=True, error="it is stopped")
+    try:
+        client = DaemonClient(socket)
+        status = client.call(STATUS, Empty(), CALL_SECONDS)
+        datasets = client.call(DATASET_LIST, Empty(), CALL_SECONDS).datasets
+        known = [each.name for each in datasets]
+        names = known if wanted.all_datasets else [name for name in wanted.datasets if name in known]
+        details = [client.call(DATASET_SHOW, DatasetName(name=name), SHOW_SECONDS) for name in names[:MOST_DATASETS]]
+        options = {detail.dataset.name: detail.options for detail in details}
+    except DaemonUnavailable as error:
+        return NodeFacts(wanted.socket, pid=pid, error=str(error))
+    except CachefsError as error:
+        return NodeFacts(wanted.socket, pid=pid, error=f"it answers with an error: {error}")
+    return NodeFacts(wanted.socket, "", status.pid, False, status, datasets, options)
+
+
+def environment_of(process: int) -> dict[str, str]:
+    """Variables of the daemon that say how it reaches origins. Empty where this user may not see them."""
+    try:
+        content = Path(f"/proc/{process}/environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (os.fsdecode(item).partition("=") for item in content.split(b"\0"))
+    return {name: value for name, _, value in pairs if name.startswith(_OF_ORIGINS) or name.lower() in _PROXIES}
+
+
+def findings(facts: NodeFacts, version: str, now: float) -> Iterator[Finding]:
+    """version: of cachectl. now: seconds since the epoch."""
+    if facts.status is None:
+        yield _absent(facts)
+        return
+    status = facts.status
+    yield ok(
+        "daemon.answers",
+        f"cachefsd {status.version} answers at {facts.socket} (pid {status.pid}, up "
+        f"{duration(status.uptime)}), datasets: {status.datasets:,}",
+    )
+    if status.version != version:
+        yield warning(
+            "daemon.version",
+            f"the daemon is of version {status.version}, cachectl of {version}",
+            "daemon, mounts and commands of two versions are not tested together",
+            "systemctl restart cachefsd after an upgrade",
+        )
+    for tier in status.tiers:
+        if tier.problem:
+            yield problem(
+                f"daemon.tier_{tier.name}",
+                f"the {tier.name} tier: {tier.problem}",
+                "it takes no new blocks, so more is fetched again",
+                "see cachectl status, and the disk",
+            )
+    if status.cluster.problem:
+        yield warning(
+            "daemon.cluster",
+            f"the cluster: {shown(status.cluster.problem)}",
+            "nodes may not see each other",
+            "see cachectl cluster",
+        )
+    recent = [error for error in status.errors if now - error.when < _RECENT]
+    if recent:
+        last = max(recent, key=lambda error: error.when)
+        yield warning(
+            "daemon.errors",
+            f"{sum(error.count for error in recent):,} failures, the last {now - last.when:.0f}"
+            f" s ago: {shown(last.subject)}: {shown(last.message)}",
+            "reads may have failed or waited",
+            "cachectl errors shows all",
+        )
+
+
+def _absent(facts: NodeFacts) -> Finding:
+    away = "mounts serve what is cached, and nothing can be fetched, mounted or published"
+    if facts.is_stopped:
+        return problem(
+            "daemon.stopped", f"the daemon is stopped (process {facts.pid})", away, f"kill -CONT {facts.pid}"
+        )
+    if facts.refusal.startswith("you may not"):
+        return problem(
+            "daemon.rights",
+            facts.refusal,
+            "this user can neither look nor publish jobs; reading through a mount works",
+            "the directories above the socket must let this user through "
+            "(chmod o+x); see docs/operations.md#who-may-do-what",
+        )
+    if facts.refusal or not facts.pid:
+        return problem(
+            "daemon.answers",
+            facts.refusal or f"nobody listens at {facts.socket}",
+            away,
+            "systemctl start cachefsd, or name another socket with --socket; journalctl -u cachefsd says why it ended",
+        )
+    return problem(
+        "daemon.answers",
+        f"process {facts.pid} listens at {facts.socket}: {facts.error}",
+        away,
+        "see its log; a disk of state_dir that hangs holds it up",
+    )
+
+
+def without_datasets(names: Sequence[str], facts: NodeFacts) -> Iterator[Finding]:
+    """Datasets that were named and are not there."""
+    known = {each.name for each in facts.datasets}
+    for name in names:
+        if facts.status is not None and name not in known:
+            yield problem(
+                "daemon.dataset",
+                f"there is no dataset {shown(name)}",
+                "nobody can read it",
+                "cachectl dataset list shows all; cachectl dataset add adds one",
+            )
+    if facts.status is None and names:
+        yield note(
+            "origin.skipped",
+            f"datasets were named ({', '.join(map(shown, names[:4]))}), and no daemon answers",
+            "their origins are not known, and were not asked",
+        )

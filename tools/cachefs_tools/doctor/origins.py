@@ -1,0 +1,120 @@
+"""Does the origin of a dataset answer, how quickly, and if not, why? This costs requests, so it is made on demand."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cachefs.errors import CachefsError
+from cachefs.messages import OriginOptions
+from cachefs.sizes import format_size
+from cachefs_tools.cachectl.display import name as shown
+from cachefs_tools.doctor.finding import Finding, note, ok, problem, warning
+from cachefs_tools.origin_speed import Look, OriginSpeed, measure
+
+# At most 20 requests and 17 MiB.
+LOOK: Final = Look(small=12, widths=(4,), large=8, large_bytes=2 << 20, seconds=20.0)
+# Seconds of a small read above which one stream is slow, whatever the bandwidth.
+_SLOW: Final = 0.5
+
+
+class Question(msgspec.Struct, frozen=True):
+    """Which dataset."""
+
+    dataset: str
+    # Its snapshot's file.
+    snapshot: str
+    options: OriginOptions
+    # Of the daemon's configuration: seconds, and directories of which one must have a file:// dataset in it.
+    connect_timeout: float = 5.0
+    read_timeout: float = 10.0
+    look: Look = LOOK
+
+
+class OriginFacts(msgspec.Struct, frozen=True):
+    """What was found."""
+
+    dataset: str
+    url: str = ""
+    endpoint: str = ""
+    speed: OriginSpeed = OriginSpeed()
+    # Why nothing was asked; empty where it was.
+    error: str = ""
+
+
+def gather(argument: object) -> OriginFacts:
+    """argument: a Question."""
+    from cachefs_daemon.origin.base import OriginSettings
+
+    wanted = msgspec.convert(argument, Question)
+    settings = OriginSettings(
+        max_connections=max(wanted.look.widths),
+        connect_timeout=wanted.connect_timeout,
+        read_timeout=wanted.read_timeout,
+        hedge_share=0.0,
+    )
+    try:
+        speed = measure(Path(wanted.snapshot), wanted.options, settings, wanted.look)
+    except CachefsError as error:
+        return OriginFacts(wanted.dataset, error=str(error))
+    return OriginFacts(wanted.dataset, speed=speed)
+
+
+def findings(facts: OriginFacts, whose: str) -> Iterator[Finding]:
+    """whose: whose credentials were used, for people."""
+    speed, dataset = facts.speed, f"dataset {shown(facts.dataset)}"
+    if facts.error:
+        yield note("origin.skipped", f"{dataset}: its origin was not asked: {shown(facts.error)}")
+        return
+    if speed.error:
+        yield from _failed(facts, whose)
+        return
+    if not speed.requests and not speed.bytes:
+        yield note("origin.empty", f"{dataset} has no file with bytes in it, so its origin was not asked")
+        return
+    best = max((each.bytes for each in speed.throughput), default=0.0)
+    text = (
+        f"{dataset}: first byte to last of a small read {1e3 * speed.p50:.1f} ms (p99 {1e3 * speed.p99:.1f} ms), "
+        f"{best / 1e6:,.0f} MB/s with {max(LOOK.widths)} requests at once, asked {whose}: {speed.requests} requests, "
+        f"{format_size(speed.bytes)}"
+    )
+    if speed.p50 > _SLOW:
+        yield warning(
+            "origin.speed",
+            text,
+            "readers of what nobody has foreseen wait so long for each file",
+            "publish the order of reading (cachefs run), and see cachectl bench",
+        )
+    else:
+        yield ok("origin.speed", text)
+
+
+def _failed(facts: OriginFacts, whose: str) -> Iterator[Finding]:
+    text = f"dataset {shown(facts.dataset)}, asked {whose}: {shown(facts.speed.message)}"
+    waits = "what is not cached cannot be read"
+    match facts.speed.error:
+        case "ObjectChanged":
+            yield warning(
+                "origin.changed",
+                text,
+                "reads of such objects fail with ESTALE",
+                f"cachectl dataset refresh {shown(facts.dataset)}",
+            )
+        case "OriginAccessDenied":
+            yield problem("origin.refused", text, waits, "see the finding about credentials, and the bucket's policy")
+        case _ if "AWS_CA_BUNDLE" in text or "REQUESTS_CA_BUNDLE" in text:
+            yield problem(
+                "origin.tls",
+                text,
+                waits,
+                "AWS_CA_BUNDLE=/path/authorities.pem in /etc/cachefs/cachefsd.env "
+                "(s3://), REQUESTS_CA_BUNDLE for others; then restart the daemon",
+            )
+        case _:
+            yield problem(
+                "origin.unreachable",
+                text,
+                waits,
+                "check endpoint, network and proxies from this machine: curl -v ENDPOINT",
+            )

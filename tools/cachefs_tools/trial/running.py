@@ -1,0 +1,104 @@
+"""Runs the job of a trial, and reads what it reports."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+
+import msgspec
+
+from cachefs.errors import CachefsError
+from cachefs.publishing.channel import JOB_VARIABLE
+from cachefs.socket_path import SOCKET_VARIABLE
+from cachefs_tools.scratch_node import WITH_PARENT, wait
+from cachefs_tools.training_loop import EpochReport, read_report
+from cachefs_tools.trial.load import Choice, Job
+
+_SLOWER: Final = 5.0
+_START_SECONDS: Final = 90.0
+
+
+class Epoch(msgspec.Struct, frozen=True):
+    """How the job fared in an epoch."""
+
+    samples: int
+    seconds: float
+    # Seconds that it waited for data, those before its first batch included.
+    waited: float
+    # Seconds before its first batch.
+    first_batch: float
+    # Seconds of a sample's read.
+    read_p50: float
+    read_p99: float
+
+    @property
+    def waiting(self) -> float:
+        """The share of its time that it waited, without the wait for its first batch: a long job has that once."""
+        return max(0.0, self.waited - self.first_batch) / max(1e-9, self.seconds - self.first_batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where the job of a trial runs."""
+
+    # The mount, and the daemon's socket.
+    root: Path
+    socket: Path
+    # Name of the job.
+    name: str
+    # An empty directory.
+    work: Path
+
+
+def run(stage: Stage, job: Job, choice: Choice, progress: Callable[[int], None]) -> list[Epoch]:
+    """Run the job. progress: told how many samples of the epoch it has. Raises CachefsError where it fails, or takes
+    far too long."""
+    report = stage.work / "report"
+    given = {
+        "root": os.fsdecode(stage.root), "paths": [sample.path.hex() for sample in choice.samples], "rate": job.rate,
+        "batch": job.batch, "workers": job.workers, "epochs": job.epochs, "report": os.fsdecode(report),
+    }  # fmt: skip
+    command = [*WITH_PARENT, sys.executable, "-P", "-m", "cachefs_tools.trial.job"]
+    variables = {**os.environ, SOCKET_VARIABLE: str(stage.socket.absolute()), JOB_VARIABLE: stage.name}
+    variables.pop("CACHEFS_PUBLISHER", None)
+    limit = _START_SECONDS + _SLOWER * job.epochs * max(1.0, len(choice.samples) / job.rate)
+    with report.with_suffix(".err").open("w+b") as errors:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=variables, start_new_session=True
+        )
+        late = threading.Timer(limit, process.kill)
+        try:
+            late.start()
+            assert process.stdin is not None
+            assert process.stdout is not None
+            with process.stdin as pipe:
+                pipe.write(json.dumps(given).encode())
+            for line in process.stdout:
+                progress(int(line))
+            status = process.wait()
+        finally:
+            late.cancel()
+            process.kill()
+            wait(process)
+        if status:
+            raise CachefsError(f"the job of the trial {_why(errors, status, limit)}")
+    return [_summed(epoch) for epoch in read_report(report)]
+
+
+def _why(errors: IO[bytes], status: int, limit: float) -> str:
+    errors.seek(0)
+    said = errors.read().decode(errors="replace").strip().splitlines()
+    last = said[-1] if said else "it said nothing"
+    return f"has not ended within {limit:.0f} s: {last}" if status < 0 else f"failed: {last}"
+
+
+def _summed(epoch: EpochReport) -> Epoch:
+    return Epoch(
+        epoch.samples, epoch.end - epoch.begin, sum(epoch.waits), epoch.waits[0] if epoch.waits else 0.0,
+        epoch.read_p50, epoch.read_p99,
+    )  # fmt: skip

@@ -1,0 +1,101 @@
+"""A whole trial, step by step. It leaves nothing behind: no mount, no file, and on the node no block that was not there
+before, where this user may evict."""
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cachefs.errors import AccessDenied, CachefsError
+from cachefs.messages import DatasetDetail, Empty, Selection
+from cachefs.rpc import EVICT, STATUS, DaemonClient
+from cachefs_tools.doctor import node, origins
+from cachefs_tools.doctor.asking import Asked, NoAnswer
+from cachefs_tools.origin_speed import OriginSpeed
+from cachefs_tools.scratch_node import mounted, require_fuse
+from cachefs_tools.trial import running, warm
+from cachefs_tools.trial.load import Choice, Job, Sample, look_of
+from cachefs_tools.trial.verdict import Figures
+
+_EVICTED_AT_ONCE: Final = 2000
+_GRACE: Final = 20.0
+
+Step = Callable[[str, int], None]  # told of a step and of the samples that are done in it
+
+
+@dataclass(slots=True)
+class Trial:
+    """One trial of a dataset."""
+
+    client: DaemonClient
+    socket: Path
+    detail: DatasetDetail
+    job: Job
+    choice: Choice
+    step: Step
+    # What could not be done; one line each.
+    remarks: list[str] = field(default_factory=list)
+
+    def run(self) -> Figures:
+        """Raises CachefsError, OSError."""
+        require_fuse()
+        status = self.client.call(STATUS, Empty(), 20.0)
+        self.step("asking the origin", 0)
+        origin = self._origin(status.pid)
+        with (
+            self._as_before(),
+            tempfile.TemporaryDirectory(prefix="cachectl-bench-", ignore_cleanup_errors=True) as made,
+        ):
+            work = Path(made)
+            dataset = self.detail.dataset
+            with mounted(f"{dataset.name}@{dataset.snapshot}", work / "mnt", self.socket, work / "mount.log"):
+                stage = running.Stage(work / "mnt", self.socket, f"bench-{dataset.name}", work)
+                epochs = running.run(stage, self.job, self.choice, lambda done: self.step("playing the job", done))
+                self.step("reading what is here", 0)
+                speed = self._warm(work / "mnt", work)
+        capacity = sum(tier.budget for tier in status.tiers)
+        return Figures(self.job, self.choice, origin, epochs, speed, dataset.bytes, capacity)
+
+    def _origin(self, daemon: int) -> OriginSpeed:
+        """As the daemon would ask it, where its environment can be seen."""
+        look = look_of(self.job, self.choice.mean)
+        question = origins.Question(self.detail.dataset.name, self.detail.dataset.path, self.detail.options, look=look)
+        asked = Asked(
+            "origins", msgspec.to_builtins(question), origins.OriginFacts, look.seconds + _GRACE,
+            node.environment_of(daemon),
+        )  # fmt: skip
+        try:
+            facts = asked.answer()
+        except NoAnswer as error:
+            return OriginSpeed(error="NoAnswer", message=str(error))
+        return facts.speed if not facts.error else OriginSpeed(error="CachefsError", message=facts.error)
+
+    def _warm(self, mount: Path, work: Path) -> warm.WarmSpeed | None:
+        try:
+            return warm.measure(mount, work, self.choice.samples)
+        except (CachefsError, OSError) as error:
+            self.remarks.append(f"warm reads were not measured: {error}")
+            return None
+
+    @contextlib.contextmanager
+    def _as_before(self) -> Iterator[None]:
+        """In the end, evict what was not on the node."""
+        try:
+            yield
+        finally:
+            self.step("cleaning up", 0)
+            try:
+                for start in range(0, len(self.choice.cold), _EVICTED_AT_ONCE):
+                    self._evict(self.choice.cold[start : start + _EVICTED_AT_ONCE])
+            except AccessDenied:
+                self.remarks.append("what was fetched stays on the node: only administrators may evict it")
+            except CachefsError as error:
+                self.remarks.append(f"what was fetched stays on the node: {error}")
+
+    def _evict(self, samples: Sequence[Sample]) -> None:
+        paths = [sample.path for sample in samples]
+        self.client.call(EVICT, Selection(dataset=self.detail.dataset.name, paths=paths), 60.0)

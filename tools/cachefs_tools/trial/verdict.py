@@ -1,0 +1,122 @@
+"""What the figures of a trial mean, in words, and what to change."""
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import msgspec
+
+from cachefs.sizes import format_size
+from cachefs_tools.origin_speed import OriginSpeed
+from cachefs_tools.trial.load import Choice, Job
+from cachefs_tools.trial.running import Epoch
+from cachefs_tools.trial.warm import WarmSpeed
+
+# Shares of waiting below which nobody would notice, and from which something should be changed.
+NOTHING: Final = 0.01
+MUCH: Final = 0.05
+# Warm reads through a mount that are slower than this, beside native ones, have a cause.
+_SLOW: Final = 0.6
+
+
+class Figures(msgspec.Struct, frozen=True):
+    """What a trial has found."""
+
+    job: Job
+    choice: Choice
+    origin: OriginSpeed
+    epochs: Sequence[Epoch]
+    warm: WarmSpeed | None
+    # Bytes of the whole dataset, and that all tiers of the node may take.
+    dataset_bytes: int
+    capacity: int
+
+    @property
+    def demand(self) -> float:
+        """Bytes per second that the job takes."""
+        return self.job.rate * self.choice.mean
+
+    @property
+    def origin_bytes(self) -> float:
+        """Bytes per second that the origin brings at best, as measured."""
+        return max((each.bytes for each in self.origin.throughput), default=0.0)
+
+
+def verdict(found: Figures) -> Iterator[str]:
+    """Sentences, the answer first."""
+    if found.epochs:
+        yield _first_epoch(found)
+    if len(found.epochs) > 1:
+        yield _later_epochs(found)
+    yield from _advice(found)
+
+
+def _first_epoch(found: Figures) -> str:
+    share = found.epochs[0].waiting
+    here = 1 - len(found.choice.cold) / len(found.choice.samples)
+    note = (
+        f" ({here:.0%} of these files were on the node already, so a real first epoch waits more)" if here > 0.1 else ""
+    )
+    return f"A job of {found.job.rate:,.0f} samples/s {_waits(share)} in its first epoch{note}."
+
+
+def _later_epochs(found: Figures) -> str:
+    share = sum(epoch.waiting for epoch in found.epochs[1:]) / (len(found.epochs) - 1)
+    missing = 1 - min(1.0, found.capacity / max(1, found.dataset_bytes))
+    if missing <= 0:
+        return f"In later epochs it {_waits(share)}: the tiers hold the whole dataset."
+    expected = missing * found.epochs[0].waiting + (1 - missing) * share
+    return (
+        f"In later epochs it {_waits(share)} for files that are on the node. But the tiers hold {1 - missing:.0%} of "
+        f"the dataset; the rest is fetched in each epoch: count with {_percent(expected)}."
+    )
+
+
+def _advice(found: Figures) -> Iterator[str]:
+    demand, origin = found.demand, found.origin_bytes
+    waits = bool(found.epochs) and found.epochs[0].waiting > MUCH
+    if found.origin.error:
+        yield f"The origin failed ({found.origin.message}); see cachectl doctor."
+    elif origin and origin < demand:
+        yield (
+            f"The origin brings {_speed(origin)} at best, and the job takes {_speed(demand)}: the first epoch takes at "
+            f"least {demand / origin:.1f} times as long. Warm the dataset up before (cachectl warmup), or start on "
+            "several nodes that share what they fetch."
+        )
+    elif waits:
+        yield (
+            "The origin is quick enough, so the waits are those of a short run or of few workers: try more --workers "
+            "and --seconds, and publish the order in the job (cachefs run)."
+        )
+    slow = [epoch for epoch in found.epochs[1:] if epoch.waiting > MUCH]
+    if slow and found.warm is not None:
+        if found.warm.tier < demand:
+            yield (
+                f"One reader gets {_speed(found.warm.tier)} out of the tiers, and the job takes {_speed(demand)}: more "
+                "workers, a faster SSD, or a larger memory.budget."
+            )
+        else:
+            yield f"The tiers are quick enough ({_speed(found.warm.tier)} for one reader): give the job more workers."
+    if found.capacity < found.dataset_bytes:
+        yield (
+            f"The dataset has {format_size(found.dataset_bytes)} and the tiers {format_size(found.capacity)}: raise "
+            "ssd.budget, or use several nodes, so that later epochs need no origin."
+        )
+    if found.warm is not None and found.warm.ratio < _SLOW:
+        yield (
+            f"Warm reads have {found.warm.ratio:.0%} of the speed of a native file: see cachectl doctor, "
+            "and docs/posix.md#the-shield."
+        )
+
+
+def _waits(share: float) -> str:
+    if share < NOTHING:
+        return "would not wait for data"
+    return f"would wait for data {_percent(share)} of its time"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.1f} %"
+
+
+def _speed(count: float) -> str:
+    return f"{count / 1e6:,.0f} MB/s"

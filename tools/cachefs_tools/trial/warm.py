@@ -1,0 +1,97 @@
+"""Reads of what is on the node: from a tier, and out of the page cache beside a native copy of the same files."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+import cachefs_tools
+from cachefs.errors import CachefsError
+from cachefs_tools.kernel_pages import forget_pages
+from cachefs_tools.trial.load import Sample
+
+# Bytes and files that are copied.
+MOST_BYTES: Final = 64 << 20
+MOST_FILES: Final = 1000
+_PYREAD: Final = Path(cachefs_tools.__file__).parent / "bench" / "pyread.py"
+_ROUNDS: Final = 3
+_SECONDS: Final = 120.0
+
+
+class WarmSpeed(msgspec.Struct, frozen=True):
+    """What was found."""
+
+    # Of files that are not in the page cache: bytes per second that one reader gets, and seconds of a read (median).
+    tier: float
+    tier_p50: float
+    # Microseconds of open, read and close of a file in the page cache: natively, and through the mount.
+    native_us: float
+    mount_us: float
+
+    @property
+    def ratio(self) -> float:
+        """Speed through the mount to that of the native file."""
+        return self.native_us / self.mount_us if self.mount_us else 0.0
+
+
+def measure(mount: Path, work: Path, samples: Sequence[Sample]) -> WarmSpeed:
+    """Read files that are all on the node. *work* is a directory on a local disk. Raises CachefsError, OSError."""
+    names = _readable(samples)
+    forget_pages(mount / name for name in names)
+    took, count = [], 0
+    for name in names:
+        began = time.perf_counter()
+        count += len((mount / name).read_bytes())
+        took.append(time.perf_counter() - began)
+    native = work / "native"
+    for name in names:
+        _copy(mount / name, native / name)
+    # Anew, one file of each tree in turn, so that their pages lie alike in memory (see cachefs_tools.kernel_pages).
+    for root in (native, mount):
+        forget_pages(root / name for name in names)
+    for name in names:
+        for root in (native, mount):
+            (root / name).read_bytes()
+    native_us, mount_us = _timed(work, names, native, mount)
+    return WarmSpeed(count / sum(took), sorted(took)[len(took) // 2], native_us, mount_us)
+
+
+def _readable(samples: Sequence[Sample]) -> list[str]:
+    """Names that a list with one in a line can have, within the bounds."""
+    names: list[str] = []
+    room = MOST_BYTES
+    for sample in samples[: 4 * MOST_FILES]:
+        name = os.fsdecode(sample.path)
+        if name.isprintable() and sample.size <= room and len(names) < MOST_FILES:
+            names.append(name)
+            room -= sample.size
+    if not names:
+        raise CachefsError(
+            "no file of the trial is small enough, and has a plain name, to be compared with a native copy"
+        )
+    return names
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("wb") as file:
+        file.write(source.read_bytes())
+        file.flush()
+        os.fsync(file.fileno())  # pages that are dirty cannot be dropped
+
+
+def _timed(work: Path, names: Sequence[str], native: Path, mount: Path) -> tuple[float, float]:
+    listing = work / "names"
+    listing.write_text("\n".join(names) + "\n")
+    command = [sys.executable, str(_PYREAD), str(listing), str(_ROUNDS), str(native), str(mount)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+    if done.returncode:
+        raise CachefsError(f"{_PYREAD.name} failed: {done.stderr.strip()[-300:]}")
+    theirs, ours = json.loads(done.stdout)["open"]
+    return float(theirs), float(ours)
