@@ -71,6 +71,8 @@ class Op(StrEnum):
     LEARNED = "learned"
     # A consumer ends.
     CLOSE = "close"
+    # The training process is about to end.
+    FINISH = "finish"
 
 
 class Unheard(Exception):
@@ -169,6 +171,8 @@ class Channel:
     def close(self) -> None:
         """The process ends, and with it the helper."""
         if self.is_ours and not self.is_closed:
+            with contextlib.suppress(Unheard):
+                self.line.send({"op": Op.FINISH}, wait=False)
             self.hear()
             self.is_closed = True
             self.line.close()
@@ -189,6 +193,11 @@ class Channel:
 
 
 _channel: Channel | None = None
+
+
+def has_published() -> bool:
+    """Has this process itself a channel?"""
+    return _channel is not None and _channel.is_ours
 
 
 def channel() -> Channel:
@@ -242,6 +251,11 @@ def say_once(line: str) -> None:
     if line not in _said and len(_said) < MOST_LINES:
         _said.add(line)
         _print(line)
+
+
+def say(line: str) -> None:
+    """Print a line that is about no problem."""
+    _print(line)
 
 
 def _print(line: str) -> None:

@@ -32,32 +32,51 @@ class Unknown(StrEnum):
 
 _WORDS: Final = {
     Unknown.FILES: (
-        "a loader of {dataset}: nothing that the dataset lists says which file a sample is, so its first epoch is not "
-        'read ahead; publish its files in the code (docs/publishing.md, "In the code")'
+        "its files are being learned, and read ahead from epoch 2 on; nothing that the dataset lists says which file a "
+        'sample is, so for epoch 1 publish its files in the code (docs/publishing.md, "In the code")'
     ),
     Unknown.PARTS: (
-        "a loader of {dataset}: its samples are parts of a few files, which are brought whole where they fit on the "
+        "not understood: its samples are parts of a few files, which are brought whole where they fit on the "
         "node, and not in the order of the samples; publish its records in the code, if they are npy, tar, TFRecord or "
         'all of one size (docs/publishing.md, "Records in large files")'
     ),
     Unknown.ORDER: (
-        "a loader of {dataset}: the order that {sampler} gives is known only as it is drawn; if iterating it once more "
+        "not understood: the order that {sampler} gives is known only as it is drawn; if iterating it once more "
         'changes nothing, mark it with cachefs.pure_sampler (docs/publishing.md, "Samplers that are pure")'
     ),
     Unknown.NUMBERS: (
-        "a loader of {dataset}: what {sampler} draws is no numbers of samples, so nothing is read ahead; publish its "
+        "not understood: what {sampler} draws is no numbers of samples, so nothing is read ahead; publish its "
         'files in the code (docs/publishing.md, "In the code")'
     ),
     Unknown.STREAM: (
-        "{dataset} is an IterableDataset, which alone knows what it reads; publish its shards with cachefs.publish "
+        "not understood: an IterableDataset alone knows what it reads; publish its shards with cachefs.publish "
         '(docs/publishing.md, "Shards and streams")'
     ),
 }
 
 
-def words(unknown: Unknown, dataset: str, sampler: str) -> str:
-    """One line. dataset, sampler: names of their classes."""
-    return _WORDS[unknown].format(dataset=_name(dataset, "a dataset"), sampler=_name(sampler, "its sampler"))
+def words(unknown: Unknown, dataset: str, sampler: str, place: str = "") -> str:
+    """One line. dataset, sampler: names of their classes; place: the line that has made the loader."""
+    return f"loader {loader_name(dataset, place)}: {_WORDS[unknown].format(sampler=_name(sampler, 'its sampler'))}"
+
+
+def loader_name(dataset: str, place: str = "") -> str:
+    """What a loader is called: the class of its dataset, and the line that has made it, where that is known."""
+    where = f" ({_name(place, 'somewhere')})" if place else ""
+    return f"{_name(dataset, 'of a dataset')}{where}"
+
+
+def known_words(name: str, samples: int, *, by_rule: bool) -> str:
+    """One line of a loader whose order is known. name: of the loader; samples: of an epoch, 0 where nobody knows."""
+    many = f"{samples:,} samples an epoch, " if samples else ""
+    how = ", as a rule says its files" if by_rule else ""
+    return f"loader {name}: {many}read ahead from epoch 1 on{how}"
+
+
+def learned_words(name: str, epoch: int) -> str:
+    """One line of a loader whose files were learned before anybody had said that they are being learned. epoch: from
+    which on it is read ahead, counted from 1."""
+    return f"loader {name}: its files were learned, and it is read ahead from epoch {epoch} on"
 
 
 def _name(given: str, otherwise: str) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs.errors import Busy, CachefsError, ConfigError, NotFound, StoreFull
-from cachefs.job_messages import ConsumerView, JobPublish, SampleMap
+from cachefs.job_messages import ConsumerView, JobPublish, LoaderView, SampleMap
 from cachefs.planning.blocks.samples import Reads, Samples
 from cachefs.planning.sequences.follower import Follower
 from cachefs.planning.sequences.plan import Plan
@@ -42,6 +42,9 @@ RETRY_SECONDS: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
 # from so many times the samples on, and from so many on (to compute a million takes 10 ms).
 OVERSIZE: Final = 2
 CHEAP: Final = 1_000_000
+
+# Reads of an epoch of which the mean size is taken.
+LOOKED_AT: Final = 1 << 16
 
 _serial = itertools.count(1)
 
@@ -90,8 +93,10 @@ class Consumer:
         self.snapshot = snapshot
         self.sample_map = sample_map
         self.note = ""  # what its publisher says of it
+        self.loader: LoaderView | None = None  # as its process sees it
         self._part: _Part | None = None  # the one that it has named last
         self.liveness = Liveness(request.pid, request.lease, now, request.pid_namespace, user_of(request.job))
+        self._mean_bytes = 0.0  # of a sample, of the epoch that was brought into the plan last
         self.position: Position | None = None  # where it is; None until the plan knows an epoch of it
         self._plan = plan
         self._loader = loader
@@ -368,6 +373,7 @@ class Consumer:
         self._plan.set_prepared(self.key, self.snapshot.id, epoch, prepared.planned)
         self._end_before()
         epochs.reads[epoch] = reads
+        self._mean_bytes = mean_bytes(reads, samples)
         if self.position is None:
             if self._loader.first_rate:
                 self._plan.set_progress(self.key, *self._plan.place(self.key), self._loader.first_rate)
@@ -443,10 +449,20 @@ class Consumer:
             problem=problem,
             ahead_bytes=ahead_bytes,
             note=self.note,
+            rank=self.request.rank,
+            world_size=self.request.world_size,
+            epochs=self.request.spec.epochs if self.request.spec is not None else 0,
+            mean_bytes=self._mean_bytes,
+            loader=self.loader,
         )
 
-    def _state(self, now: float) -> tuple[ConsumerState, str]:
-        """Its state, and what there is to say of it."""
+    @property
+    def lasting_problem(self) -> str:
+        """What there is to say of it, but for where its reads are; empty where there is nothing."""
+        return "; ".join(self._lasting_problems)
+
+    @property
+    def _lasting_problems(self) -> list[str]:
         problems = list(self._problems.values())
         if forgotten := self.forgotten_orders:
             problems.append(
@@ -458,7 +474,14 @@ class Consumer:
                 f"no memory for the orders of {len(refused)} epochs from {refused[0]} on; publish them again when "
                 "other jobs have ended (`cachefs run` does by itself)"
             )
+        return problems
+
+    def _state(self, now: float) -> tuple[ConsumerState, str]:
+        """Its state, and what there is to say of it."""
+        problems = self._lasting_problems
         follower = self.follower
+        if self.loader is not None and self.loader.learning:
+            return ConsumerState.LEARNING, "; ".join(problems)
         if self.is_given_up:
             return ConsumerState.NOT_FOLLOWED, "; ".join(problems)
         if follower is None:
@@ -490,6 +513,14 @@ def order_of(raw: bytes) -> Order:
     """The order of an epoch as sample numbers: shape (samples of the epoch,), uint32. raw: the same as it travels, u32
     little-endian."""
     return np.frombuffer(raw, "<u4").astype(np.uint32, copy=False)
+
+
+def mean_bytes(reads: Reads, samples: Samples) -> float:
+    """Bytes that a sample has in the epoch with these reads, on average over LOOKED_AT of them; 0 without samples."""
+    if not reads.samples or not len(reads.blocks):
+        return 0.0
+    some = reads.blocks[:: max(1, len(reads.blocks) // LOOKED_AT)]
+    return float(samples.space.sizes[some].mean()) * len(reads.blocks) / reads.samples
 
 
 def check_size(spec: SamplerSpec, samples: int) -> None:
