@@ -87,6 +87,8 @@ class LoaderView(Message, frozen=True):
     workers: int = 0
     # Which files its samples are is being learned from what it opens.
     learning: bool = False
+    # Did nothing but what it has opened say them?
+    was_learned: bool = False
 
 
 class JobProgress(Message, frozen=True):

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -69,6 +70,11 @@ def first_line(points: Sequence[MountPoint], socket: Path, refusal: str) -> str:
     return f"mounted: {named}{more}; daemon: {way}"
 
 
+def _is_program(name: str) -> bool:
+    """May the command be run? Where it may not, there is nothing to say but that."""
+    return bool(name) and shutil.which(name) is not None
+
+
 def named_first(points: Sequence[MountPoint], command: Sequence[str]) -> list[MountPoint]:
     """The mounts, first those that arguments of the command name, or files below."""
     words = [os.path.join(word.rpartition("=")[2], "") for word in command]
@@ -97,7 +103,7 @@ def run(command: Sequence[str], job: str | None, socket: str | None, *, quiet: b
         print(f"cachefs: there is no socket {socket}: --socket names that of a running cachefsd", file=sys.stderr)
         return USAGE
     changed = environment(os.environ, command, job, socket)
-    spoken = speaking(os.environ, quiet=quiet)
+    spoken = speaking(os.environ, quiet=quiet) if _is_program(command[0]) else {}
     if RUN_VARIABLE in spoken:
         changed.pop(TOP_VARIABLE, None)
         _say_what_is_found(changed, command)

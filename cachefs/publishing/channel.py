@@ -200,6 +200,12 @@ def has_published() -> bool:
     return _channel is not None and _channel.is_ours
 
 
+def hear_last() -> None:
+    """Print what the helper of this process has said since its channel was closed."""
+    if _channel is not None and _channel.is_ours:
+        _channel.hear()
+
+
 def channel() -> Channel:
     """The channel of this process, which is made at the first call. Raises OSError."""
     global _channel

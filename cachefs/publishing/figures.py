@@ -127,7 +127,7 @@ def _loader(consumer: PublishedConsumer, view: JobView | None) -> LoaderRecord:
         first_waited=tally.first_waited / 1e9,
         bytes=_bytes(consumer, view),
         workers=opening.workers,
-        learning=consumer.is_learning and consumer.inference is None,
+        was_learned=consumer.was_learned,
         note=consumer.note,
     )
 

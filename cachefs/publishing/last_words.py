@@ -24,6 +24,7 @@ def say(top: str) -> None:
     with contextlib.suppress(Exception):
         if not run_record.is_quiet():
             found = summary.lines(_records(directory, top))
+            channel.hear_last()
             if found and type(sys.stdout) is io.TextIOWrapper:
                 sys.stdout.flush()  # what the job has printed comes first
             for line in found:

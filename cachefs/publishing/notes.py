@@ -1,5 +1,6 @@
 """What a user is told of a loader that is not understood: what it is, and what would help."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -87,12 +88,14 @@ def _name(given: str, otherwise: str) -> str:
 class Unexplained:
     """Samples of which it was seen what was opened for them, while nobody knows a rule."""
 
-    _samples: int = 0
+    # A batch that takes long is told in parts, each with all of its samples.
+    _samples: set[int] = field(default_factory=set)
     _files: set[str] = field(default_factory=set)
 
-    def observe(self, samples: int, paths: tuple[str, ...]) -> None:
-        """These paths were opened for so many samples."""
-        self._samples += samples
+    def observe(self, samples: Sequence[int], paths: tuple[str, ...]) -> None:
+        """These paths were opened for these samples."""
+        if len(self._samples) < MANY:
+            self._samples.update(samples)
         for path in paths:
             if len(self._files) < MANY_FILES:
                 self._files.add(path)
@@ -100,6 +103,6 @@ class Unexplained:
     @property
     def unknown(self) -> Unknown | None:
         """What is not known of them; None while they are too few to say so."""
-        if self._samples < MANY or not self._files:
+        if len(self._samples) < MANY or not self._files:
             return None
         return Unknown.FILES if len(self._files) >= MANY_FILES else Unknown.PARTS

@@ -163,7 +163,7 @@ class PublishedConsumer:
             return
         if self.inference is not None:
             self.inference.observe(observed)
-        self._unexplained.observe(len(observed.samples), observed.paths)
+        self._unexplained.observe(observed.samples, observed.paths)
         if self._opened is None and observed.paths:
             self._opened = file_at(observed.paths[0], places)
         each, rest = divmod(len(observed.paths), max(1, len(observed.samples)))
@@ -271,7 +271,7 @@ class PublishedConsumer:
     @property
     def line(self) -> str:
         """What is understood of it, for its user; empty while that is being found out, or where a note says it."""
-        if not self.loader or self.note or self._lacks_files or not self.has_order:
+        if not self.loader or not self.tally.epochs or self.note or self._lacks_files or not self.has_order:
             return ""
         if self.is_learning and self._rule is None:
             return learned_words(self.loader, max(2, self.tally.epochs))
@@ -280,6 +280,11 @@ class PublishedConsumer:
     @property
     def _lacks_files(self) -> bool:
         return not any(len(share.entries) for share in self.shares)
+
+    @property
+    def was_learned(self) -> bool:
+        """Did nothing but what it has opened say which files its samples are?"""
+        return self.is_learning and self._rule is None
 
     @property
     def is_shown_learning(self) -> bool:

@@ -244,6 +244,7 @@ def loader_view(consumer: PublishedConsumer) -> LoaderView | None:
         first_waited=tally.first_waited / 1e9,
         workers=consumer.opening.workers,
         learning=consumer.is_shown_learning,
+        was_learned=consumer.was_learned,
     )
 
 

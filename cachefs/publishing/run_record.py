@@ -45,8 +45,8 @@ class LoaderRecord:
     # Bytes of its samples; 0 where nobody knows.
     bytes: float = 0.0
     workers: int = 0
-    # Are its files being learned still? And what is not understood of it: the words of cachefs.publishing.notes.
-    learning: bool = False
+    # Did nothing but what it has opened say its files? And what is not understood of it (cachefs.publishing.notes).
+    was_learned: bool = False
     note: str = ""
 
 
@@ -184,7 +184,7 @@ def summed(records: Sequence[LoaderRecord]) -> LoaderRecord:
         first_waited=sum(one.first_waited for one in records),
         bytes=sum(one.bytes for one in records),
         workers=first.workers,
-        learning=any(one.learning for one in records),
+        was_learned=any(one.was_learned for one in records),
         note=next((one.note for one in records if one.note), ""),
     )
 

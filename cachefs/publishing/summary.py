@@ -98,7 +98,7 @@ def advice(loaders: Sequence[LoaderRecord], records: Sequence[ProcessRecord], ha
         Waited(
             one.busy / processes, one.waited / processes, one.first_busy / processes, one.first_waited / processes,
             one.workers, {kind: seconds / processes for kind, seconds in stalled.items()},
-            was_learned=one.learning, is_unknown=bool(one.note), has_fetched=has_fetched,
+            was_learned=one.was_learned, is_unknown=bool(one.note) and not one.was_learned, has_fetched=has_fetched,
             has_figures=not any(record.problem for record in records),
         )
     )  # fmt: skip

@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from cachefs_tools.cachectl.job import describe
+from cachefs_tools.cachectl.job_page import describe
 
 from cachefs.errors import NotFound
 from cachefs.job_messages import JobName
