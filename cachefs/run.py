@@ -88,6 +88,8 @@ def _shown(name: object) -> str:
 
 def _say_what_is_found(changed: Mapping[str, str], command: Sequence[str]) -> None:
     """The first line. Nobody is asked, so that nothing can be waited for."""
+    if sys.stderr is None:
+        return
     with contextlib.suppress(Exception):
         socket = socket_path(changed.get(SOCKET_VARIABLE))
         points = named_first(mount_points(), command)

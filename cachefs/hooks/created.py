@@ -38,7 +38,8 @@ class Created:
         if loader is None:
             return self._method
         try:
-            note(loader, sys._getframe(1))
+            if sys._getframe(1).f_code.co_name == "__init__":  # torch looks it up for each epoch too
+                note(loader, sys._getframe(1))
         except Exception as error:
             warn(f"cannot tell where a DataLoader was made ({error!r})")
         return MethodType(self._method, loader)

@@ -266,7 +266,8 @@ def say(line: str) -> None:
 
 def _print(line: str) -> None:
     with contextlib.suppress(Exception):
-        print(f"cachefs: {line}", file=sys.stderr, flush=True)
+        if sys.stderr is not None:  # where it is closed, `print` would take stdout
+            print(f"cachefs: {line}", file=sys.stderr, flush=True)
 
 
 def _packet_socket() -> socket.socket:

@@ -181,6 +181,8 @@ class Helper:
             return True
         if message["op"] == Op.FINISH:
             self._tick()
+            for one in self.consumers.values():
+                self.reporter.say_last(one)
             self._figures.finish(self.consumers.values())
             return True
         consumer = self.consumers.get(message["slot"])

@@ -67,11 +67,16 @@ def loader_name(dataset: str, place: str = "") -> str:
     return f"{_name(dataset, 'of a dataset')}{where}"
 
 
-def known_words(name: str, samples: int, *, by_rule: bool) -> str:
-    """One line of a loader whose order is known. name: of the loader; samples: of an epoch, 0 where nobody knows."""
-    many = f"{samples:,} samples an epoch, " if samples else ""
+def known_words(name: str, samples: int, epoch: int, *, by_rule: bool) -> str:
+    """One line of a loader whose order is known. name: of the loader; samples: of an epoch; epoch: from which on it is
+    read ahead, counted from 1."""
     how = ", as a rule says its files" if by_rule else ""
-    return f"loader {name}: {many}read ahead from epoch 1 on{how}"
+    return f"loader {name}: {samples:,} samples an epoch, read ahead from epoch {epoch} on{how}"
+
+
+def unsettled_words(name: str) -> str:
+    """One line of a loader that has ended before it was understood."""
+    return f"loader {name}: it ended before it was understood"
 
 
 def learned_words(name: str, epoch: int) -> str:

@@ -15,7 +15,15 @@ from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
 from cachefs.publishing.compared import Compared
 from cachefs.publishing.inference import PART_WRONG, Inference, Observed
 from cachefs.publishing.learned import LearnedFiles, file_at
-from cachefs.publishing.notes import Unexplained, Unknown, known_words, learned_words, loader_name, words
+from cachefs.publishing.notes import (
+    Unexplained,
+    Unknown,
+    known_words,
+    learned_words,
+    loader_name,
+    unsettled_words,
+    words,
+)
 from cachefs.publishing.page import Need
 from cachefs.publishing.places import Places
 from cachefs.publishing.rule import Column, Rule
@@ -271,11 +279,26 @@ class PublishedConsumer:
     @property
     def line(self) -> str:
         """What is understood of it, for its user; empty while that is being found out, or where a note says it."""
-        if not self.loader or not self.tally.epochs or self.note or self._lacks_files or not self.has_order:
+        if not self.loader or self.note or self._lacks_files or not self._knows_the_epoch:
             return ""
         if self.is_learning and self._rule is None:
             return learned_words(self.loader, max(2, self.tally.epochs))
-        return known_words(self.loader, self.tally.epoch_length, by_rule=self._rule is not None)
+        tally = self.tally
+        return known_words(self.loader, tally.epoch_length, tally.epochs, by_rule=self._rule is not None)
+
+    @property
+    def last_line(self) -> str:
+        """The same as it ends, where it has delivered anything."""
+        return self.note or self.line or (unsettled_words(self.loader) if self.loader and self.tally.samples else "")
+
+    @property
+    def _knows_the_epoch(self) -> bool:
+        """Is all of the epoch published that it is in, and not parts of it as they are drawn?"""
+        order, length = self.orders.get(self.epoch), self.tally.epoch_length
+        _, begins = self.parts.get(self.epoch, (-1, 0))
+        if self.spec is not None:
+            return length > 0
+        return order is not None and 0 < length <= begins + len(order)
 
     @property
     def _lacks_files(self) -> bool:

@@ -62,7 +62,7 @@ class Reporter:
         now = time.monotonic()
         if consumer.opening.learn and (refusal := self._route.refusal):
             self.say(f"{refusal}, so files that are opened in C are not seen", _THROUGH, _THROUGH)
-        self._say_what_is_known(consumer)
+        self._say_of_loader(consumer, consumer.note or consumer.line)
         if consumer.failed or not consumer.shares or now < max(self._quiet_until, consumer.quiet_until):
             return
         if not consumer.has_begun:
@@ -96,9 +96,12 @@ class Reporter:
             self.say(f"consumer {consumer.opening.name} cannot be published ({error!r:.300})")
             consumer.failed = True
 
-    def _say_what_is_known(self, consumer: PublishedConsumer) -> None:
+    def say_last(self, consumer: PublishedConsumer) -> None:
+        """The training process is about to end."""
+        self._say_of_loader(consumer, consumer.last_line)
+
+    def _say_of_loader(self, consumer: PublishedConsumer, line: str) -> None:
         """One line for each loader of the run, whichever of its processes has it."""
-        line = consumer.note or consumer.line
         if not line or consumer.has_said or is_quiet():
             return
         key = f"{consumer.loader}\n{consumer.note}"

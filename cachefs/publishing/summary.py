@@ -77,7 +77,7 @@ def served_by(loaders: Sequence[LoaderRecord], came: MountBytes, peers: float) -
     read = max(at_mounts, sum(one.bytes for one in loaders)) if known else at_mounts
     if not read:
         return ""
-    parts = [
+    parts: list[tuple[str, float]] = [
         ("page cache", read - at_mounts), ("memory", came.memory), ("SSD", came.ssd),
         ("other nodes", came.missed * peers), ("origin", came.missed * (1 - peers)),
     ]  # fmt: skip

@@ -71,7 +71,8 @@ def find_cachefs():
 
 def be_top():
     """Print the summary when this process ends, if it is the first Python of its run."""
-    if RUN_VARIABLE in os.environ and TOP_VARIABLE not in os.environ:
+    # A Python that was it may have become another one, such as a `cachefs run` inside the run.
+    if RUN_VARIABLE in os.environ and os.environ.get(TOP_VARIABLE) in (None, str(os.getpid())):
         import atexit
 
         top = os.environ[TOP_VARIABLE] = str(os.getpid())

@@ -15,6 +15,7 @@ from cachefs.job_messages import JobEpoch, JobProgress, JobPublish
 from cachefs.snapshot import Snapshot
 from tests.daemon import Daemon
 from tests.mounting import mounted
+from tests.node.publishing.said import complaints
 from tests.recording import Recording, recording
 
 SCRIPT = Path(__file__).with_name("own_datasets.py")
@@ -102,8 +103,8 @@ def _done(line: list[str], environment: dict[str, str]) -> subprocess.CompletedP
 def test_watching_changes_nothing(run: Run) -> None:
     assert run.watched == run.alone
     # Of the loaders whose files are others than their datasets list, a note may say so.
-    said = [line for line in run.stderr.splitlines() if line.startswith("cachefs")]
-    assert all(line.startswith(("cachefs: a loader of Chance:", "cachefs: a loader of Listed:")) for line in said), said
+    said = complaints(run.stderr)
+    assert all(line.startswith(("cachefs: loader Chance (", "cachefs: loader Listed (")) for line in said), said
 
 
 @pytest.mark.parametrize("scenario", UNDERSTOOD)

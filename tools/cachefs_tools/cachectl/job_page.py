@@ -132,15 +132,12 @@ def remarks(view: JobView) -> Iterator[str]:
         if number == MOST_NOTES:
             yield f"… and {len(said) - MOST_NOTES} more, with --json"
             return
-        mark, _, words = line.partition("\n")
+        mark, _, text = line.partition("\n")
         names = list(dict.fromkeys(whose))
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         # A note names its loader.
-        yield (
-            f"? {shown(words)}"
-            if mark == "?" and names[0] in words
-            else f"{mark} {shown(names[0])}{more}: {shown(words)}"
-        )
+        is_named = mark == "?" and names[0] in text
+        yield f"? {shown(text)}" if is_named else f"{mark} {shown(names[0])}{more}: {shown(text)}"
 
 
 def how_it_is(view: JobView) -> str:
