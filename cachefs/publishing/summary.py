@@ -117,7 +117,8 @@ def counted(number: int, noun: str) -> str:
 
 def duration(seconds: float) -> str:
     """A time in its two largest units, such as `3 h 20 min`."""
-    rest, parts = int(seconds), []
+    rest = int(seconds)
+    parts: list[str] = []
     for length, unit in _SECONDS:
         number, rest = divmod(rest, length)
         if number or parts:

@@ -19,7 +19,8 @@ from cachefs.planning.sequences.position import REPORT_SECONDS
 from cachefs.planning.sequences.sampler_spec import MAX_EPOCHS, MAX_SAMPLES
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.datasets.catalog import Catalog
-from cachefs_daemon.jobs.consumer import Consumer, check_size, order_of
+from cachefs_daemon.jobs.consumer import Consumer
+from cachefs_daemon.jobs.consumer_reads import check_size, order_of
 from cachefs_daemon.jobs.epoch_loader import EpochLoader
 from cachefs_daemon.jobs.owners import given_name, no_such_job, owner_of, owner_words
 from cachefs_daemon.jobs.publish_checks import check, fits

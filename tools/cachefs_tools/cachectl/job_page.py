@@ -128,12 +128,12 @@ def remarks(view: JobView) -> Iterator[str]:
         for mark, words in ("!", one.problem), ("?", one.note):
             if words:
                 said.setdefault(f"{mark}\n{words}", []).append(whose)
-    for number, (line, whose) in enumerate(said.items()):
+    for number, (line, loaders) in enumerate(said.items()):
         if number == MOST_NOTES:
             yield f"… and {len(said) - MOST_NOTES} more, with --json"
             return
         mark, _, text = line.partition("\n")
-        names = list(dict.fromkeys(whose))
+        names = list(dict.fromkeys(loaders))
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         # A note names its loader.
         is_named = mark == "?" and names[0] in text
