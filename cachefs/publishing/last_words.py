@@ -49,4 +49,4 @@ def _records(directory: str, top: str) -> list[ProcessRecord]:
 def _doubtful(record: ProcessRecord) -> ProcessRecord:
     if record.is_final:
         return record
-    return run_record.with_problem(record, "the process that asks the daemon does not answer in time")
+    return run_record.with_problem(record, f"no answer within {SECONDS:.0f} s")

@@ -298,7 +298,8 @@ class PublishedConsumer:
         _, begins = self.parts.get(self.epoch, (-1, 0))
         if self.spec is not None:
             return length > 0
-        return order is not None and 0 < length <= begins + len(order)
+        # Of an epoch that is resumed, what is left is published at once; the last part of many has its end as well.
+        return order is not None and 0 < length <= begins + len(order) and 2 * len(order) > length
 
     @property
     def _lacks_files(self) -> bool:
