@@ -37,7 +37,7 @@ class Figures:
         self._is_finished = False
 
     def begin(self) -> None:
-        """A consumer begins."""
+        """A consumer has begun."""
         if self._first is None:
             self._first = self._mounts() or {}
 

@@ -176,7 +176,6 @@ class Helper:
     def _act(self, message: dict[str, Any], bulk: bytes) -> bool:
         """Raises anything for what makes no sense."""
         if message["op"] == Op.OPEN:
-            self._figures.begin()
             self._open(msgspec.convert(message["opening"], Opening), bulk)
             return True
         if message["op"] == Op.FINISH:
@@ -260,6 +259,8 @@ class Helper:
                 self._figures.end(consumer)
                 del self.consumers[slot]
         self._siblings.tell(self.consumers.values(), now)
+        if self.consumers:
+            self._figures.begin()  # after the consumers, who wait for the daemon to know them
         self._figures.write(self.consumers.values())
 
     def _resolve(self, consumer: PublishedConsumer) -> None:
