@@ -355,6 +355,9 @@ def test_the_environment_is_the_jobs_own(tmp_path: Path) -> None:
     assert re.fullmatch(r"[^: ]*/cachefs/_isatty[^: ]*\.so", watched.pop("LD_PRELOAD"))  # see cachefs.preload
     # Tests may run under another name of the same interpreter than `cachefs` does.
     assert Path(watched.pop("CACHEFS_PYTHON")).samefile(sys.executable)
+    # Where the processes of the run leave what the summary is made of, and which of them prints it.
+    assert Path(watched.pop("CACHEFS_RUN")).name.startswith("run-")
+    assert watched.pop("CACHEFS_TOP").isdecimal()
     changed = {"CACHEFS_JOB": "j", "CACHEFS_SOCKET": str(tmp_path)}
     assert {**watched, "PYTHONPATH": ""} == plain | changed
 
