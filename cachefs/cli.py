@@ -39,16 +39,20 @@ def mount(arguments: tuple[str, ...]) -> None:
 @main.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--job", help="Name of the job (default: of the cluster's job, or the script and its process number).")
 @click.option("--socket", help="The daemon's socket (default: $CACHEFS_SOCKET, or the system-wide one).")
+@click.option("--quiet", is_flag=True, help="Say nothing but problems. So does CACHEFS_QUIET=1.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def run(job: str | None, socket: str | None, command: tuple[str, ...]) -> None:
+def run(job: str | None, socket: str | None, quiet: bool, command: tuple[str, ...]) -> None:
     """Run a training that publishes what it reads.
 
     The torch DataLoaders of COMMAND publish what they are going to read. The command is not changed: it gets an
     environment in which Python loads a hook.
+
+    On stderr, lines that begin with "cachefs:" say which datasets are mounted, what is known of each loader, and in the
+    end how long the job has waited for data, and what would help.
     """
     from cachefs.run import run as become
 
-    sys.exit(become(command, job, socket))
+    sys.exit(become(command, job, socket, quiet=quiet))
 
 
 @main.command()

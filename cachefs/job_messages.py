@@ -64,6 +64,33 @@ class JobEpoch(Message, frozen=True):
     order: bytes  # sample numbers, u32 little-endian
 
 
+class LoaderView(Message, frozen=True):
+    """How a loader gets on, as its process sees it (cachefs.publishing.tally). Times are seconds."""
+
+    # The class of its dataset, and the line that has made it.
+    name: str
+    # Epochs that have begun; how many there will be, as the program's arguments say (0: they say nothing).
+    epochs: int = 0
+    planned: int = 0
+    # Samples of the epoch that it is in: all of them (0 while nobody knows), and those that are delivered.
+    epoch_length: int = 0
+    epoch_samples: int = 0
+    # Samples of all epochs that are delivered.
+    samples: int = 0
+    # How long it was busy in this epoch; in all epochs; and how long the loop has waited in these for its batches.
+    epoch_busy: float = 0.0
+    busy: float = 0.0
+    waited: float = 0.0
+    # The same of the first epoch alone.
+    first_busy: float = 0.0
+    first_waited: float = 0.0
+    workers: int = 0
+    # Which files its samples are is being learned from what it opens.
+    learning: bool = False
+    # Did nothing but what it has opened say them?
+    was_learned: bool = False
+
+
 class JobProgress(Message, frozen=True):
     """A heartbeat."""
 
@@ -77,6 +104,8 @@ class JobProgress(Message, frozen=True):
     # come before the part. -1 where both count alike.
     part_of: int = -1
     part_begins: int = 0
+    # Its loader, where a loader of torch is watched.
+    loader: LoaderView | None = None
 
 
 class JobProgressReply(Message, frozen=True):
@@ -104,6 +133,13 @@ class ConsumerView(Message, frozen=True):
     ahead_bytes: int = 0  # bytes on the node that it will read
     pushed_bytes: int = 0  # bytes that it will read and that are in the page cache of some mount
     note: str = ""  # what its publisher does not understand of it, and what would help
+    rank: int = 0
+    world_size: int = 1
+    epochs: int = 0  # that it has published as a sampler; 0 where it publishes them one by one
+    mean_bytes: float = 0.0  # of a sample, in the epoch that it is in; 0 while nobody knows
+    loader: LoaderView | None = None
+    # Seconds that its reads have waited, by what they waited for: `origin`, `peer`, `ssd`, `daemon`.
+    stalled: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class JobView(Message, frozen=True):

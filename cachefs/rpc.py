@@ -63,7 +63,7 @@ from cachefs.messages import (
 )  # fmt: skip
 from cachefs.push_messages import PushDone, PushOrder, PushReply, PushSubscribe
 from cachefs.read_messages import MountReads, ReadsAsked, ReadsTold
-from cachefs.socket_path import MAX_SOCKET_PATH
+from cachefs.socket_path import MAX_SOCKET_PATH, is_forbidden
 
 # This variable must be set before gRPC is loaded. No process of ours uses gRPC on both sides of a fork, and gRPC's fork
 # handlers have made children die of "Bad file descriptor".
@@ -201,23 +201,6 @@ def encode(message: Message) -> bytes:
         raise errors.ConfigError(f"a number of more than 64 bits in {type(message).__name__}") from None
 
 
-def refusal(socket: Path) -> str:
-    """Why nobody can be called at *socket*: there is none, or this user may not connect to it. Empty where it is there;
-    that somebody answers is not said."""
-    if _is_forbidden(socket):
-        return f"you may not use the socket {socket} of the daemon"
-    return "" if socket.exists() else f"there is no socket {socket} here"
-
-
-def _is_forbidden(socket: Path) -> bool:
-    """Is there a socket that this user may not connect to?"""
-    try:
-        socket.stat()
-    except OSError as error:
-        return isinstance(error, PermissionError)
-    return not os.access(socket, os.W_OK, effective_ids=True)
-
-
 def decoder(kind: type[Reply]) -> Callable[[bytes], Reply]:
     return msgspec.msgpack.Decoder(kind).decode
 
@@ -335,7 +318,7 @@ class DaemonClient:
                 f"the daemon at {self.socket} did not answer in time; is it running? See its log"
             )
         if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
-            if _is_forbidden(self.socket):
+            if is_forbidden(self.socket):
                 return errors.AccessDenied(f"you may not use the socket {self.socket} of the daemon; ask who runs it")
             return errors.DaemonUnavailable(
                 f"no daemon answers at {self.socket}; start it with `cachefsd`, or name its socket with --socket"

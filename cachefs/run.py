@@ -1,14 +1,19 @@
 """`cachefs run`: runs a command so that torch's DataLoaders are watched in its Python processes, and no more."""
 
+import contextlib
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from cachefs.mount_table import MountPoint, mount_points
 from cachefs.preload import preloaded
 from cachefs.publishing.channel import JOB_VARIABLE, PYTHON_VARIABLE, job_name
-from cachefs.socket_path import SOCKET_VARIABLE, absolute
+from cachefs.publishing.rank import found_rank
+from cachefs.publishing.run_record import QUIET_VARIABLE, RUN_VARIABLE, TOP_VARIABLE, is_quiet, new_directory
+from cachefs.socket_path import SOCKET_VARIABLE, absolute, refusal, socket_path
 
 STARTUP: Final = Path(__file__).parent / "hooks" / "startup"
 # With these names ends the directory of every installation of cachefs.
@@ -18,6 +23,8 @@ NOT_FOUND: Final = 127
 NOT_RUN: Final = 126
 # For an option that there is not, or whose value makes no sense.
 USAGE: Final = 2
+# Mounts that are named, at most.
+MOST_NAMED: Final = 3
 
 
 def environment(
@@ -37,14 +44,60 @@ def environment(
     return {**given, **changed, **preloaded(given, command)}
 
 
+def speaking(given: Mapping[str, str], *, quiet: bool) -> dict[str, str]:
+    """The variables that say whether, and where, the processes of a run put together what is said in the end.
+
+    Inside another `cachefs run` the outer one speaks. Of the ranks that a launcher starts, the first one speaks.
+    """
+    if quiet or is_quiet(given) or (found_rank()[0] or 0) > 0:
+        return {QUIET_VARIABLE: "1"}
+    return {} if os.path.isdir(given.get(RUN_VARIABLE, "")) else {RUN_VARIABLE: new_directory()}
+
+
 def _python_path(given: str) -> str:
     """PYTHONPATH with our directory in front. All else stays as it is: an empty entry means the current directory."""
     others = [path for path in given.split(os.pathsep) if Path(path).parts[-len(_ENDING) :] != _ENDING]
     return os.pathsep.join([str(STARTUP), *others]) if others != [""] else str(STARTUP)
 
 
-def run(command: Sequence[str], job: str | None, socket: str | None) -> int:
-    """Become *command*, so that signals, terminal and exit status are its own.
+def first_line(points: Sequence[MountPoint], socket: Path, refusal: str) -> str:
+    """What was found: datasets that are mounted, and the daemon. refusal: why its socket cannot be used, if so."""
+    if not points:
+        return "no dataset is mounted on this machine, so nothing is read ahead"
+    named = ", ".join(f"{_shown(point.spec)} at {_shown(point.path)}" for point in points[:MOST_NAMED])
+    more = f" and {len(points) - MOST_NAMED:,} more" if len(points) > MOST_NAMED else ""
+    way = f"through the control files of the mounts, as {refusal}" if refusal else f"at {_shown(socket)}"
+    return f"mounted: {named}{more}; daemon: {way}"
+
+
+def _is_program(name: str) -> bool:
+    """May the command be run? Where it may not, there is nothing to say but that."""
+    return bool(name) and shutil.which(name) is not None
+
+
+def named_first(points: Sequence[MountPoint], command: Sequence[str]) -> list[MountPoint]:
+    """The mounts, first those that arguments of the command name, or files below."""
+    words = [os.path.join(word.rpartition("=")[2], "") for word in command]
+    return sorted(points, key=lambda point: not any(word.startswith(os.path.join(point.path, "")) for word in words))
+
+
+def _shown(name: object) -> str:
+    """On one line, whatever characters a name has."""
+    return "".join(one if one.isprintable() else "?" for one in str(name))
+
+
+def _say_what_is_found(changed: Mapping[str, str], command: Sequence[str]) -> None:
+    """The first line. Nobody is asked, so that nothing can be waited for."""
+    if sys.stderr is None:
+        return
+    with contextlib.suppress(Exception):
+        socket = socket_path(changed.get(SOCKET_VARIABLE))
+        points = named_first(mount_points(), command)
+        print(f"cachefs: {first_line(points, socket, refusal(socket))}", file=sys.stderr, flush=True)
+
+
+def run(command: Sequence[str], job: str | None, socket: str | None, *, quiet: bool = False) -> int:
+    """Become *command*, so that signals, terminal and exit status are its own. quiet: nothing but problems is said.
 
     Returns only where it cannot be run, with the exit status.
     """
@@ -52,6 +105,11 @@ def run(command: Sequence[str], job: str | None, socket: str | None) -> int:
         print(f"cachefs: there is no socket {socket}: --socket names that of a running cachefsd", file=sys.stderr)
         return USAGE
     changed = environment(os.environ, command, job, socket)
+    spoken = speaking(os.environ, quiet=quiet) if _is_program(command[0]) else {}
+    if RUN_VARIABLE in spoken:
+        changed.pop(TOP_VARIABLE, None)
+        _say_what_is_found(changed, command)
+    changed |= spoken
     try:
         if not command[0]:
             raise FileNotFoundError

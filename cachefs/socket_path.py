@@ -23,3 +23,20 @@ def absolute(path: str) -> str:
 def socket_path(given: str | os.PathLike[str] | None = None) -> Path:
     """The daemon's socket: as *given*, else as $CACHEFS_SOCKET says, else the system-wide one."""
     return Path(given or os.environ.get(SOCKET_VARIABLE) or DEFAULT_SOCKET)
+
+
+def refusal(socket: Path) -> str:
+    """Why nobody can be called at *socket*: there is none, or this user may not connect to it. Empty where it is there;
+    that somebody answers is not said."""
+    if is_forbidden(socket):
+        return f"you may not use the socket {socket} of the daemon"
+    return "" if socket.exists() else f"there is no socket {socket} here"
+
+
+def is_forbidden(socket: Path) -> bool:
+    """Is there a socket that this user may not connect to?"""
+    try:
+        socket.stat()
+    except OSError as error:
+        return isinstance(error, PermissionError)
+    return not os.access(socket, os.W_OK, effective_ids=True)

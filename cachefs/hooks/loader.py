@@ -4,27 +4,32 @@ Two methods of `_BaseDataLoaderIter` are watched. `__init__` runs before any wor
 once per batch, in the process that has the sampler. Both are replaced by descriptors: when torch looks one up, what is
 to be seen before the call is seen; then the method itself is called, with no function of ours in between, so that
 tracebacks, and the places that warnings name, are what they are without us. An error in here ends the watching and not
-the job.
+the job. In the same way it is seen how long the job's loop waits (cachefs.hooks.pace) and where a loader was made
+(cachefs.hooks.created).
 """
 
 import functools
+import itertools
 import multiprocessing
 import os
 import sys
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from cachefs.hooks import (
     batches,
+    created,
     guesses,
     held,
     library_iterators,
     mounted,
     opened,
     order,
+    pace,
     passes,
     rest,
     sequences,
@@ -35,22 +40,39 @@ from cachefs.hooks import (
 from cachefs.hooks.order import SamplerOrder
 from cachefs.hooks.stream import Stream
 from cachefs.hooks.watch import Watch, size_of
-from cachefs.publishing import attributes, channel, columns, in_memory, notes, places, publication, pure, sample_files
+from cachefs.publishing import (
+    attributes,
+    channel,
+    columns,
+    in_memory,
+    notes,
+    page,
+    places,
+    publication,
+    pure,
+    sample_files,
+    tally,
+)
 from cachefs.publishing.attributes import fields
 from cachefs.publishing.channel import warn
 from cachefs.publishing.columns import listing
 from cachefs.publishing.places import Places
+from cachefs.publishing.planned import planned_epochs
 from cachefs.publishing.sample_files import listed_files
 from cachefs.publishing.sampler import PublishedSampler
+from cachefs.publishing.tally import Stopwatch
 
 SOURCE: Final = "cachefs run"
 # Files of a dataset's list that are looked at to see whether the list is of files under a mount.
 PROBES: Final = 16
+# Loaders of different lines whose stopwatches are kept, at most.
+MOST_STOPWATCHES: Final = 256
+Watched = TypeVar("Watched", Watch, Stream)
 # Modules whose functions run while a job goes through a loader.
 _OURS: Final = (
-    batches, guesses, held, library_iterators, mounted, opened, order, passes, pure, rest, sequences, stream, watch,
-    webdataset,
-    attributes, channel, columns, in_memory, notes, places, publication, sample_files,
+    batches, created, guesses, held, library_iterators, mounted, opened, order, pace, passes, pure, rest, sequences,
+    stream, watch, webdataset,
+    attributes, channel, columns, in_memory, notes, page, places, publication, sample_files, tally,
 )  # fmt: skip
 
 
@@ -68,6 +90,10 @@ def install(dataloader: Any) -> None:
     iterator._cachefs = None
     iterator.__init__ = Init(iterator.__init__, iterable)
     iterator._next_index = NextIndex(iterator._next_index)
+    iterator.__next__ = pace.Next(iterator.__next__)
+    iterator._num_yielded = pace.Yielded()
+    loader = dataloader.DataLoader
+    loader.check_worker_number_rationality = created.Created(loader.check_worker_number_rationality)
 
 
 class Init:
@@ -147,10 +173,13 @@ class Progress:
                 self._lengths.clear()
                 self._is_drawing = False
                 self.watch.begin(iterator._sampler_iter)
+                # Without workers an epoch begins when its first batch is asked for.
+                now, length = time.monotonic_ns(), self.watch.epoch_length
+                self.watch.stopwatch.begin(now, length, is_asked=not iterator._num_workers)
             else:
-                while self._yielded < iterator._num_yielded and self._lengths:
-                    self._yielded += 1
-                    self._delivered += self._lengths.popleft()
+                self._count(iterator._num_yielded)
+                if self._is_drawing:
+                    self.watch.stopwatch.expect(self._delivered + sum(self._lengths))
                 self.watch.move(self._delivered, at_end=self._is_drawing)
             self._is_drawing = True
         except Exception as error:
@@ -168,6 +197,26 @@ class Progress:
         except Exception as error:
             self._give_up(error)
         return index
+
+    def asked(self, now: int) -> None:
+        """The job's loop asks for a batch. now: monotonic nanoseconds."""
+        self.watch.stopwatch.ask(now)
+
+    def got(self, iterator: Any, now: int) -> None:
+        """The loop gets a batch. now: monotonic nanoseconds."""
+        if not self._is_watching or not iterator._num_yielded:
+            return
+        before = self._delivered
+        self._count(iterator._num_yielded)
+        self.watch.stopwatch.got(now, self._delivered - before)
+        self.watch.move(self._delivered, at_end=False)
+        self.watch.tell()
+
+    def _count(self, yielded: int) -> None:
+        """So many batches of the epoch are with the job."""
+        while self._yielded < yielded and self._lengths:
+            self._yielded += 1
+            self._delivered += self._lengths.popleft()
 
     def _is_same_epoch(self, iterator: Any) -> bool:
         """Is it the sampler's iterator of the last call? It is not kept alive, if anybody could see that."""
@@ -216,7 +265,8 @@ def _new_watch(loader: Any, iterable: Any) -> Watch | Stream | None:
         return None
     if loader._dataset_kind == iterable:
         opened.watch()
-        return Stream(loader, {"source": SOURCE, "dataset": _name_of(loader.dataset)})
+        opening = _named(loader)
+        return _timed(Stream(loader, opening), loader, opening)
     found = listing(loader.dataset)
     files = listed_files(loader.dataset, known=found)
     probes = files[:: max(1, len(files) // PROBES)] if files is not None else []
@@ -227,8 +277,7 @@ def _new_watch(loader: Any, iterable: Any) -> Watch | Stream | None:
     opened.watch()
     sampler = SamplerOrder(loader)
     opening = {
-        "source": SOURCE,
-        "dataset": _name_of(loader.dataset),
+        **_named(loader),
         "sampler": _name_of(_own_sampler(loader)),
         "length": len(files or ()),
         "compare": True,
@@ -237,7 +286,42 @@ def _new_watch(loader: Any, iterable: Any) -> Watch | Stream | None:
         "prefetch": loader.prefetch_factor or 0,
         "world_size": sampler.rank()[1],
     }
-    return Watch(loader, sampler, opening, files, found)
+    return _timed(Watch(loader, sampler, opening, files, found), loader, opening)
+
+
+def _named(loader: Any) -> dict[str, Any]:
+    """Fields of the opening that tell people which loader it is."""
+    dataset, made = _name_of(loader.dataset), created.place_of(loader)
+    place = made[0] if made else ""
+    # Two loaders that one line makes are told apart by who has called it.
+    if len(made) > 1 and any(other[:1] == made[:1] and other != made for other in _made):
+        outer = next((line for line in made[1:] if all(line not in other for other in _made if other != made)), "")
+        place = f"{place} from {outer}" if outer else place
+    _made.add(made)
+    known = _stopwatches.get((dataset, made))
+    number = next(_numbers) if known is None or known[0]() is not None else known[1]
+    return {
+        "source": SOURCE, "dataset": dataset, "place": place, "planned": planned_epochs(sys.argv[1:]),
+        "number": number,
+    }  # fmt: skip
+
+
+def _timed(watched: Watched, loader: Any, opening: dict[str, Any]) -> Watched:
+    """The watch with a stopwatch: where the loader is made anew for each epoch, that of the one before."""
+    key = (opening["dataset"], created.place_of(loader))
+    known = _stopwatches.get(key)
+    if known is not None and known[1] == opening["number"]:
+        watched.stopwatch = known[2]
+    if len(_stopwatches) < MOST_STOPWATCHES or key in _stopwatches:
+        _stopwatches[key] = (weakref.ref(loader), opening["number"], watched.stopwatch)
+    return watched
+
+
+# The lines that have made loaders, as cachefs.hooks.created has them.
+_made: set[tuple[str, ...]] = set()
+_numbers = itertools.count()
+# By class of the dataset and the lines that have made it: a loader, its number, and its stopwatch.
+_stopwatches: dict[tuple[str, tuple[str, ...]], tuple[weakref.ref[Any], int, Stopwatch]] = {}
 
 
 def _name_of(thing: Any) -> str:

@@ -71,6 +71,11 @@ class SamplerOrder:
         """The epoch that a DistributedSampler is set to."""
         return int(self._sampler.epoch)
 
+    @property
+    def length(self) -> int:
+        """Samples of an epoch of a DistributedSampler; 0 for others."""
+        return int(self._sampler.num_samples) if self._is_distributed else 0
+
     def rank(self) -> tuple[int | None, int]:
         """(rank, world size); (None, 1) where only the environment may know."""
         distributed = getattr(self._torch, "distributed", None)

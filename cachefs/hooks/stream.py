@@ -12,6 +12,8 @@ from cachefs.publishing.columns import listing
 from cachefs.publishing.notes import THE_JOB_GOES_ON, Unknown, words
 from cachefs.publishing.places import Places
 from cachefs.publishing.publication import Publication, close_with
+from cachefs.publishing.run_record import is_quiet
+from cachefs.publishing.tally import Stopwatch
 
 # Shards that are looked at to see whether they are below a mount.
 PROBES: Final = 16
@@ -24,6 +26,8 @@ class Stream:
     def __init__(self, loader: Any, opening: dict[str, Any]) -> None:
         """opening: of the publication, where there has to be one."""
         self.number = opened.new_number()
+        self.stopwatch = Stopwatch()
+        self.epoch_length = 0  # samples; nobody knows
         self._opening = opening
         self._dataset = weakref.ref(loader.dataset)
         self._workers = loader.num_workers
@@ -70,7 +74,14 @@ class Stream:
             assert self._publication is not None
             self._publication.note(Unknown.STREAM, path)
             # Here, since a stream tells the helper nothing after this, and so would not hear it.
-            say_once(f"{words(Unknown.STREAM, self._opening['dataset'], '')}; {THE_JOB_GOES_ON}")
+            if not is_quiet():
+                line = words(Unknown.STREAM, self._opening["dataset"], "", self._opening["place"])
+                say_once(f"{line}; {THE_JOB_GOES_ON}")
+
+    def tell(self) -> None:
+        """The stopwatch has gone on."""
+        if self._publication is not None:
+            self._publication.tally(self.stopwatch.tally)
 
     def move(self, delivered: int, *, at_end: bool = False) -> None:
         """So many samples are delivered."""

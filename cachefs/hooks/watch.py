@@ -26,6 +26,7 @@ from cachefs.publishing.channel import channel
 from cachefs.publishing.columns import Listing, joined, listing
 from cachefs.publishing.notes import Unknown
 from cachefs.publishing.publication import Publication, close_with
+from cachefs.publishing.tally import Stopwatch
 
 # Epochs that are published where they follow from a spec: a job does not say how many it will run.
 EPOCHS_AHEAD: Final = 1000
@@ -68,6 +69,7 @@ class Watch:
         """opening: of the publication; files: of the samples, None where they have to be learned; found: what the
         dataset lists."""
         self.number = opened.new_number()  # of the loader in this process
+        self.stopwatch = Stopwatch()
         self._mark = opened.mark_of(self.number, os.getpid())
         self._sampler = sampler
         self._opening = opening
@@ -106,6 +108,23 @@ class Watch:
             self._publish_as(publication, len(files))
         elif names_a_mount(found):
             self._learn(len(loader.dataset), found)
+
+    @property
+    def epoch_length(self) -> int:
+        """Samples of the epoch that begins, as far as anybody knows: as its order says, else as many as its last epoch
+        had, else the rank's part of the dataset."""
+        if self._expected is not None:
+            return self._skipped + len(self._expected)
+        if self._foreseen:
+            return len(self._foreseen[0])
+        return self.stopwatch.last_length or self._sampler.length or self._length
+
+    def tell(self) -> None:
+        """The stopwatch has gone on."""
+        if self._publication is not None:
+            if not self.stopwatch.tally.epoch_length and self._opening.get("world_size", 1) == 1:
+                self.stopwatch.assume(self._length)
+            self._publication.tally(self.stopwatch.tally)
 
     def begin(self, iterator: Any) -> None:
         """The sampler's *iterator* is about to be asked for the first time in this epoch."""

@@ -71,6 +71,8 @@ class Op(StrEnum):
     LEARNED = "learned"
     # A consumer ends.
     CLOSE = "close"
+    # The training process is about to end.
+    FINISH = "finish"
 
 
 class Unheard(Exception):
@@ -169,6 +171,8 @@ class Channel:
     def close(self) -> None:
         """The process ends, and with it the helper."""
         if self.is_ours and not self.is_closed:
+            with contextlib.suppress(Unheard):
+                self.line.send({"op": Op.FINISH}, wait=False)
             self.hear()
             self.is_closed = True
             self.line.close()
@@ -189,6 +193,17 @@ class Channel:
 
 
 _channel: Channel | None = None
+
+
+def has_published() -> bool:
+    """Has this process itself a channel?"""
+    return _channel is not None and _channel.is_ours
+
+
+def hear_last() -> None:
+    """Print what the helper of this process has said since its channel was closed."""
+    if _channel is not None and _channel.is_ours:
+        _channel.hear()
 
 
 def channel() -> Channel:
@@ -244,9 +259,15 @@ def say_once(line: str) -> None:
         _print(line)
 
 
+def say(line: str) -> None:
+    """Print a line that is about no problem."""
+    _print(line)
+
+
 def _print(line: str) -> None:
     with contextlib.suppress(Exception):
-        print(f"cachefs: {line}", file=sys.stderr, flush=True)
+        if sys.stderr is not None:  # where it is closed, `print` would take stdout
+            print(f"cachefs: {line}", file=sys.stderr, flush=True)
 
 
 def _packet_socket() -> socket.socket:

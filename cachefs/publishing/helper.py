@@ -19,6 +19,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +30,7 @@ from cachefs.errors import CachefsError, ConfigError
 from cachefs.mount_table import MountPoint
 from cachefs.publishing.channel import MAX_BULK, MAX_PACKET, SOCKET_NAME, Line, Op, remove
 from cachefs.publishing.cold_reads import ColdReads
+from cachefs.publishing.figures import Figures
 from cachefs.publishing.inference import Observed
 from cachefs.publishing.learned import MOST_SAMPLES
 from cachefs.publishing.page import SLOTS, Page
@@ -63,11 +65,21 @@ def main(directory: str, owner: int, alive: int, listener: int, page: int, job: 
         threading.Thread(target=_end_soon_after, args=(alive, home), daemon=True).start()
         client = DaemonClient(socket_path())
         reporter, cold = Reporter(Route(client), job, owner, shared.say), ColdReads(client, pid_namespace())
-        Helper(socket.socket(fileno=listener), alive, home, shared, reporter, cold).run()
+        figures = Figures(client, reporter, owner, job)
+        Helper(socket.socket(fileno=listener), alive, home, shared, Told(reporter, cold, figures)).run()
     except CachefsError as error:
         shared.say(f"{error}; the job goes on without publishing")
     finally:
         remove(home)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """With whom the helper speaks: the daemon, of consumers and of reads, and the other processes of the run."""
+
+    reporter: Reporter
+    cold: ColdReads
+    figures: Figures
 
 
 class Helper:
@@ -79,13 +91,13 @@ class Helper:
         alive: int,
         directory: Path,
         page: Page,
-        reporter: Reporter,
-        cold: ColdReads,
+        told: Told,
     ) -> None:
         """alive: descriptor that can be read when the training process has ended."""
         self.consumers: dict[int, PublishedConsumer] = {}  # by slot
-        self.reporter = reporter
-        self._cold = cold
+        self.reporter = told.reporter
+        self._cold = told.cold
+        self._figures = told.figures
         self._listener = listener
         self._alive = alive
         self._page = page
@@ -166,6 +178,12 @@ class Helper:
         if message["op"] == Op.OPEN:
             self._open(msgspec.convert(message["opening"], Opening), bulk)
             return True
+        if message["op"] == Op.FINISH:
+            self._tick()
+            for one in self.consumers.values():
+                self.reporter.say_last(one)
+            self._figures.finish(self.consumers.values())
+            return True
         consumer = self.consumers.get(message["slot"])
         if message["op"] == Op.LEARNED:
             return self._learn_of_sibling(consumer, message, bulk)
@@ -204,6 +222,8 @@ class Helper:
         if old is not None and old.opening == opening and old.is_learning:
             old.reopen()
             return
+        if old is not None:
+            self._figures.end(old)
         consumer = self.consumers[opening.slot] = PublishedConsumer(opening)
         self._page.set_need(opening.slot, consumer.need)
         if opening.learn or opening.compare:
@@ -229,12 +249,19 @@ class Helper:
         for slot, consumer in list(self.consumers.items()):
             position = self._page.position(slot)
             moved = position is not None and consumer.move(*position)
+            tally = self._page.tally(slot)
+            if tally.epochs:
+                moved, consumer.tally = moved or tally != consumer.tally, tally
             self._resolve(consumer)
             self.reporter.report(consumer, moved)
             if consumer.closing is not None and now >= consumer.closing:
                 self.reporter.end(consumer)
+                self._figures.end(consumer)
                 del self.consumers[slot]
         self._siblings.tell(self.consumers.values(), now)
+        if self.consumers:
+            self._figures.begin()  # after the consumers, who wait for the daemon to know them
+        self._figures.write(self.consumers.values())
 
     def _resolve(self, consumer: PublishedConsumer) -> None:
         """Find out which files the samples are, as far as that is possible by now."""
@@ -259,6 +286,7 @@ class Helper:
 
     def _farewell(self) -> None:
         self._siblings.tell(self.consumers.values(), float("inf"))
+        self._figures.finish(self.consumers.values())
         for consumer in self.consumers.values():
             self.reporter.end(consumer)
 

@@ -1,5 +1,6 @@
 """What a user is told of a loader that is not understood: what it is, and what would help."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -32,32 +33,56 @@ class Unknown(StrEnum):
 
 _WORDS: Final = {
     Unknown.FILES: (
-        "a loader of {dataset}: nothing that the dataset lists says which file a sample is, so its first epoch is not "
-        'read ahead; publish its files in the code (docs/publishing.md, "In the code")'
+        "its files are being learned, and read ahead from epoch 2 on; nothing that the dataset lists says which file a "
+        'sample is, so for epoch 1 publish its files in the code (docs/publishing.md, "In the code")'
     ),
     Unknown.PARTS: (
-        "a loader of {dataset}: its samples are parts of a few files, which are brought whole where they fit on the "
+        "not understood: its samples are parts of a few files, which are brought whole where they fit on the "
         "node, and not in the order of the samples; publish its records in the code, if they are npy, tar, TFRecord or "
         'all of one size (docs/publishing.md, "Records in large files")'
     ),
     Unknown.ORDER: (
-        "a loader of {dataset}: the order that {sampler} gives is known only as it is drawn; if iterating it once more "
+        "not understood: the order that {sampler} gives is known only as it is drawn; if iterating it once more "
         'changes nothing, mark it with cachefs.pure_sampler (docs/publishing.md, "Samplers that are pure")'
     ),
     Unknown.NUMBERS: (
-        "a loader of {dataset}: what {sampler} draws is no numbers of samples, so nothing is read ahead; publish its "
+        "not understood: what {sampler} draws is no numbers of samples, so nothing is read ahead; publish its "
         'files in the code (docs/publishing.md, "In the code")'
     ),
     Unknown.STREAM: (
-        "{dataset} is an IterableDataset, which alone knows what it reads; publish its shards with cachefs.publish "
+        "not understood: an IterableDataset alone knows what it reads; publish its shards with cachefs.publish "
         '(docs/publishing.md, "Shards and streams")'
     ),
 }
 
 
-def words(unknown: Unknown, dataset: str, sampler: str) -> str:
-    """One line. dataset, sampler: names of their classes."""
-    return _WORDS[unknown].format(dataset=_name(dataset, "a dataset"), sampler=_name(sampler, "its sampler"))
+def words(unknown: Unknown, dataset: str, sampler: str, place: str = "") -> str:
+    """One line. dataset, sampler: names of their classes; place: the line that has made the loader."""
+    return f"loader {loader_name(dataset, place)}: {_WORDS[unknown].format(sampler=_name(sampler, 'its sampler'))}"
+
+
+def loader_name(dataset: str, place: str = "") -> str:
+    """What a loader is called: the class of its dataset, and the line that has made it, where that is known."""
+    where = f" ({_name(place, 'somewhere')})" if place else ""
+    return f"{_name(dataset, 'of a dataset')}{where}"
+
+
+def known_words(name: str, samples: int, epoch: int, *, by_rule: bool) -> str:
+    """One line of a loader whose order is known. name: of the loader; samples: of an epoch; epoch: from which on it is
+    read ahead, counted from 1."""
+    how = ", as a rule says its files" if by_rule else ""
+    return f"loader {name}: {samples:,} samples an epoch, read ahead from epoch {epoch} on{how}"
+
+
+def unsettled_words(name: str) -> str:
+    """One line of a loader that has ended before it was understood."""
+    return f"loader {name}: it ended before it was understood"
+
+
+def learned_words(name: str, epoch: int) -> str:
+    """One line of a loader whose files were learned before anybody had said that they are being learned. epoch: from
+    which on it is read ahead, counted from 1."""
+    return f"loader {name}: its files were learned, and it is read ahead from epoch {epoch} on"
 
 
 def _name(given: str, otherwise: str) -> str:
@@ -68,12 +93,14 @@ def _name(given: str, otherwise: str) -> str:
 class Unexplained:
     """Samples of which it was seen what was opened for them, while nobody knows a rule."""
 
-    _samples: int = 0
+    # A batch that takes long is told in parts, each with all of its samples.
+    _samples: set[int] = field(default_factory=set)
     _files: set[str] = field(default_factory=set)
 
-    def observe(self, samples: int, paths: tuple[str, ...]) -> None:
-        """These paths were opened for so many samples."""
-        self._samples += samples
+    def observe(self, samples: Sequence[int], paths: tuple[str, ...]) -> None:
+        """These paths were opened for these samples."""
+        if len(self._samples) < MANY:
+            self._samples.update(samples)
         for path in paths:
             if len(self._files) < MANY_FILES:
                 self._files.add(path)
@@ -81,6 +108,6 @@ class Unexplained:
     @property
     def unknown(self) -> Unknown | None:
         """What is not known of them; None while they are too few to say so."""
-        if self._samples < MANY or not self._files:
+        if len(self._samples) < MANY or not self._files:
             return None
         return Unknown.FILES if len(self._files) >= MANY_FILES else Unknown.PARTS

@@ -7,19 +7,24 @@ made, so that no access to them can ever end in SIGBUS.
 import fcntl
 import mmap
 import os
+import struct
 from enum import IntEnum
 from pathlib import Path
 from typing import Final
+
+from cachefs.publishing.tally import Tally
 
 # Name of a link to the page in the helper's directory, for processes that neither of the two has started.
 PAGE_NAME: Final = "page"
 # Consumers of one training process at most.
 SLOTS: Final = 256
-PAGE_SIZE: Final = 3 * 4096
+PAGE_SIZE: Final = 8 * 4096
 # Epochs and positions are below this.
 MOST: Final = (1 << 32) - 1
 _FIRST_SLOT: Final = 1  # word
-_TEXT: Final = 8 * (_FIRST_SLOT + 2 * SLOTS)  # byte
+_FIRST_TALLY: Final = _FIRST_SLOT + 2 * SLOTS  # word
+_TALLY: Final = struct.Struct(f"={len(Tally._fields)}Q")
+_TEXT: Final = 8 * _FIRST_TALLY + _TALLY.size * SLOTS  # byte
 
 
 class Need(IntEnum):
@@ -36,8 +41,9 @@ class Page:
     """What changes with every batch, in one slot per consumer, and what the helper has to say.
 
     A slot is two 64-bit words, each of which is written in one store. The first word is the epoch and the position in
-    it. The second word is a Need. What the helper says is text
-    that grows at the end of the page; the page's first word is its length in bytes.
+    it. The second word is a Need. Behind the slots are as many tallies, which are only shown to people: one that is
+    read while it is written may have words of two moments. What the helper says is text that grows at the end of the
+    page; the page's first word is its length in bytes.
     """
 
     def __init__(self, place: Path | int) -> None:
@@ -76,11 +82,19 @@ class Page:
     def clear(self, slot: int) -> None:
         """For a consumer that begins in a slot where another one was."""
         self._words[_FIRST_SLOT + 2 * slot] = self._words[_FIRST_SLOT + 2 * slot + 1] = 0
+        self.set_tally(slot, Tally())
 
     def position(self, slot: int) -> tuple[int, int] | None:
         """(epoch, position); None where none was set yet."""
         word = self._words[_FIRST_SLOT + 2 * slot]
         return ((word >> 32) - 1, word & MOST) if word else None
+
+    def set_tally(self, slot: int, tally: Tally) -> None:
+        """Raises struct.error where a number is negative, or larger than a word."""
+        _TALLY.pack_into(self._memory, 8 * _FIRST_TALLY + _TALLY.size * slot, *tally)
+
+    def tally(self, slot: int) -> Tally:
+        return Tally(*_TALLY.unpack_from(self._memory, 8 * _FIRST_TALLY + _TALLY.size * slot))
 
     def set_need(self, slot: int, need: Need) -> None:
         self._words[_FIRST_SLOT + 2 * slot + 1] = need

@@ -15,14 +15,8 @@ from numpy.typing import NDArray
 
 from cachefs.publishing.channel import Channel, Op, channel, process_name, warn
 from cachefs.publishing.page import MOST
-
-# Environment variables in which launchers of distributed jobs name a process's (rank, world size).
-_RANK_VARIABLES = (
-    ("RANK", "WORLD_SIZE"),
-    ("SLURM_PROCID", "SLURM_NTASKS"),
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
-)
+from cachefs.publishing.rank import found_rank
+from cachefs.publishing.tally import Tally
 
 # Seconds between the end of a loader and that of its consumer.
 CLOSE_SECONDS: Final = 10.0
@@ -124,6 +118,11 @@ class Publication:
             channel.hear()
         except Exception as error:
             _warn("cannot publish how far the job is", error)
+
+    def tally(self, tally: Tally) -> None:
+        """What the consumer's loader has delivered, and how long that took."""
+        if self._channel is not None and self._channel.is_ours and self._slot >= 0:
+            self._channel.page.set_tally(self._slot, tally)
 
     def close(self, after: float = 0.0) -> None:
         """The consumer ends *after* so many seconds, unless another one has begun in its place by then."""
@@ -235,16 +234,6 @@ def as_order(samples: Any) -> NDArray[numpy.uint32]:
     if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) <= MOST:
         raise ValueError("sample numbers that are not between 0 and 2^32 - 1")
     return numpy.ascontiguousarray(numbers, dtype="<u4")
-
-
-def found_rank() -> tuple[int | None, int]:
-    """(rank, world size) as the launcher of a distributed job says; (None, 1) where there is no launcher."""
-    for rank, world_size in _RANK_VARIABLES:
-        with contextlib.suppress(KeyError, ValueError):
-            number, of = int(os.environ[rank]), int(os.environ[world_size])
-            if 0 <= number < of < MOST:
-                return number, of
-    return None, 1
 
 
 def working_directory(paths: Iterable[str]) -> str:

@@ -15,11 +15,20 @@ from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
 from cachefs.publishing.compared import Compared
 from cachefs.publishing.inference import PART_WRONG, Inference, Observed
 from cachefs.publishing.learned import LearnedFiles, file_at
-from cachefs.publishing.notes import Unexplained, Unknown, words
+from cachefs.publishing.notes import (
+    Unexplained,
+    Unknown,
+    known_words,
+    learned_words,
+    loader_name,
+    unsettled_words,
+    words,
+)
 from cachefs.publishing.page import Need
 from cachefs.publishing.places import Places
 from cachefs.publishing.rule import Column, Rule
 from cachefs.publishing.shares import Order, Share, no_files, shares
+from cachefs.publishing.tally import NO_TALLY, Tally
 
 # Bytes that the orders of one consumer may have that are still to be read: of ten epochs of ten million samples.
 MOST_ORDER_BYTES: Final = 400 << 20
@@ -56,6 +65,12 @@ class Opening(msgspec.Struct, frozen=True):
     # Names of the classes of the loader's dataset and sampler, to tell the user which loader it is.
     dataset: str = ""
     sampler: str = ""
+    # The line of the job's code that has made the loader, and how many epochs the program's arguments name; empty and 0
+    # where nobody knows.
+    place: str = ""
+    planned: int = 0
+    # Of the loader in its process: one that is made anew for each epoch keeps its number.
+    number: int = 0
     # A file that was opened for it, where nothing else is known of what it reads.
     opened: str = ""
 
@@ -91,9 +106,11 @@ class PublishedConsumer:
     closing: float | None = None
     # When the daemon was last told its position (monotonic seconds).
     reported_at: float = 0.0
-    # The note, and of which epoch the current one is a part, that it was last told.
-    told: tuple[str, tuple[int, int] | None] = ("", None)
-    # Has the training process itself said what is not understood of it?
+    # What the daemon was last told: its note, of which epoch the current one is a part, its tally, whether it learns.
+    told: tuple[str, tuple[int, int] | None, Tally, bool] = ("", None, NO_TALLY, False)
+    # What its loader has delivered, and how long that took.
+    tally: Tally = NO_TALLY
+    # Has its user been told what is understood of it, or what is not?
     has_said: bool = False
     # The samples' files, where they have to be learned.
     learned: LearnedFiles = field(init=False)
@@ -154,7 +171,7 @@ class PublishedConsumer:
             return
         if self.inference is not None:
             self.inference.observe(observed)
-        self._unexplained.observe(len(observed.samples), observed.paths)
+        self._unexplained.observe(observed.samples, observed.paths)
         if self._opened is None and observed.paths:
             self._opened = file_at(observed.paths[0], places)
         each, rest = divmod(len(observed.paths), max(1, len(observed.samples)))
@@ -241,7 +258,7 @@ class PublishedConsumer:
     def set_unknown(self, unknown: str, opened: str = "") -> None:
         """What the training process does not understand of it; empty where it does. opened: a file that it reads, where
         the training process itself tells the user. Raises ValueError."""
-        self.has_said = bool(opened)
+        self.has_said = self.has_said or bool(opened)
         self._unknown = Unknown(unknown) if unknown else None
         if opened and self._opened is None:
             self._opened = file_at(opened, Places())
@@ -252,15 +269,55 @@ class PublishedConsumer:
         unknown = (self._unexplained.unknown if self._lacks_files else None) or self._unknown
         if unknown is None or (self._lacks_files and self._opened is None):
             return ""
-        return words(unknown, self.opening.dataset, self.opening.sampler)
+        return words(unknown, self.opening.dataset, self.opening.sampler, self.opening.place)
+
+    @property
+    def loader(self) -> str:
+        """What its loader is called; empty where no loader of torch is behind it."""
+        return loader_name(self.opening.dataset, self.opening.place) if self.opening.dataset else ""
+
+    @property
+    def line(self) -> str:
+        """What is understood of it, for its user; empty while that is being found out, or where a note says it."""
+        if not self.loader or self.note or self._lacks_files or not self._knows_the_epoch:
+            return ""
+        if self.is_learning and self._rule is None:
+            return learned_words(self.loader, max(2, self.tally.epochs))
+        tally = self.tally
+        return known_words(self.loader, tally.epoch_length, tally.epochs, by_rule=self._rule is not None)
+
+    @property
+    def last_line(self) -> str:
+        """The same as it ends, where it has delivered anything."""
+        return self.note or self.line or (unsettled_words(self.loader) if self.loader and self.tally.samples else "")
+
+    @property
+    def _knows_the_epoch(self) -> bool:
+        """Is all of the epoch published that it is in, and not parts of it as they are drawn?"""
+        order, length = self.orders.get(self.epoch), self.tally.epoch_length
+        _, begins = self.parts.get(self.epoch, (-1, 0))
+        if self.spec is not None:
+            return length > 0
+        # Of an epoch that is resumed, what is left is published at once; the last part of many has its end as well.
+        return order is not None and 0 < length <= begins + len(order) and 2 * len(order) > length
 
     @property
     def _lacks_files(self) -> bool:
         return not any(len(share.entries) for share in self.shares)
 
+    @property
+    def was_learned(self) -> bool:
+        """Did nothing but what it has opened say which files its samples are?"""
+        return self.is_learning and self._rule is None
+
+    @property
+    def is_shown_learning(self) -> bool:
+        """Does the daemon know it, and nobody which files it reads, which are being learned?"""
+        return self.is_learning and self._lacks_files and not self._is_given_up
+
     def show(self) -> None:
-        """Let the daemon know of it, where there is something to say, though nobody knows what it reads."""
-        if not self.shares and self._opened is not None and self.note:
+        """Let the daemon know of it, where it reads from a mount, though nobody knows what."""
+        if not self.shares and self._opened is not None and (self.note or self.is_learning):
             mount, inode = self._opened
             self.shares = [no_files(mount, inode)]
 

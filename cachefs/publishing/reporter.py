@@ -8,10 +8,11 @@ from typing import Final
 import numpy
 
 from cachefs.errors import Busy, CachefsError, DaemonUnavailable, NotFound, StoreFull
-from cachefs.job_messages import JobEpoch, JobName, JobProgress, JobPublish, SampleMap
+from cachefs.job_messages import JobEpoch, JobName, JobProgress, JobPublish, JobView, LoaderView, SampleMap
 from cachefs.publishing.notes import THE_JOB_GOES_ON
 from cachefs.publishing.published_consumer import PublishedConsumer
 from cachefs.publishing.route import Route
+from cachefs.publishing.run_record import is_first_to_say, is_quiet
 from cachefs.publishing.shares import Share
 from cachefs.rpc import JOB_EPOCH, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW
 
@@ -61,20 +62,19 @@ class Reporter:
         now = time.monotonic()
         if consumer.opening.learn and (refusal := self._route.refusal):
             self.say(f"{refusal}, so files that are opened in C are not seen", _THROUGH, _THROUGH)
-        if consumer.note and not consumer.has_said:
-            self.say(consumer.note, THE_JOB_GOES_ON)
+        self._say_of_loader(consumer, consumer.note or consumer.line)
         if consumer.failed or not consumer.shares or now < max(self._quiet_until, consumer.quiet_until):
             return
         if not consumer.has_begun:
             return  # a loader that was made anew
         try:
             if not consumer.published:
-                if not (consumer.has_order or consumer.note):
+                if not (consumer.has_order or consumer.note or consumer.is_shown_learning):
                     return  # without an order the files are of no use to the daemon
                 self._publish(consumer)
             self._report_orders(consumer)
             is_due = now - consumer.reported_at >= self._route.lease / RENEWALS
-            told = (consumer.note, consumer.parts.get(consumer.epoch))
+            told = (consumer.note, consumer.parts.get(consumer.epoch), consumer.tally, consumer.is_shown_learning)
             if moved or told != consumer.told or is_due:
                 self._report_progress(consumer)
                 consumer.reported_at, consumer.told = now, told
@@ -96,6 +96,20 @@ class Reporter:
             self.say(f"consumer {consumer.opening.name} cannot be published ({error!r:.300})")
             consumer.failed = True
 
+    def say_last(self, consumer: PublishedConsumer) -> None:
+        """The training process is about to end."""
+        self._say_of_loader(consumer, consumer.last_line)
+
+    def _say_of_loader(self, consumer: PublishedConsumer, line: str) -> None:
+        """One line for each loader of the run, whichever of its processes has it."""
+        if not line or consumer.has_said or is_quiet():
+            return
+        key = f"{consumer.loader}\n{consumer.note}"
+        if key not in self._said and len(self._said) < MOST_PROBLEMS and is_first_to_say(key):
+            self._said.add(key)
+            self._say(f"{line}; {THE_JOB_GOES_ON}" if consumer.note else line)
+        consumer.has_said = True
+
     def _say_full(self, name: str, error: CachefsError) -> None:
         """The daemon has no room for that consumer."""
         self.say(str(error), _TRIED_AGAIN, f"no room for consumer {name}")
@@ -107,6 +121,13 @@ class Reporter:
             self.say(str(error), _TRIED_AGAIN)
         self._quiet_until = now + RETRY_SECONDS[min(self._failures, len(RETRY_SECONDS) - 1)]
         self._failures += 1
+
+    def job(self, timeout: float) -> JobView | None:
+        """How the job gets on, as the daemon sees it; None where it does not answer, or does not know the job."""
+        try:
+            return self._route.call(JOB_SHOW, JobName(job=self._full_name), timeout)
+        except CachefsError:
+            return None
 
     def end(self, consumer: PublishedConsumer) -> None:
         if not consumer.published:
@@ -187,6 +208,7 @@ class Reporter:
             note=consumer.note,
             part_of=epoch,
             part_begins=begins,
+            loader=loader_view(consumer),
         )
 
     def _lost(self, consumer: PublishedConsumer, error: NotFound) -> None:
@@ -204,6 +226,29 @@ class Reporter:
             self.say(str(error))
             consumer.failed = True
         consumer.published = False
+
+
+def loader_view(consumer: PublishedConsumer) -> LoaderView | None:
+    """What its loader has done, for the daemon; None where no loader of torch is behind it."""
+    if not consumer.loader:
+        return None
+    tally = consumer.tally
+    return LoaderView(
+        name=consumer.loader,
+        epochs=tally.epochs,
+        planned=consumer.opening.planned,
+        epoch_length=tally.epoch_length,
+        epoch_samples=tally.epoch_samples,
+        samples=tally.samples,
+        epoch_busy=tally.epoch_busy / 1e9,
+        busy=tally.busy / 1e9,
+        waited=tally.waited / 1e9,
+        first_busy=tally.first_busy / 1e9,
+        first_waited=tally.first_waited / 1e9,
+        workers=consumer.opening.workers,
+        learning=consumer.is_shown_learning,
+        was_learned=consumer.was_learned,
+    )
 
 
 def pid_namespace() -> int:

@@ -12,7 +12,8 @@ from cachefs.messages import Empty, Message
 from cachefs.mount_spec import MountSpec
 from cachefs.mount_table import MountPoint
 from cachefs.publishing.control_client import ControlClient
-from cachefs.rpc import DATASET_LIST, DaemonClient, Method, refusal
+from cachefs.rpc import DATASET_LIST, DaemonClient, Method
+from cachefs.socket_path import refusal
 
 Request = TypeVar("Request", bound=Message)
 Reply = TypeVar("Reply", bound=Message)

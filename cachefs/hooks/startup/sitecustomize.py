@@ -13,6 +13,9 @@ DATALOADER = "torch.utils.data.dataloader"
 ENDING = ["cachefs", "hooks", "startup"]
 # Attribute of `sys`: the directory of the installation that watches this process.
 MARK = "_cachefs_hooks"
+# Names the directory of the run, and the first Python of the run, as in cachefs.publishing.run_record.
+RUN_VARIABLE = "CACHEFS_RUN"
+TOP_VARIABLE = "CACHEFS_TOP"
 
 
 class DataLoaderFinder:
@@ -66,6 +69,34 @@ def find_cachefs():
     spec.loader.exec_module(module)
 
 
+def be_top():
+    """Print the summary when this process ends, if it is the first Python of its run."""
+    # A Python that was it may have become another one, such as a `cachefs run` inside the run.
+    if RUN_VARIABLE in os.environ and os.environ.get(TOP_VARIABLE) in (None, str(os.getpid())):
+        import atexit
+
+        top = os.environ[TOP_VARIABLE] = str(os.getpid())
+        atexit.register(say_summary, top)
+
+
+def say_summary(top):
+    """Before this, everything else that was to run in the end has run. A forked child is not the process."""
+    directory = os.environ.get(RUN_VARIABLE, "")
+    if top != str(os.getpid()) or not os.path.isdir(directory):
+        return
+    try:
+        if "cachefs.hooks.loader" not in sys.modules and not any(n.endswith(".json") for n in os.listdir(directory)):
+            if os.path.basename(directory).split("-")[1:2] == [top]:
+                os.rmdir(directory)
+            return
+        find_cachefs()
+        from cachefs.publishing import last_words
+
+        last_words.say(top)
+    except (Exception, KeyboardInterrupt):
+        pass
+
+
 def is_ours(path):
     """Is it the directory of this file in any installation?"""
     return os.path.abspath(path).split(os.sep)[-len(ENDING) :] == ENDING
@@ -93,4 +124,5 @@ def hand_over():
 if sys.version_info >= (3, 11) and not hasattr(sys, MARK):
     setattr(sys, MARK, HERE)
     sys.meta_path.insert(0, DataLoaderFinder())
+    be_top()
 hand_over()

@@ -12,7 +12,7 @@ from cachefs.planning.blocks.samples import Samples
 from cachefs.planning.blocks.space import Ids
 from cachefs.planning.sequences.sampler import Order, epoch_order
 from cachefs_daemon.cooperation.groups import Group, Member
-from cachefs_daemon.jobs.consumer import CHEAP, OVERSIZE
+from cachefs_daemon.jobs.consumer_reads import CHEAP, OVERSIZE
 from cachefs_daemon.runtime.threads import Threads
 
 log = logging.getLogger(__name__)

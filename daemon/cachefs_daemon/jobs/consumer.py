@@ -12,14 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs.errors import Busy, CachefsError, ConfigError, NotFound, StoreFull
-from cachefs.job_messages import ConsumerView, JobPublish, SampleMap
-from cachefs.planning.blocks.samples import Reads, Samples
+from cachefs.job_messages import ConsumerView, JobPublish, LoaderView, SampleMap
+from cachefs.planning.blocks.samples import Samples
 from cachefs.planning.sequences.follower import Follower
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.position import Position
 from cachefs.planning.sequences.sampler import Order, SamplerSpec
 from cachefs.sizes import format_size
 from cachefs.snapshot import Snapshot
+from cachefs_daemon.jobs.consumer_reads import check_size, mean_bytes, out_of_order
 from cachefs_daemon.jobs.epoch_loader import EpochLoader, Prepared
 from cachefs_daemon.jobs.epochs import MAX_WAITING, MOST_WAITING, Epochs
 from cachefs_daemon.jobs.liveness import Liveness
@@ -38,11 +39,6 @@ STILL_SECONDS: Final = 10.0
 
 # Pauses before its samples are looked for again, where that failed in a way that passes.
 RETRY_SECONDS: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
-# A sampler for more samples than there are is a mistake that is shown. It is refused where its orders would cost much:
-# from so many times the samples on, and from so many on (to compute a million takes 10 ms).
-OVERSIZE: Final = 2
-CHEAP: Final = 1_000_000
-
 _serial = itertools.count(1)
 
 
@@ -90,8 +86,10 @@ class Consumer:
         self.snapshot = snapshot
         self.sample_map = sample_map
         self.note = ""  # what its publisher says of it
+        self.loader: LoaderView | None = None  # as its process sees it
         self._part: _Part | None = None  # the one that it has named last
         self.liveness = Liveness(request.pid, request.lease, now, request.pid_namespace, user_of(request.job))
+        self._mean_bytes = 0.0  # of a sample, of the epoch that was brought into the plan last
         self.position: Position | None = None  # where it is; None until the plan knows an epoch of it
         self._plan = plan
         self._loader = loader
@@ -380,10 +378,11 @@ class Consumer:
         self._plan.set_prepared(self.key, self.snapshot.id, epoch, prepared.planned)
         self._end_before()
         epochs.reads[epoch] = reads
+        self._mean_bytes = mean_bytes(reads, samples)
         if self.position is None:
             if self._loader.first_rate:
                 self._plan.set_progress(self.key, *self._plan.place(self.key), self._loader.first_rate)
-            follower = Follower(self._plan, self.key, *_out_of_order(self.request, reads), self._own)
+            follower = Follower(self._plan, self.key, *out_of_order(self.request, reads), self._own)
             self.position = Position(follower, self.request.batch_size)
             if self._said is not None:
                 self.position.on_heartbeat(self._said.when)
@@ -451,10 +450,20 @@ class Consumer:
             problem=problem,
             ahead_bytes=ahead_bytes,
             note=self.note,
+            rank=self.request.rank,
+            world_size=self.request.world_size,
+            epochs=self.request.spec.epochs if self.request.spec is not None else 0,
+            mean_bytes=self._mean_bytes,
+            loader=self.loader,
         )
 
-    def _state(self, now: float) -> tuple[ConsumerState, str]:
-        """Its state, and what there is to say of it."""
+    @property
+    def lasting_problem(self) -> str:
+        """What there is to say of it, but for where its reads are; empty where there is nothing."""
+        return "; ".join(self._lasting_problems)
+
+    @property
+    def _lasting_problems(self) -> list[str]:
         problems = list(self._problems.values())
         if forgotten := self.forgotten_orders:
             problems.append(
@@ -466,7 +475,14 @@ class Consumer:
                 f"no memory for the orders of {len(refused)} epochs from {refused[0]} on; publish them again when "
                 "other jobs have ended (`cachefs run` does by itself)"
             )
+        return problems
+
+    def _state(self, now: float) -> tuple[ConsumerState, str]:
+        """Its state, and what there is to say of it."""
+        problems = self._lasting_problems
         follower = self.follower
+        if self.loader is not None and self.loader.learning:
+            return ConsumerState.LEARNING, "; ".join(problems)
         if self.is_given_up:
             return ConsumerState.NOT_FOLLOWED, "; ".join(problems)
         if follower is None:
@@ -481,30 +497,3 @@ class Consumer:
         if silence > STILL_SECONDS:
             return ConsumerState.STANDING_STILL, "; ".join([f"no read of it seen for {silence:.0f} s", *problems])
         return ConsumerState.FOLLOWING, "; ".join(problems)
-
-
-def _out_of_order(request: JobPublish, reads: Reads) -> tuple[int, int]:
-    """The reorder window of its loader, and the reads that one of its workers does in order (1 where that varies)."""
-    # The distance from the first sample that may not have been read to the last one that may have been. That is more
-    # than the displacement of a sample, since some of the samples between have not been read either.
-    samples = request.workers * request.prefetch * request.batch_size
-    per_sample = len(reads.blocks) / max(1, reads.samples)
-    batch = request.batch_size if reads.ends is None and samples else 1
-    # Positions of a plan are 32 bits wide.
-    return min(int(samples * max(1.0, per_sample)), 2**31 - 1), batch
-
-
-def order_of(raw: bytes) -> Order:
-    """The order of an epoch as sample numbers: shape (samples of the epoch,), uint32. raw: the same as it travels, u32
-    little-endian."""
-    return np.frombuffer(raw, "<u4").astype(np.uint32, copy=False)
-
-
-def check_size(spec: SamplerSpec, samples: int) -> None:
-    """Raises ConfigError for a sampler that determines orders of far more than the *samples* that there are: they would
-    be computed before anybody sees that it is a mistake."""
-    if spec.kind != "explicit" and spec.size > max(OVERSIZE * samples, CHEAP):
-        raise ConfigError(
-            f"the sampler has {spec.size:,} samples, the dataset {samples:,}; publish the number that the job's own "
-            "sampler has, and the files or records that are its samples"
-        )

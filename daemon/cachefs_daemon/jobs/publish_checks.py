@@ -5,7 +5,7 @@ from typing import Final
 
 from cachefs import records
 from cachefs.errors import ConfigError
-from cachefs.job_messages import MAX_CONSUMER_NAME, MAX_JOB_NAME, JobPublish, SampleMap
+from cachefs.job_messages import MAX_CONSUMER_NAME, MAX_JOB_NAME, MAX_NOTE, JobPublish, LoaderView, SampleMap
 from cachefs.planning.sequences.sampler_spec import MAX_SAMPLES
 from cachefs_daemon.jobs.owners import given_name
 
@@ -47,6 +47,18 @@ def check(request: JobPublish) -> None:
             _check_map(request.map)
     except ConfigError as error:
         raise ConfigError(f"job {name}: {error}") from None
+
+
+def fits(loader: LoaderView) -> bool:
+    """Can what is said of a loader be shown?"""
+    counts = (loader.epochs, loader.planned, loader.epoch_length, loader.epoch_samples, loader.samples, loader.workers)
+    times = (loader.epoch_busy, loader.busy, loader.waited, loader.first_busy, loader.first_waited)
+    return (
+        len(loader.name) <= MAX_NOTE
+        and loader.name.isprintable()
+        and all(0 <= count < 1 << 63 for count in counts)
+        and all(0 <= seconds < float("inf") for seconds in times)
+    )
 
 
 def _check_map(sample_map: SampleMap) -> None:

@@ -19,10 +19,11 @@ from cachefs.planning.sequences.position import REPORT_SECONDS
 from cachefs.planning.sequences.sampler_spec import MAX_EPOCHS, MAX_SAMPLES
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.datasets.catalog import Catalog
-from cachefs_daemon.jobs.consumer import Consumer, check_size, order_of
+from cachefs_daemon.jobs.consumer import Consumer
+from cachefs_daemon.jobs.consumer_reads import check_size, order_of
 from cachefs_daemon.jobs.epoch_loader import EpochLoader
 from cachefs_daemon.jobs.owners import given_name, no_such_job, owner_of, owner_words
-from cachefs_daemon.jobs.publish_checks import check
+from cachefs_daemon.jobs.publish_checks import check, fits
 from cachefs_daemon.jobs.records import JobRecord, Places
 from cachefs_daemon.jobs.sample_maps import TREE
 from cachefs_daemon.jobs.stalls import Stalls
@@ -99,7 +100,11 @@ class JobRegistry:
     def view(self, job: Job, pushed: Pushed = lambda snapshot, blocks: 0) -> JobView:
         """The job as `cachectl job show` shows it."""
         consumers = [self._consumer_view(consumer, pushed) for consumer in job.consumers.values()]
-        return self._job_view(job, [*job.last, *consumers])
+        stalled = self.stalls.of_consumers(job.name)
+        views = [*job.last, *consumers]
+        if stalled:
+            views = [msgspec.structs.replace(one, stalled=stalled.get(one.consumer, {})) for one in views]
+        return self._job_view(job, views)
 
     def _job_view(self, job: Job, consumers: list[ConsumerView]) -> JobView:
         waited, seconds = self.stalls.of(job.name)
@@ -243,7 +248,9 @@ class JobRegistry:
                 f"job {given_name(request.job)}: expected a printable note of {MAX_NOTE} characters at most"
             )
         consumer = self._consumer(request.job, request.consumer)
-        consumer.note = request.note
+        if request.loader is not None and not fits(request.loader):
+            raise ConfigError(f"job {given_name(request.job)}: what it says of its loader makes no sense")
+        consumer.note, consumer.loader = request.note, request.loader or consumer.loader
         if request.part_of >= 0:
             consumer.on_part(request.epoch, request.part_of, request.part_begins)
         consumer.on_heartbeat(request.epoch, request.position, time.monotonic())
@@ -373,7 +380,9 @@ class JobRegistry:
 
     def _close_ended(self, job: Job, consumer: Consumer) -> None:
         """The consumer ends; how it was is shown for a while."""
-        view = msgspec.structs.replace(consumer.view(0, time.monotonic()), state=ConsumerState.ENDED, rate=0.0)
+        view = consumer.view(0, time.monotonic())
+        # Where its reads were, or that none was seen, is no problem any more.
+        view = msgspec.structs.replace(view, state=ConsumerState.ENDED, rate=0.0, problem=consumer.lasting_problem)
         job.last = [*job.last, view][-ENDED_CONSUMERS_KEPT:]
         self._close(job, consumer)
 

@@ -1,5 +1,6 @@
 """Who waited, for what, and how long: reads that found their bytes not on the node, or not yet in memory."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -24,6 +25,8 @@ class Stalls:
         self._totals: dict[tuple[str, str, int, str], _Total] = {}
         # The same by job: looking through all rows for each of 1,000 jobs would take seconds.
         self._of_jobs: dict[str, _Total] = {}
+        # Seconds of a job's consumers, by kind of source.
+        self._of_consumers: dict[str, dict[str, dict[str, float]]] = {}
         # The same by kind of source, of all jobs, those that are forgotten included.
         self._of_sources: dict[str, _Total] = {}
 
@@ -32,7 +35,11 @@ class Stalls:
         row = self._totals.setdefault((job, consumer, epoch, source), _Total())
         if len(self._totals) > MOST_ROWS:
             del self._totals[next(iter(self._totals))]
-        kind = self._of_sources.setdefault(source.partition(" ")[0], _Total())
+        kind_of_source = source.partition(" ")[0]
+        kind = self._of_sources.setdefault(kind_of_source, _Total())
+        if job:
+            kinds = self._of_consumers.setdefault(job, {}).setdefault(consumer, {})
+            kinds[kind_of_source] = kinds.get(kind_of_source, 0.0) + seconds
         for total in row, self._of_jobs.setdefault(job, _Total()), kind:
             total.count += 1
             total.seconds += seconds
@@ -53,6 +60,10 @@ class Stalls:
         total = self._of_jobs.get(job, _Total())
         return total.count, total.seconds
 
+    def of_consumers(self, job: str) -> Mapping[str, dict[str, float]]:
+        """Seconds that the reads of a job's consumers have waited, by consumer and kind of source (see of_sources)."""
+        return self._of_consumers.get(job, {})
+
     def of_sources(self) -> dict[str, tuple[int, float]]:
         """Since the daemon started, by what was waited for (`origin`, `ssd`, `daemon` or `peer`): how many reads have
         waited, and for how many seconds altogether."""
@@ -61,5 +72,6 @@ class Stalls:
     def forget(self, job: str) -> None:
         """The job is not shown any more."""
         self._of_jobs.pop(job, None)
+        self._of_consumers.pop(job, None)
         for name in [name for name in self._totals if name[0] == job]:
             del self._totals[name]

@@ -11,6 +11,7 @@ class JobState(StrEnum):
 
 class ConsumerState(StrEnum):
     PREPARING = "preparing"  # what its samples are is being found out
+    LEARNING = "learning"  # which files it reads is being learned, and known from its next epoch on
     WAITING = "waiting"  # it has not begun to read, or has not published any order
     FOLLOWING = "following"  # it reads what it has published
     STANDING_STILL = "standing still"  # nothing is seen of it, though it has begun

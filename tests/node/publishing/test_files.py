@@ -15,6 +15,7 @@ from cachefs.job_messages import JobEpoch, JobProgress, JobPublish
 from cachefs.snapshot import Snapshot
 from tests.daemon import Daemon
 from tests.mounting import mounted
+from tests.node.publishing.said import complaints
 from tests.recording import Recording, recording
 
 SCRIPT = Path(__file__).with_name("own_datasets.py")
@@ -102,8 +103,8 @@ def _done(line: list[str], environment: dict[str, str]) -> subprocess.CompletedP
 def test_watching_changes_nothing(run: Run) -> None:
     assert run.watched == run.alone
     # Of the loaders whose files are others than their datasets list, a note may say so.
-    said = [line for line in run.stderr.splitlines() if line.startswith("cachefs")]
-    assert all(line.startswith(("cachefs: a loader of Chance:", "cachefs: a loader of Listed:")) for line in said), said
+    said = complaints(run.stderr)
+    assert all(line.startswith(("cachefs: loader Chance (", "cachefs: loader Listed (")) for line in said), said
 
 
 @pytest.mark.parametrize("scenario", UNDERSTOOD)
@@ -126,7 +127,9 @@ def test_what_was_wrong_is_taken_back(run: Run, scenario: str) -> None:
     if scenario == "chance":
         # No rule was adopted: what is published is what was learned, in which some files are twice and others not. That
         # is wrong in the next epoch, so that it may be taken back, and learned anew.
-        maps = [message.map for message in said if isinstance(message, JobPublish) and message.map is not None]
+        maps = [
+            message.map for message in said if isinstance(message, JobPublish) and message.map and message.map.entries
+        ]
         for learned in maps[:1]:
             entries = numpy.frombuffer(learned.entries, "<u4")
             assert len(set(entries.tolist())) < len(entries)

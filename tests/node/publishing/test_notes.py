@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from cachefs_tools.cachectl.job import describe
+from cachefs_tools.cachectl.job_page import describe
 
 from cachefs.errors import NotFound
 from cachefs.job_messages import JobName
@@ -47,12 +47,16 @@ def test_what_is_not_understood_is_said_once_with_what_would_help(tmp_path: Path
     # The first loader, the last one, and the order of the second are understood.
     numbered = {name.rpartition(".")[2]: note for name, note in notes.items()}
     hashes, unruly, stream = numbered["1"], numbered["2"], numbered["3"]
-    assert hashes.startswith("a loader of Hashed: nothing that the dataset lists says which file a sample is")
-    assert unruly.startswith("a loader of Listed: the order that Unruly gives is known only as it is drawn")
-    assert stream.startswith("Stream is an IterableDataset, which alone knows what it reads")
-    said = [text for text in stderr.splitlines() if text.startswith("cachefs:")]
+    place = f"({SCRIPT.name}:"
+    assert hashes.startswith(f"loader Hashed {place}")
+    assert "nothing that the dataset lists says which file a sample is" in hashes
+    assert unruly.startswith(f"loader Listed {place}")
+    assert "not understood: the order that Unruly gives is known only as it is drawn" in unruly
+    assert stream.startswith(f"loader Stream {place}")
+    assert "not understood: an IterableDataset alone knows what it reads" in stream
+    said = [text for text in stderr.splitlines() if text.endswith("; the job goes on")]
     assert sorted(said) == sorted(f"cachefs: {note}; the job goes on" for note in notes.values())
-    assert all(f"? {name}: {note}" in shown for name, note in notes.items())
+    assert all(f"? {note}" in shown for note in notes.values())
 
 
 def wait_for_notes(daemon: Daemon, many: int) -> dict[str, str]:

@@ -26,6 +26,7 @@ from cachefs.snapshot import Snapshot
 from tests.daemon import Daemon
 from tests.helper_process import helper_process
 from tests.mounting import mounted
+from tests.node.publishing.said import complaints
 from tests.recording import Recording, recording
 
 SCRIPT = Path(__file__).with_name("training_script.py")
@@ -105,10 +106,6 @@ def finished(
     return subprocess.run(line, env=env, capture_output=True, text=True, timeout=seconds, check=False)
 
 
-def complaints(done: subprocess.CompletedProcess[str]) -> list[str]:
-    return [line for line in done.stderr.splitlines() if line.startswith("cachefs:")]
-
-
 # --- what is published ------------------------------------------------------------------------------------------
 
 
@@ -145,7 +142,7 @@ def consumer_is(scenario: str) -> Callable[[JobPublish | JobEpoch | JobProgress]
 
 def test_a_watched_script_computes_the_same(epochs: Epochs) -> None:
     assert epochs.watched == epochs.alone
-    assert "cachefs" not in epochs.stderr
+    assert complaints(epochs.stderr) == []
 
 
 @pytest.mark.parametrize("scenario", SPECIFIED)
@@ -234,7 +231,7 @@ def test_a_stream_that_lists_its_shards_is_left_to_the_daemon(node: Node) -> Non
     done = finished(command(*script(node.mount, "iterable"), job="iterable", socket=node.socket))
     assert done.returncode == 0
     assert done.stdout == alone(node.mount, "iterable")
-    assert complaints(done) == []
+    assert complaints(done.stderr) == []
     assert not node.record.of(JobPublish, "iterable")
 
 
@@ -260,7 +257,7 @@ def test_without_the_socket_the_job_is_published_through_the_mount_and_told_what
     done = finished(line, {"CACHEFS_SOCKET": str(tmp_path / "nobody")})
     assert done.returncode == 0
     assert done.stdout == alone(node.mount, "shuffle", "learned")
-    (complaint,) = complaints(done)
+    (complaint,) = complaints(done.stderr)
     assert complaint == (
         f"cachefs: there is no socket {tmp_path / 'nobody'} here, so files that are opened in C are not seen; "
         "all else is published through the mount"
@@ -273,7 +270,7 @@ def test_a_job_that_reads_elsewhere_starts_nothing(node: Node, tmp_path: Path) -
     line = command(*script(tmp_path / "copy", "shuffle", "distributed"), job="elsewhere", socket=node.socket)
     done = finished(line)
     assert done.returncode == 0
-    assert not complaints(done)
+    assert not complaints(done.stderr)
     assert not node.record.of(JobPublish, "elsewhere")
 
 
@@ -285,7 +282,7 @@ def test_a_killed_helper_costs_only_the_publishing(node: Node) -> None:
     stdout, stderr = process.communicate(timeout=250)
     assert process.returncode == 0
     assert stdout == alone(node.mount, "shuffle", "custom", "learned")
-    assert len([line for line in stderr.splitlines() if line.startswith("cachefs:")]) == 1
+    assert len(complaints(stderr)) == 1
 
 
 def test_a_stuck_helper_does_not_hold_the_job_up(node: Node) -> None:
@@ -358,6 +355,9 @@ def test_the_environment_is_the_jobs_own(tmp_path: Path) -> None:
     assert re.fullmatch(r"[^: ]*/cachefs/_isatty[^: ]*\.so", watched.pop("LD_PRELOAD"))  # see cachefs.preload
     # Tests may run under another name of the same interpreter than `cachefs` does.
     assert Path(watched.pop("CACHEFS_PYTHON")).samefile(sys.executable)
+    # Where the processes of the run leave what the summary is made of, and which of them prints it.
+    assert Path(watched.pop("CACHEFS_RUN")).name.startswith("run-")
+    assert watched.pop("CACHEFS_TOP").isdecimal()
     changed = {"CACHEFS_JOB": "j", "CACHEFS_SOCKET": str(tmp_path)}
     assert {**watched, "PYTHONPATH": ""} == plain | changed
 
@@ -389,5 +389,5 @@ def test_an_interpreter_without_cachefs_publishes_too(node: Node, tmp_path: Path
     line = command(python, SCRIPT, node.mount, "shuffle", job="foreign", socket=node.socket)
     done = finished(line, {"TOLD": str(node.record.notes)})
     assert done.returncode == 0, done.stderr
-    assert not complaints(done)
+    assert not complaints(done.stderr)
     assert {message.epoch for message in node.record.of(JobEpoch, "foreign")} >= set(range(EPOCHS))

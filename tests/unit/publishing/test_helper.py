@@ -5,15 +5,17 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from cachefs.publishing.cold_reads import ColdReads
-from cachefs.publishing.helper import Helper
+from cachefs.publishing.figures import Figures
+from cachefs.publishing.helper import Helper, Told
 from cachefs.publishing.learned import MOST_SAMPLES
 from cachefs.publishing.page import Page
 from cachefs.publishing.reporter import Reporter
+from cachefs.publishing.route import Route
 from cachefs.rpc import DaemonClient
 
 OPENING = {"slot": 0, "name": "0", "source": "test", "length": 3, "learn": True}
@@ -30,9 +32,10 @@ class Conversation:
         self.ours.settimeout(0)
         self.theirs.settimeout(0)
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        client = cast(DaemonClient, None)  # nothing is reported here
-        reporter = Reporter(client, "job", 1, self.lines.append)
-        self.helper = Helper(self.listener, self.alive, directory, Page(page), reporter, ColdReads(client, 0))
+        client = DaemonClient(directory / "none")  # nobody answers there
+        reporter = Reporter(Route(client), "job", 1, self.lines.append)
+        told = Told(reporter, ColdReads(client, 0), Figures(client, reporter, 1, "job"))
+        self.helper = Helper(self.listener, self.alive, directory, Page(page), told)
         self.helper._selector.register(self.theirs, 1)
         os.close(page)
 

@@ -23,12 +23,12 @@ def test_samples_are_unexplained_once_they_are_many(files: int, expected: Unknow
     unexplained = Unexplained()
     for sample in range(MANY):
         assert unexplained.unknown is None
-        unexplained.observe(1, (f"/data/{sample % files}",))
+        unexplained.observe([sample], (f"/data/{sample % files}",))
     assert unexplained.unknown is expected
 
 
 def test_samples_that_opened_nothing_say_nothing() -> None:
     """As where all files are in the page cache already."""
     unexplained = Unexplained()
-    unexplained.observe(10 * MANY, ())
+    unexplained.observe(range(10 * MANY), ())
     assert unexplained.unknown is None

@@ -7,28 +7,16 @@ from typing import Any
 import click
 import numpy as np
 import pytest
-from cachefs_tools.cachectl.job import check_own_process, guess_row, how_it_is, job_row, order_of, ranks_of
+from cachefs_tools.cachectl.job import check_own_process, order_of, ranks_of
+from cachefs_tools.cachectl.job_page import guess_row
 
 from cachefs.errors import AccessDenied, ConfigError, NotFound
-from cachefs.job_messages import ConsumerView, GuessView, JobPublish, JobView
+from cachefs.job_messages import GuessView, JobPublish
 from cachefs.messages import GuessCounts
 from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.rpc import encode
 
 CONTEXT: Any = None
-
-
-def view(state: str, reason: str = "") -> JobView:
-    consumer = ConsumerView("0", 1, 1984, 2000, [1], 120.0 if state == "running" else 0.0, 1984, 0, "following")
-    return JobView("j", "d", "3f9c", "published", 0.0, state, [consumer], reason=reason)
-
-
-def test_a_job_that_is_over_has_no_rate_and_no_share_that_it_has_read() -> None:
-    assert job_row(view("running"))[4:7] == ("1", "99 %", "120/s")
-    assert job_row(view("ended"))[4:7] == ("1", "-", "-")
-    assert how_it_is(view("running")) == "running"
-    assert how_it_is(view("ended")) == "ended in epoch 1"
-    assert how_it_is(view("ended", "no sign of life for 60 s")) == "ended in epoch 1 (no sign of life for 60 s)"
 
 
 def test_a_process_of_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,40 +2,25 @@
 
 import dataclasses
 import os
-import time
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import click
 from cachefs_daemon.runtime.process_users import users_of
-from rich.table import Table
 
 from cachefs.errors import AccessDenied, ConfigError, NotFound
-from cachefs.identity import OWNER_MARK
-from cachefs.job_messages import (
-    ConsumerView,
-    GuessView,
-    JobEpoch,
-    JobList,
-    JobName,
-    JobPublish,
-    JobView,
-    SampleMap,
-    StallRow,
-)
+from cachefs.job_messages import JobEpoch, JobName, JobPublish, SampleMap, StallRow
 from cachefs.messages import DatasetName, Empty
 from cachefs.planning.sequences.sampler_spec import KINDS, SamplerSpec
 from cachefs.rpc import DATASET_SHOW, JOB_CANCEL, JOB_EPOCH, JOB_LIST, JOB_PUBLISH, JOB_SHOW, STALL_LIST
 from cachefs_tools.cachectl.command_session import CommandSession, with_session
 from cachefs_tools.cachectl.content import dataset_path
-from cachefs_tools.cachectl.display import duration, size, table
 from cachefs_tools.cachectl.display import name as shown
+from cachefs_tools.cachectl.display import table
+from cachefs_tools.cachectl.job_page import COLUMNS, describe, describe_all
 
 SOURCE = "cachectl"
-# States of jobs and consumers, as the daemon says them.
-RUNNING, ENDED = "running", "ended"
 # Seconds. People publish by hand before the training starts, and nobody sends heartbeats.
 LEASE = 3600.0
 # Ranks that are published at once.
@@ -236,103 +221,29 @@ def order_of(path: Path) -> bytes:
 def list_jobs(session: CommandSession) -> None:
     """Show all jobs that have published something.
 
-    Jobs that ended a while ago are shown too. Below them is what was guessed for programs that have published nothing.
+    The columns are those of `job show`, of the loader that a job spends most time with. LEFT is the time until the end
+    of the job, where the number of its epochs is known. Jobs that ended a while ago are shown too. Below the jobs is
+    what was guessed for programs that have published nothing.
     """
     found = session.call(JOB_LIST, Empty())
     session.answer(found, *describe_all(found))
 
 
-def describe_all(found: JobList) -> Iterator[str | Table]:
-    """The lines of `job list`."""
-    if found.jobs:
-        yield table("JOB DATASET =STATE >RANKS >EPOCH >DONE >RATE >STALLS >WAITED", map(job_row, found.jobs))
-    else:
-        yield "no job has published anything"
-    if found.guessed:
-        yield ""
-        yield "guessed, where nothing is published:"
-        yield table("DATASET =RULE >BLOCKS >BYTES >READ >WRONG >OPEN", map(guess_row, found.guessed))
+@job.command(
+    help=f"""Show one job: how far it is, and how long it has waited for data.
 
+It says how long the job still takes, what part of its time it waited, and why.
 
-def guess_row(view: GuessView) -> tuple[str, ...]:
-    """A row of what was guessed. What is neither read nor given up is open: it may still be read."""
-    counts = view.counts
-    still_open = max(0, counts.bytes - counts.right_bytes - counts.wrong_bytes)
-    return (
-        shown(view.dataset) or view.snapshot[:12], view.rule, f"{counts.blocks:,}", size(counts.bytes),
-        size(counts.right_bytes), size(counts.wrong_bytes), size(still_open),
-    )  # fmt: skip
-
-
-def job_row(view: JobView) -> tuple[str, ...]:
-    """A row of `job list`. Epoch and progress are those of the slowest consumer."""
-    slowest = min(view.consumers, key=lambda one: (one.epoch, one.position), default=None)
-    is_over = view.state != RUNNING
-    # Nobody knows of the last samples of a job that has ended whether they were read.
-    place = (str(slowest.epoch), "-" if is_over else done(slowest)) if slowest is not None else ("-", "-")
-    rate = sum(one.rate for one in view.consumers)
-    return (
-        shown(view.job), shown(view.dataset), view.state, str(len(view.consumers)), *place, rate_of(is_over, rate),
-        f"{view.stalls:,}", f"{view.stall_seconds:.1f} s",
-    )  # fmt: skip
-
-
-def rate_of(is_over: bool, rate: float) -> str:
-    return "-" if is_over else f"{rate:,.0f}/s"
-
-
-def done(view: ConsumerView) -> str:
-    """How much of its epoch a consumer has read."""
-    return f"{100 * view.position / view.epoch_length:.0f} %" if view.epoch_length else "-"
-
-
-@job.command()
+{COLUMNS}
+A line with "!" names a problem, and one with "?" a loader that is not understood, with what would help.
+"""
+)
 @click.argument("name", metavar="JOB")
+@click.option("--ranks", "each_rank", is_flag=True, help="A row for each rank of the job.")
 @with_session
-def show(session: CommandSession, name: str) -> None:
-    """Show one job.
-
-    It shows where each consumer is, whether it reads what it published, and what it waited for.
-    """
+def show(session: CommandSession, name: str, each_rank: bool) -> None:
     view = session.call(JOB_SHOW, JobName(job=name))
-    session.answer(view, *describe(view))
-
-
-def describe(view: JobView) -> Iterator[str | Table]:
-    """The lines of `job show`."""
-    age = duration(max(0.0, time.time() - view.started))
-    # One's own jobs have the name that one gave them; those of others need the full one.
-    job = view.job.removesuffix(f"{OWNER_MARK}{os.geteuid()}")
-    yield f"{shown(job)}: {how_it_is(view)}, {age} old, published by {view.source or 'nobody known'}"
-    yield f"reads {shown(view.dataset)}, snapshot {view.snapshot}"
-    peers = f" from origins, {size(view.peer_bytes)} from other nodes" if view.peer_bytes else ""
-    waited = f"{view.stalls:,} reads waited, {view.stall_seconds:.1f} s in all"
-    yield f"fetched for it: {size(view.fetched_bytes)}{peers}; {waited}"
-    yield ""
-    yield table("NAME =STATE >EPOCH >SAMPLE >OF >RATE >STRANGE >AHEAD >PUSHED", map(consumer_row, view.consumers))
-    for consumer in view.consumers:
-        if consumer.problem:
-            yield f"! {shown(consumer.consumer)}: {shown(consumer.problem)}"
-        if consumer.note:
-            yield f"? {shown(consumer.consumer)}: {shown(consumer.note)}"
-
-
-def how_it_is(view: JobView) -> str:
-    """The state of a job; of one that is over also where it was, and why it ended."""
-    if view.state == RUNNING or not view.consumers:
-        state = view.state
-    else:
-        state = f"{view.state} in epoch {max(one.epoch for one in view.consumers)}"
-    return f"{state} ({shown(view.reason)})" if view.reason else state
-
-
-def consumer_row(view: ConsumerView) -> tuple[str, ...]:
-    """A row of `job show`."""
-    return (
-        shown(view.consumer), view.state, str(view.epoch), f"{view.position:,}", f"{view.epoch_length:,}",
-        rate_of(view.state == ENDED, view.rate), f"{view.mismatched:,}", size(view.ahead_bytes),
-        size(view.pushed_bytes),
-    )  # fmt: skip
+    session.answer(view, *describe(view, each_rank=each_rank))
 
 
 @job.command()
@@ -352,8 +263,8 @@ def cancel(session: CommandSession, name: str) -> None:
 def stalls(session: CommandSession, name: str) -> None:
     """Show reads that waited, by job, consumer, epoch and source.
 
-    The source is what they waited for: the origin, another node (peer NAME), the SSD, or a daemon that was away.
-    Without a JOB it shows the reads of all jobs, and of readers that have published nothing.
+    Epochs are counted from 1. The source is what they waited for: the origin, another node (peer NAME), the SSD, or a
+    daemon that was away. Without a JOB it shows the reads of all jobs, and of readers that have published nothing.
     """
     found = session.call(STALL_LIST, JobName(job=name))
     if not found.rows:
@@ -364,5 +275,5 @@ def stalls(session: CommandSession, name: str) -> None:
 
 def stall_row(row: StallRow) -> tuple[str, ...]:
     """A row of `stalls`."""
-    whose = (shown(row.job), shown(row.consumer), str(row.epoch)) if row.job else ("-", "-", "-")
+    whose = (shown(row.job), shown(row.consumer), str(row.epoch + 1)) if row.job else ("-", "-", "-")
     return *whose, row.source, f"{row.count:,}", f"{row.seconds:.2f} s", f"{1000 * row.longest:,.0f} ms"

@@ -1,0 +1,52 @@
+"""When the job's loop asks a loader for a batch, and when it gets the batch.
+
+`for batch in loader` looks up `__next__` of torch's iterator for each batch, and torch counts the batch in
+`_num_yielded` just before it is returned. Both are descriptors: the first returns the method itself, the second keeps
+the number where torch would, in the iterator. So nothing of ours is on the stack while the loader works.
+"""
+
+import functools
+import time
+from typing import Any
+
+from cachefs.publishing.channel import warn
+
+
+class Next:
+    """`_BaseDataLoaderIter.__next__`."""
+
+    def __init__(self, method: Any) -> None:
+        functools.update_wrapper(self, method)  # type: ignore[arg-type]
+        self._method = method
+
+    def __get__(self, iterator: Any, kind: Any = None) -> Any:
+        if iterator is None:
+            return self._method
+        progress = iterator._cachefs
+        if progress is not None:
+            progress.asked(time.monotonic_ns())
+        return functools.partial(self._method, iterator)
+
+
+class Yielded:
+    """`_BaseDataLoaderIter._num_yielded`: how many batches of its epoch an iterator has given."""
+
+    def __get__(self, iterator: Any, kind: Any = None) -> Any:
+        if iterator is None:
+            return self
+        try:
+            return vars(iterator)["_num_yielded"]
+        except KeyError:
+            raise AttributeError(f"{type(iterator).__name__!r} object has no attribute '_num_yielded'") from None
+
+    def __set__(self, iterator: Any, number: Any) -> None:
+        vars(iterator)["_num_yielded"] = number
+        progress = iterator._cachefs
+        if progress is not None:
+            try:
+                progress.got(iterator, time.monotonic_ns())
+            except Exception as error:
+                warn(f"cannot tell how long a DataLoader takes ({error!r})")
+
+    def __delete__(self, iterator: Any) -> None:
+        del vars(iterator)["_num_yielded"]

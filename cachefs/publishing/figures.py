@@ -1,0 +1,146 @@
+"""What one training process has done, for the summary of its run: gathered by its helper, which can ask the daemon."""
+
+import os
+import time
+from collections.abc import Collection
+from typing import Final
+
+from cachefs.errors import CachefsError
+from cachefs.job_messages import JobView
+from cachefs.messages import Empty
+from cachefs.publishing import run_record
+from cachefs.publishing.notes import loader_name
+from cachefs.publishing.published_consumer import PublishedConsumer
+from cachefs.publishing.reporter import Reporter
+from cachefs.publishing.run_record import MOST_LOADERS, LoaderRecord, MountBytes, ProcessRecord
+from cachefs.rpc import STATUS, DaemonClient
+from cachefs.socket_path import refusal
+
+# Seconds that the daemon has to answer: the job may wait for it as it ends.
+TIMEOUT: Final = 0.5
+# Seconds between two records, which count where the process is killed.
+PAUSE: Final = 2.0
+
+
+class Figures:
+    """Those of one training process."""
+
+    def __init__(self, client: DaemonClient, reporter: Reporter, pid: int, job: str) -> None:
+        """pid: of the training process; job: its name."""
+        self._client = client
+        self._reporter = reporter
+        self._pid = pid
+        self._job = job
+        self._gone: dict[int, LoaderRecord] = {}  # loaders that have ended, by their numbers in the process
+        self._first: dict[str, MountBytes] | None = None  # by mount, as the first consumer began
+        self._written_at = 0.0  # monotonic seconds
+        self._is_finished = False
+
+    def begin(self) -> None:
+        """A consumer has begun."""
+        if self._first is None:
+            self._first = self._mounts() or {}
+
+    def end(self, consumer: PublishedConsumer) -> None:
+        """A consumer ends."""
+        if consumer.loader and consumer.tally.epochs:
+            self._gone[consumer.opening.number] = _loader(consumer, None)
+
+    def write(self, consumers: Collection[PublishedConsumer]) -> None:
+        """Leave what is known without the daemon, now and then."""
+        now = time.monotonic()
+        if now >= self._written_at + PAUSE and not self._is_finished:
+            self._written_at = now
+            run_record.write(self._record(consumers, None, {}))
+
+    def finish(self, consumers: Collection[PublishedConsumer]) -> None:
+        """Leave all that is known. The process is about to end, or has ended."""
+        if self._is_finished:
+            return
+        self._is_finished = True
+        run_record.write(self._record(consumers, None, {}))
+        mounts = self._mounts()
+        view = self._reporter.job(TIMEOUT) if mounts is not None else None
+        run_record.write(self._record(consumers, view, mounts or {}, is_final=True, has_answered=mounts is not None))
+
+    def _mounts(self) -> dict[str, MountBytes] | None:
+        """What the mounts of this node have answered reads with, by their ids; None where nobody tells."""
+        if refusal(self._client.socket):
+            return None
+        try:
+            status = self._client.call(STATUS, Empty(), TIMEOUT)
+        except CachefsError:
+            return None
+        names = ("hit_bytes_memory", "hit_bytes_ssd", "miss_bytes")
+        return {
+            f"{view.id} {view.mountpoint}": MountBytes(*(view.counters.get(name, 0) for name in names))
+            for view in status.mounts
+        }
+
+    def _record(
+        self,
+        consumers: Collection[PublishedConsumer],
+        view: JobView | None,
+        mounts: dict[str, MountBytes],
+        *,
+        is_final: bool = False,
+        has_answered: bool = True,
+    ) -> ProcessRecord:
+        loaders = dict(self._gone)
+        for consumer in consumers:
+            if consumer.loader and consumer.tally.epochs:
+                loaders[consumer.opening.number] = _loader(consumer, view)
+        paths = {str(share.mount.path) for consumer in consumers for share in consumer.shares}
+        stalls: dict[str, float] = {}
+        for one in view.consumers if view is not None else ():
+            for kind, seconds in one.stalled.items():
+                stalls[kind] = stalls.get(kind, 0.0) + seconds
+        first = self._first or {}
+        problem = "" if has_answered else refusal(self._client.socket) or "the daemon does not answer"
+        return ProcessRecord(
+            pid=self._pid,
+            is_final=is_final,
+            loaders=list(loaders.values())[:MOST_LOADERS],
+            mounts={
+                key: (first.get(key, MountBytes()), now)
+                for key, now in mounts.items()
+                if key.partition(" ")[2] in paths
+            },
+            stalls=stalls,
+            peer_bytes=view.peer_bytes if view is not None else 0,
+            fetched_bytes=view.fetched_bytes if view is not None else 0,
+            problem=problem,
+            job=self._job,
+            top=os.environ.get(run_record.TOP_VARIABLE, ""),
+        )
+
+
+def _loader(consumer: PublishedConsumer, view: JobView | None) -> LoaderRecord:
+    tally, opening = consumer.tally, consumer.opening
+    return LoaderRecord(
+        name=loader_name(opening.dataset, opening.place),
+        epochs=tally.epochs,
+        samples=tally.samples,
+        busy=tally.busy / 1e9,
+        waited=tally.waited / 1e9,
+        first_busy=tally.first_busy / 1e9,
+        first_waited=tally.first_waited / 1e9,
+        bytes=_bytes(consumer, view),
+        workers=opening.workers,
+        was_learned=consumer.was_learned,
+        note=consumer.note,
+    )
+
+
+def _bytes(consumer: PublishedConsumer, view: JobView | None) -> float:
+    """Bytes of the samples that its loader has delivered; 0 where nobody knows."""
+    if view is None:
+        return 0.0
+    name = consumer.opening.name
+    means = {one.consumer: one.mean_bytes for one in view.consumers}
+    total = 0.0
+    for number, share in enumerate(consumer.shares):
+        mean = means.get(name if number == 0 else f"{name}+{number}", 0.0)
+        per_sample = 1.0 if share.is_plain else len(share.samples) / max(1, share.length)
+        total += mean * per_sample * consumer.tally.samples
+    return total

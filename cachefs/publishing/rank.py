@@ -1,0 +1,25 @@
+"""Which rank of a distributed job this process is, as its launcher says."""
+
+import contextlib
+import os
+from typing import Final
+
+from cachefs.publishing.page import MOST
+
+# Environment variables in which launchers of distributed jobs name a process's (rank, world size).
+_RANK_VARIABLES: Final = (
+    ("RANK", "WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
+
+
+def found_rank() -> tuple[int | None, int]:
+    """(rank, world size) as the launcher of a distributed job says; (None, 1) where there is no launcher."""
+    for rank, world_size in _RANK_VARIABLES:
+        with contextlib.suppress(KeyError, ValueError):
+            number, of = int(os.environ[rank]), int(os.environ[world_size])
+            if 0 <= number < of < MOST:
+                return number, of
+    return None, 1

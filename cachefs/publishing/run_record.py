@@ -1,0 +1,209 @@
+"""What the processes of one `cachefs run` leave for each other: a small file each, of which the summary is made.
+
+`cachefs run` makes a directory, whose name its processes inherit. The helper of each training process writes there what
+its loaders have done, again and again, and says when that is final. The process that prints the summary reads all of
+it. Nothing here raises: what cannot be written or read is missing in the summary.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+# Names the directory.
+RUN_VARIABLE: Final = "CACHEFS_RUN"
+# Where it is 1, neither what is understood of loaders nor the summary is said.
+QUIET_VARIABLE: Final = "CACHEFS_QUIET"
+# Names the first Python of the run: it prints the summary when it ends.
+TOP_VARIABLE: Final = "CACHEFS_TOP"
+_PREFIX: Final = "run-"
+# Records of one run that are read, bytes of each, and loaders in each, at most.
+_MOST_RECORDS: Final = 4096
+_MOST_BYTES: Final = 1 << 20
+MOST_LOADERS: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderRecord:
+    """What one loader has done. Times are seconds."""
+
+    name: str
+    epochs: int = 0
+    samples: int = 0
+    busy: float = 0.0
+    waited: float = 0.0
+    first_busy: float = 0.0
+    first_waited: float = 0.0
+    # Bytes of its samples; 0 where nobody knows.
+    bytes: float = 0.0
+    workers: int = 0
+    # Did nothing but what it has opened say its files? And what is not understood of it (cachefs.publishing.notes).
+    was_learned: bool = False
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MountBytes:
+    """Bytes that a mount has answered reads with since it began: out of the memory tier, out of the SSD tier, and after
+    a fetch."""
+
+    memory: int = 0
+    ssd: int = 0
+    missed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRecord:
+    """What one training process has done."""
+
+    pid: int
+    # Is nothing added any more?
+    is_final: bool = False
+    loaders: list[LoaderRecord] = field(default_factory=list)
+    # By mount: at the beginning, and now.
+    mounts: dict[str, tuple[MountBytes, MountBytes]] = field(default_factory=dict)
+    # Seconds that reads of the job have waited, by what they waited for (`origin`, `peer`, `ssd`, `daemon`); of all its
+    # processes on this node.
+    stalls: dict[str, float] = field(default_factory=dict)
+    # Bytes that other nodes have given it.
+    peer_bytes: int = 0
+    fetched_bytes: int = 0
+    # Why that is not known; empty where it is.
+    problem: str = ""
+    job: str = ""
+    # The number of the process that prints the summary which this one belongs to.
+    top: str = ""
+
+
+def is_quiet(environment: Mapping[str, str] | None = None) -> bool:
+    """Is nothing to be said but problems?"""
+    return (os.environ if environment is None else environment).get(QUIET_VARIABLE, "") not in ("", "0")
+
+
+def new_directory() -> str:
+    """A new directory for the processes of a run; empty where none can be made. Those of runs that are over are
+    removed."""
+    for shared in (Path("/dev/shm"), Path(tempfile.gettempdir())):
+        with contextlib.suppress(OSError):
+            ours = shared / f"cachefs-{os.geteuid()}"
+            with contextlib.suppress(FileExistsError):
+                ours.mkdir(0o700)
+            found = ours.lstat()
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+                continue
+            _sweep(ours)
+            return tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=ours)
+    return ""
+
+
+def _sweep(ours: Path) -> None:
+    for left in ours.glob(f"{_PREFIX}*"):
+        if not os.path.exists(f"/proc/{left.name.split('-')[1]}"):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def write(record: ProcessRecord) -> None:
+    """Leave *record* in the directory of the run, in place of an earlier one of that process."""
+    directory = os.environ.get(RUN_VARIABLE)
+    if not directory:
+        return
+    path = Path(directory, f"{record.pid}.json")
+    with contextlib.suppress(OSError, ValueError):
+        path.with_suffix(".new").write_text(json.dumps(dataclasses.asdict(record)))
+        path.with_suffix(".new").replace(path)
+
+
+def is_first_to_say(line: str) -> bool:
+    """Has no process of the run said this line? From now on one has."""
+    directory = os.environ.get(RUN_VARIABLE)
+    if not directory:
+        return True
+    name = hashlib.blake2b(line.encode(errors="replace"), digest_size=8).hexdigest()
+    try:
+        os.close(os.open(Path(directory, f"said-{name}"), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def with_problem(record: ProcessRecord, problem: str) -> ProcessRecord:
+    return dataclasses.replace(record, problem=record.problem or problem)
+
+
+def read_all(directory: str) -> list[ProcessRecord]:
+    """What all processes of the run have left, as far as it can be read."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in sorted(Path(directory).glob("*.json"))[:_MOST_RECORDS]:
+            with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+                found.append(_record(json.loads(path.read_bytes()[:_MOST_BYTES])))
+    return found
+
+
+def remove(directory: str) -> None:
+    """The run is over."""
+    if os.path.basename(directory).startswith(_PREFIX):
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _record(fields: dict[str, Any]) -> ProcessRecord:
+    """Raises TypeError, KeyError or ValueError for what is none."""
+    return ProcessRecord(
+        **{
+            **fields,
+            "loaders": [LoaderRecord(**one) for one in fields["loaders"]],
+            "mounts": {key: (_bytes(pair[0]), _bytes(pair[1])) for key, pair in fields["mounts"].items()},
+        }
+    )
+
+
+def _bytes(fields: Mapping[str, int]) -> MountBytes:
+    return MountBytes(**fields)
+
+
+def summed(records: Sequence[LoaderRecord]) -> LoaderRecord:
+    """The loaders of one name as one: those of several ranks."""
+    first = records[0]
+    return LoaderRecord(
+        name=first.name,
+        epochs=max(one.epochs for one in records),
+        samples=sum(one.samples for one in records),
+        busy=sum(one.busy for one in records),
+        waited=sum(one.waited for one in records),
+        first_busy=sum(one.first_busy for one in records),
+        first_waited=sum(one.first_waited for one in records),
+        bytes=sum(one.bytes for one in records),
+        workers=first.workers,
+        was_learned=any(one.was_learned for one in records),
+        note=next((one.note for one in records if one.note), ""),
+    )
+
+
+def largest(records: Iterable[ProcessRecord]) -> dict[str, MountBytes]:
+    """By mount: bytes that it has answered reads with while any of the processes ran."""
+    first: dict[str, MountBytes] = {}
+    last: dict[str, MountBytes] = {}
+    for record in records:
+        for key, (begin, now) in record.mounts.items():
+            first[key] = min(first.get(key, begin), begin, key=_total)
+            last[key] = max(last.get(key, now), now, key=_total)
+    return {
+        key: MountBytes(
+            *(max(0, getattr(last[key], name) - getattr(first[key], name)) for name in MountBytes.__dataclass_fields__)
+        )
+        for key in last
+    }
+
+
+def _total(counted: MountBytes) -> int:
+    return counted.memory + counted.ssd + counted.missed

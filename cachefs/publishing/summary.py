@@ -1,0 +1,126 @@
+"""The few lines that `cachefs run` says in the end: what the job has read, how long it waited, and what would help."""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from cachefs.publishing.run_record import LoaderRecord, MountBytes, ProcessRecord, largest, summed
+from cachefs.publishing.waiting import Waited, reason
+from cachefs.sizes import format_size
+
+# Loaders that have lines of their own: those that took most time.
+MOST_LOADERS: Final = 4
+_SECONDS: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def lines(records: Sequence[ProcessRecord]) -> list[str]:
+    """The summary of a run, whose training processes have left these records; none where no loader has delivered
+    anything."""
+    loaders = by_name(records)
+    if not loaders:
+        return []
+    busy, waited = sum(one.busy for one in loaders), sum(one.waited for one in loaders)
+    longest = max(sum(one.busy for one in record.loaders) for record in records)
+    samples = sum(one.samples for one in loaders)
+    many = f" in {len(records)} processes" if len(records) > 1 else ""
+    found = [
+        f"{counted(loaders[0].epochs, 'epoch')}, {samples:,} samples{many} in {duration(longest)}; "
+        f"waited for data {percent(waited, busy)} of the time"
+    ]
+    if len(loaders) > 1:
+        found += map(_line, loaders[:MOST_LOADERS])
+        if len(loaders) > MOST_LOADERS:
+            found.append(f"  and {len(loaders) - MOST_LOADERS} other loaders")
+    fetched = largest(records)
+    problem = next((record.problem for record in records if record.problem), "")
+    if problem:
+        found.append(f"what served the reads is not known: {problem}")
+    elif served := served_by(loaders, total(fetched.values()), peers_part(records)):
+        found.append(served)
+    why = advice(loaders, records, bool(total(fetched.values()).missed))
+    return [*found, why] if why else found
+
+
+def by_name(records: Sequence[ProcessRecord]) -> list[LoaderRecord]:
+    """The loaders of all processes that have delivered anything, each name once; first the one that took most time."""
+    named: dict[str, list[LoaderRecord]] = {}
+    for record in records:
+        for one in record.loaders:
+            if one.samples:
+                named.setdefault(one.name, []).append(one)
+    return sorted(map(summed, named.values()), key=lambda one: -one.busy)
+
+
+def _line(one: LoaderRecord) -> str:
+    return (
+        f"  {one.name}: {counted(one.epochs, 'epoch')}, {one.samples:,} samples, waited {percent(one.waited, one.busy)}"
+    )
+
+
+def total(mounts: Iterable[MountBytes]) -> MountBytes:
+    """What all mounts have answered reads with."""
+    ones = list(mounts)
+    return MountBytes(sum(one.memory for one in ones), sum(one.ssd for one in ones), sum(one.missed for one in ones))
+
+
+def peers_part(records: Sequence[ProcessRecord]) -> float:
+    """Which part of what was fetched came from other nodes."""
+    peers = max((record.peer_bytes for record in records), default=0)
+    fetched = max((record.fetched_bytes for record in records), default=0)
+    return peers / (peers + fetched) if peers else 0.0
+
+
+def served_by(loaders: Sequence[LoaderRecord], came: MountBytes, peers: float) -> str:
+    """Out of what the reads were served. came: what came to the mounts; peers: the part of what was fetched that other
+    nodes have given. What never came to a mount was in the page cache. Empty where nothing is known."""
+    at_mounts = came.memory + came.ssd + came.missed
+    known = all(one.bytes for one in loaders)
+    read = max(at_mounts, sum(one.bytes for one in loaders)) if known else at_mounts
+    if not read:
+        return ""
+    parts: list[tuple[str, float]] = [
+        ("page cache", read - at_mounts), ("memory", came.memory), ("SSD", came.ssd),
+        ("other nodes", came.missed * peers), ("origin", came.missed * (1 - peers)),
+    ]  # fmt: skip
+    shown = ", ".join(f"{name} {percent(part, read)}" for name, part in parts if part > 0)
+    beside = "" if known else " (what the page cache served is not known)"
+    return f"served by: {shown} of {format_size(int(read))}{beside}"
+
+
+def advice(loaders: Sequence[LoaderRecord], records: Sequence[ProcessRecord], has_fetched: bool) -> str:
+    """What to change, where the job has waited; empty where it has hardly waited. Of the loader that waited longest."""
+    one = max(loaders, key=lambda loader: loader.waited)
+    stalled: dict[str, float] = {}
+    for record in records:
+        for kind, seconds in record.stalls.items():
+            stalled[kind] = max(stalled.get(kind, 0.0), seconds)
+    processes = max(1, sum(any(each.name == one.name for each in record.loaders) for record in records))
+    why = reason(
+        Waited(
+            one.busy / processes, one.waited / processes, one.first_busy / processes, one.first_waited / processes,
+            one.workers, {kind: seconds / processes for kind, seconds in stalled.items()},
+            was_learned=one.was_learned, is_unknown=bool(one.note) and not one.was_learned, has_fetched=has_fetched,
+            has_figures=not any(record.problem for record in records),
+        )
+    )  # fmt: skip
+    return f"to wait less: {why}" if why else ""
+
+
+def percent(part: float, whole: float) -> str:
+    """A share in percent, such as `12 %`; `<1 %` for one that is not nothing."""
+    share = 100 * part / whole if whole > 0 else 0.0
+    return "<1 %" if 0 < share < 1 else f"{min(share, 100):.0f} %"
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def duration(seconds: float) -> str:
+    """A time in its two largest units, such as `3 h 20 min`."""
+    rest = int(seconds)
+    parts: list[str] = []
+    for length, unit in _SECONDS:
+        number, rest = divmod(rest, length)
+        if number or parts:
+            parts.append(f"{number} {unit}")
+    return " ".join(parts[:2]) or f"{seconds:.1f} s"

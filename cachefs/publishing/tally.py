@@ -1,0 +1,87 @@
+"""What one loader has delivered by now, and how long the job's loop has waited for it."""
+
+from typing import Final, NamedTuple
+
+# Epochs and samples of one epoch are below this.
+MOST: Final = (1 << 32) - 1
+
+
+class Tally(NamedTuple):
+    """Counts since the loader's first epoch. Times are nanoseconds; each is written in one word of the shared page.
+
+    A loop waits from when it asks the loader's iterator for a batch until it gets the batch. It is busy with the loader
+    from the beginning of an epoch to the latest batch of the epoch: what lies between two epochs counts for nothing.
+    """
+
+    # Epochs that have begun.
+    epochs: int = 0
+    # Samples of the epoch that it is in: all of them (0 while nobody knows), and those that are delivered.
+    epoch_length: int = 0
+    epoch_samples: int = 0
+    # Samples of all epochs that are delivered.
+    samples: int = 0
+    # How long it was busy in this epoch; in all epochs; and how long it has waited in these.
+    epoch_busy: int = 0
+    busy: int = 0
+    waited: int = 0
+    # The same of the first epoch alone.
+    first_busy: int = 0
+    first_waited: int = 0
+
+
+NO_TALLY: Final = Tally()
+
+
+class Stopwatch:
+    """Keeps the tally of one loader. *now* is monotonic nanoseconds."""
+
+    def __init__(self) -> None:
+        self._epochs = self._length = self._epoch_samples = self._samples = 0
+        self._epoch_busy = self._busy = self._waited = self._first_busy = self._first_waited = 0
+        self.last_length = 0  # samples of the epoch before this one, if all of them have come
+        self._since = 0  # when the epoch began, or its latest batch came
+        self._asked = 0  # when the batch was asked for that has not come; 0 where none was
+
+    @property
+    def tally(self) -> Tally:
+        return Tally(
+            self._epochs, min(self._length, MOST), min(self._epoch_samples, MOST), self._samples, self._epoch_busy,
+            self._busy, self._waited, self._first_busy, self._first_waited,
+        )  # fmt: skip
+
+    def begin(self, now: int, length: int = 0, *, is_asked: bool = False) -> None:
+        """An epoch of so many samples begins; 0 where nobody knows how many. is_asked: the loop has asked for its first
+        batch already."""
+        self._epochs += 1
+        self._length, self._epoch_samples, self._epoch_busy = length, 0, 0
+        if not is_asked:
+            self._asked = 0  # what was asked for last was the end of the epoch before
+        self._since = self._asked or now
+
+    def expect(self, length: int) -> None:
+        """The epoch is found out to have so many samples."""
+        self._length = self.last_length = length
+
+    def assume(self, length: int) -> None:
+        """The epoch has so many samples, as long as nobody knows better."""
+        self._length = length
+
+    def ask(self, now: int) -> None:
+        """The loop asks for a batch."""
+        self._asked = now
+
+    def got(self, now: int, samples: int) -> None:
+        """A batch of so many samples has come. One that nobody has asked for is none."""
+        if not self._asked or not self._epochs:
+            return
+        waited, busy = max(0, now - self._asked), max(0, now - self._since)
+        self._asked, self._since = 0, now
+        self._epoch_samples += samples
+        self._samples += samples
+        self._epoch_busy += busy
+        self._busy += busy
+        self._waited += min(waited, busy)
+        if self._epochs == 1:
+            self._first_busy, self._first_waited = self._busy, self._waited
+        if self._length:
+            self._length = max(self._length, self._epoch_samples)

@@ -1,0 +1,80 @@
+"""Why a job's loop has waited for its loaders, and what would help."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+# A loop that waited for a smaller part of its time has hardly waited.
+WORTH_A_WORD: Final = 0.05
+# Where so much of the waiting was in the first epoch, the first epoch is why.
+MOST_OF_IT: Final = 0.6
+# Reads that waited for a smaller part of the time that the loop waited, in all workers together, are not why it waited.
+_PART_OF_READS: Final = 0.2
+_WORDS: Final = {
+    "origin": (
+        "reads waited for the origin: the tiers have no room for all of the data, or the origin is too slow; give the "
+        "tiers more room (memory.budget, ssd.budget), or the origin more bandwidth"
+    ),
+    "peer": "reads waited for other nodes of the cluster: see `cachectl cluster`",
+    "ssd": "reads waited for the SSD tier: give the memory tier more room (memory.budget)",
+    "daemon": "reads waited for the daemon, which was away: see its log",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Waited:
+    """How a loader, or all loaders of a job, got on. Times are seconds."""
+
+    # How long it was busy, and how long the loop has waited in that time; the same of the first epoch alone.
+    busy: float
+    waited: float
+    first_busy: float = 0.0
+    first_waited: float = 0.0
+    # Worker processes of the loader.
+    workers: int = 0
+    # How long all its reads have waited, by what they waited for: `origin`, `peer`, `ssd`, `daemon`.
+    stalled: Mapping[str, float] = field(default_factory=dict)
+    # Are its files being learned now; were they learned in the first epoch; or is it not understood?
+    is_learning: bool = False
+    was_learned: bool = False
+    is_unknown: bool = False
+    # Is it known that bytes were fetched while it ran; and how long its reads have waited?
+    has_fetched: bool = False
+    has_figures: bool = True
+
+    @property
+    def share(self) -> float:
+        """The part of its time that the loop has waited."""
+        return min(1.0, self.waited / self.busy) if self.busy > 0 else 0.0
+
+
+def reason(of: Waited) -> str:
+    """One sentence without a full stop: why it waited, and what would help; empty where it has hardly waited."""
+    if of.share < WORTH_A_WORD:
+        return ""
+    if of.is_learning:
+        return "its files are being learned in this epoch, and read ahead from the next one on"
+    is_first = of.first_waited >= MOST_OF_IT * of.waited
+    if is_first and of.was_learned:
+        return (
+            "it waited in the first epoch, in which its files were learned: publish them in the code, or fetch them "
+            "before the job (`cachectl warmup`)"
+        )
+    reads = sum(of.stalled.values())
+    reads_waited = reads >= _PART_OF_READS * of.waited * max(1, of.workers)
+    if is_first and (of.has_fetched or reads_waited):
+        return (
+            "it waited in the first epoch, whose bytes came from the origin: fetch them before the job "
+            "(`cachectl warmup`), or give the origin more bandwidth"
+        )
+    if of.is_unknown:
+        return "what it reads is not understood, so nothing is read ahead: publish it in the code"
+    if reads_waited:
+        return _WORDS.get(max(of.stalled, key=lambda kind: of.stalled[kind]), _WORDS["origin"])
+    if not of.has_figures:
+        return ""
+    workers = f"{of.workers} workers" if of.workers > 1 else "one process"
+    return (
+        f"its reads hardly waited, so loading itself (decoding, in {workers}) is what takes the time: more num_workers "
+        "would help, if the node has processors to spare"
+    )

@@ -1,0 +1,189 @@
+"""What `cachefs run` says: one line at the start, one for each loader, and a summary in the end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.daemon import Daemon
+from tests.mounting import mounted
+from tests.node.publishing.train_and_validate import TRAIN, VALIDATION, name
+
+SCRIPT = Path(__file__).with_name("train_and_validate.py")
+CACHEFS = Path(sys.executable).with_name("cachefs")
+CACHECTL = Path(sys.executable).with_name("cachectl")
+SECONDS = 240.0
+LINES = SCRIPT.read_text().splitlines()
+BYTES = 1000
+# All bytes of an epoch.
+EPOCH = sum(BYTES + number for number in range(TRAIN + VALIDATION))
+
+
+def line_of(comment: str) -> str:
+    """The place that a line of the script with this comment is called."""
+    [number] = [number for number, line in enumerate(LINES, 1) if line.endswith(f"# {comment}")]
+    return f"{SCRIPT.name}:{number}"
+
+
+TRAINING, VALIDATING = line_of("the training loader"), line_of("the validation loader")
+
+
+@dataclass(frozen=True)
+class Node:
+    daemon: Daemon
+    root: Path
+
+    def command(self, *words: str, run: tuple[str, ...] = (), job: str = "job") -> list[str]:
+        line = [CACHEFS, "run", *run, "--job", job, "--socket", self.daemon.socket, "--", sys.executable, SCRIPT]
+        return [str(word) for word in (*line, self.root, *words)]
+
+    def run(self, *words: str, run: tuple[str, ...] = (), job: str = "job", **more: str) -> "Ran":
+        environment = {**os.environ, **more}
+        done = subprocess.run(
+            self.command(*words, run=run, job=job), capture_output=True, text=True, timeout=SECONDS, env=environment
+        )
+        return Ran(done.returncode, done.stdout, done.stderr)
+
+    def show(self, job: str) -> dict[str, Any]:
+        shown = subprocess.run(
+            [CACHECTL, "--socket", self.daemon.socket, "job", "show", "--json", job], capture_output=True, check=True
+        )
+        found: dict[str, Any] = json.loads(shown.stdout)
+        return found
+
+
+@dataclass(frozen=True)
+class Ran:
+    status: int
+    stdout: str
+    stderr: str
+
+    @property
+    def said(self) -> list[str]:
+        """What cachefs has said, without its name."""
+        return [line[9:] for line in self.stderr.splitlines() if line.startswith("cachefs: ")]
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    top = tmp_path_factory.mktemp("origin")
+    for number in range(TRAIN + VALIDATION):
+        (top / name(number)).write_bytes(bytes(BYTES + number))
+    with Daemon(tmp_path_factory.mktemp("node")) as daemon:
+        daemon.add_dataset("numbers", f"file://{top}")
+        with mounted(daemon.socket, "numbers", tmp_path_factory.mktemp("mnt") / "numbers") as mount:
+            yield Node(daemon, mount)
+
+
+def test_a_loop_whose_order_is_known_from_the_first_epoch(node: Node) -> None:
+    ran = node.run("listed", "--epochs", "3", "exit", "3", job="known")
+    assert (ran.status, ran.stdout) == (3, f"{3 * EPOCH}\n")
+    first, *loaders = ran.said[:3]
+    assert first.startswith(f"mounted: numbers at {node.root}")
+    assert first.endswith(f"; daemon: at {node.daemon.socket}")
+    assert sorted(loaders) == [
+        f"loader Listed ({TRAINING}): {TRAIN} samples an epoch, read ahead from epoch 1 on",
+        f"loader Listed ({VALIDATING}): {VALIDATION} samples an epoch, read ahead from epoch 1 on",
+    ]
+    summary = ran.said[3:]
+    assert summary[0].startswith(f"3 epochs, {3 * (TRAIN + VALIDATION):,} samples in ")
+    assert " of the time" in summary[0]
+    assert {line.partition(", waited")[0] for line in summary[1:3]} == {
+        f"  Listed ({TRAINING}): 3 epochs, {3 * TRAIN} samples",
+        f"  Listed ({VALIDATING}): 3 epochs, {3 * VALIDATION} samples",
+    }
+    assert summary[3].startswith("served by: ")
+    assert len(summary) <= 5
+    view = node.show("known")
+    assert (view["state"], view["reason"]) == ("ended", "")
+    for consumer in view["consumers"]:
+        loader = consumer["loader"]
+        assert (consumer["state"], consumer["problem"], consumer["rank"]) == ("ended", "", 0)
+        assert (loader["epochs"], loader["planned"], loader["epoch_samples"]) == (3, 3, loader["epoch_length"])
+        assert 0 < loader["waited"] <= loader["busy"]
+
+
+def test_a_loop_whose_files_are_learned(node: Node, tmp_path: Path) -> None:
+    ran = node.run("hidden", "--epochs", "2", job="learned")
+    assert (ran.status, ran.stdout) == (0, f"{2 * EPOCH}\n")
+    of_training = [line for line in ran.said if line.startswith(f"loader Hidden ({TRAINING}): ")]
+    assert len(of_training) == 1
+    assert "read ahead from epoch 2 on" in of_training[0]
+    view = node.show("learned")
+    assert {consumer["loader"]["name"] for consumer in view["consumers"]} == {
+        f"Hidden ({TRAINING})", f"Hidden ({VALIDATING})",
+    }  # fmt: skip
+    assert [consumer["problem"] for consumer in view["consumers"]] == ["", ""]
+
+
+def test_processes_of_one_run_have_one_summary(node: Node) -> None:
+    ran = node.run("listed", "--epochs", "2", "ranks", "2", job="ranks")
+    assert ran.stdout == f"{2 * EPOCH}\n" * 2
+    [summary] = [line for line in ran.said if " of the time" in line]
+    assert summary.startswith(f"2 epochs, {4 * (TRAIN + VALIDATION):,} samples in 2 processes in ")
+    assert len([line for line in ran.said if line.startswith("loader ")]) == 2
+    assert len([line for line in ran.said if line.startswith("mounted: ")]) == 1
+    assert {consumer["rank"] for consumer in node.show("ranks")["consumers"]} == {0, 1}
+
+
+@pytest.mark.parametrize(("run", "more"), [(("--quiet",), {}), ((), {"CACHEFS_QUIET": "1"})])
+def test_a_quiet_run_says_nothing(node: Node, run: tuple[str, ...], more: dict[str, str]) -> None:
+    ran = node.run("hidden", "--epochs", "2", run=run, job="quiet", **more)
+    assert (ran.status, ran.stdout, ran.said) == (0, f"{2 * EPOCH}\n", [])
+
+
+def test_a_run_inside_another_speaks_once(node: Node) -> None:
+    inner = node.command("listed", "--epochs", "1")
+    outer = [str(CACHEFS), "run", "--job", "nested", "--socket", str(node.daemon.socket), "--", *inner]
+    done = subprocess.run(outer, capture_output=True, text=True, timeout=SECONDS)
+    ran = Ran(done.returncode, done.stdout, done.stderr)
+    assert (ran.status, ran.stdout) == (0, f"{EPOCH}\n")
+    assert len([line for line in ran.said if line.startswith("mounted: ")]) == 1
+    assert len([line for line in ran.said if " of the time" in line]) == 1
+
+
+def test_a_job_whose_stderr_is_closed_ends_as_it_would(node: Node) -> None:
+    command = node.command("listed", "--epochs", "1", "exit", "5", job="closed")
+    done = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", *command], stdout=subprocess.PIPE, timeout=SECONDS)
+    assert (done.returncode, done.stdout) == (5, f"{EPOCH}\n".encode())
+
+
+def test_a_daemon_that_hangs_in_the_end_is_named(node: Node, tmp_path: Path) -> None:
+    go_on = tmp_path / "go-on"
+    command = node.command("listed", "--epochs", "1", "hold", str(go_on), job="hung")
+    pid = node.daemon.process.pid if node.daemon.process is not None else 0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None
+        assert [job.stdout.readline(), job.stdout.readline()] == [f"{EPOCH}\n", "through\n"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            go_on.touch()
+            _, stderr = job.communicate(timeout=SECONDS)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    said = Ran(job.returncode, "", stderr).said
+    assert job.returncode == 0
+    assert any(line.startswith(f"1 epoch, {TRAIN + VALIDATION} samples in ") for line in said)
+    assert any(line.startswith("what served the reads is not known: ") for line in said)
+
+
+def test_a_program_that_is_not_there_is_all_that_is_said(node: Node) -> None:
+    done = subprocess.run([CACHEFS, "run", "--", "/no/such"], capture_output=True, text=True, timeout=SECONDS)
+    assert (done.returncode, done.stderr) == (127, "cachefs: /no/such: no such command\n")
+
+
+def test_a_program_without_a_loader_has_no_summary(node: Node) -> None:
+    before = set(Path(f"/dev/shm/cachefs-{os.geteuid()}").glob("run-*"))
+    done = subprocess.run(
+        [CACHEFS, "run", "--", sys.executable, "-c", "print(1)"], capture_output=True, text=True, timeout=SECONDS
+    )
+    assert (done.returncode, done.stdout) == (0, "1\n")
+    assert len(Ran(0, "", done.stderr).said) == 1
+    assert set(Path(f"/dev/shm/cachefs-{os.geteuid()}").glob("run-*")) <= before

@@ -1,0 +1,141 @@
+"""The lines that `cachefs run` says in the end, of what processes have left; and how these leave it."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+
+from cachefs.publishing import run_record
+from cachefs.publishing.planned import planned_epochs
+from cachefs.publishing.run_record import LoaderRecord, MountBytes, ProcessRecord
+from cachefs.publishing.summary import duration, lines, percent
+from cachefs.publishing.waiting import Waited, reason
+
+TRAIN = LoaderRecord(
+    "Pictures (train.py:41)", epochs=3, samples=3000, busy=100.0, waited=50.0, first_busy=60.0, first_waited=45.0,
+    bytes=3000e3, workers=2,
+)  # fmt: skip
+VAL = LoaderRecord("Pictures (train.py:42)", epochs=3, samples=300, busy=10.0, waited=0.0, bytes=300e3, workers=2)
+MOUNTS = {"m /data": (MountBytes(10, 10, 10), MountBytes(300_010, 10, 600_010))}
+ONE = ProcessRecord(1, True, [TRAIN, VAL], MOUNTS, stalls={"origin": 60.0})
+
+
+def test_of_one_process() -> None:
+    found = lines([ONE])
+    assert found == [
+        "3 epochs, 3,300 samples in 1 min 50 s; waited for data 45 % of the time",
+        "  Pictures (train.py:41): 3 epochs, 3,000 samples, waited 50 %",
+        "  Pictures (train.py:42): 3 epochs, 300 samples, waited 0 %",
+        "served by: page cache 73 %, memory 9 %, origin 18 % of 3.147 MiB",
+        "to wait less: it waited in the first epoch, whose bytes came from the origin: fetch them before the job "
+        "(`cachectl warmup`), or give the origin more bandwidth",
+    ]
+
+
+def test_ranks_that_read_through_one_mount_count_its_bytes_once() -> None:
+    other = dataclasses.replace(ONE, pid=2, mounts={"m /data": (MountBytes(20, 10, 10), MountBytes(300_000, 10, 10))})
+    found = lines([ONE, other])
+    assert found[0] == "3 epochs, 6,600 samples in 2 processes in 1 min 50 s; waited for data 45 % of the time"
+    assert "memory 5 %, origin 9 % of 6.294 MiB" in found[3]
+
+
+def test_peers_have_their_part() -> None:
+    found = lines([dataclasses.replace(ONE, peer_bytes=300, fetched_bytes=100)])
+    assert "other nodes 14 %, origin 5 %" in found[3]
+
+
+def test_what_is_not_known_is_not_said() -> None:
+    no_bytes = dataclasses.replace(ONE, loaders=[dataclasses.replace(TRAIN, bytes=0.0)])
+    assert lines([no_bytes])[1].endswith("(what the page cache served is not known)")
+    away = dataclasses.replace(ONE, mounts={}, stalls={}, problem="the daemon does not answer")
+    assert "what served the reads is not known: the daemon does not answer" in lines([away])
+    assert not any("more num_workers" in line for line in lines([away]))
+    assert lines([]) == []
+    assert lines([ProcessRecord(1, loaders=[LoaderRecord("x")])]) == []
+
+
+def test_many_loaders_have_an_end() -> None:
+    loaders = [dataclasses.replace(TRAIN, name=f"x (a.py:{number})") for number in range(200)]
+    found = lines([dataclasses.replace(ONE, loaders=loaders)])
+    assert len(found) <= 8
+    assert "  and 196 other loaders" in found
+
+
+@pytest.mark.parametrize(
+    ("waited", "expected"),
+    [
+        (Waited(100, 4), ""),
+        (Waited(0, 0), ""),
+        (Waited(100, 50, is_learning=True), "are being learned"),
+        (Waited(100, 50, 60, 45, was_learned=True), "in which its files were learned"),
+        (Waited(100, 50, 60, 45, 2, {"origin": 80.0}), "in the first epoch, whose bytes came from the origin"),
+        (Waited(100, 50, is_unknown=True), "is not understood"),
+        (Waited(100, 50, 10, 5, 2, {"origin": 10.0, "ssd": 50.0}), "waited for the SSD tier"),
+        (Waited(100, 50, 10, 5, 2, {"peer": 50.0}), "other nodes of the cluster"),
+        (Waited(100, 50, 10, 5, 2, {"daemon": 50.0}), "which was away"),
+        (Waited(100, 50, 10, 5, 2, {"origin": 50.0}), "no room for all of the data"),
+        (Waited(100, 50, 10, 5, 2, {"origin": 1.0}), "decoding, in 2 workers"),
+        (Waited(100, 50, 10, 5, 0, {}), "decoding, in one process"),
+        (Waited(100, 50, 10, 5, 2, has_figures=False), ""),
+    ],
+)
+def test_why_a_loop_has_waited(waited: Waited, expected: str) -> None:
+    found = reason(waited)
+    assert expected in found
+    assert bool(found) == bool(expected)
+
+
+def test_times_and_shares() -> None:
+    assert [duration(seconds) for seconds in (0.44, 59, 61, 3600, 90_000)] == [
+        "0.4 s", "59 s", "1 min 1 s", "1 h 0 min", "1 d 1 h",
+    ]  # fmt: skip
+    assert [percent(part, 1000) for part in (0, 1, 500, 2000)] == ["0 %", "<1 %", "50 %", "100 %"]
+    assert percent(1, 0) == "0 %"
+
+
+def test_processes_leave_what_others_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CACHEFS_RUN", str(tmp_path))
+    run_record.write(ONE)
+    (tmp_path / "2.json").write_text("{")
+    (tmp_path / "3.json").write_text('{"pid": 3}')
+    (tmp_path / "4.json").write_text("[]")
+    assert run_record.read_all(str(tmp_path)) == [ONE]
+    assert run_record.read_all("/no/such") == []
+    assert [run_record.is_first_to_say(line) for line in ("a", "b", "a")] == [True, True, False]
+
+
+def test_directories_of_runs_that_are_over_are_removed() -> None:
+    ours = run_record.new_directory()
+    left = Path(ours).with_name("run-2147483647-left")
+    left.mkdir()
+    other = run_record.new_directory()
+    try:
+        assert not left.exists()
+        assert os.path.isdir(ours)
+    finally:
+        for directory in (ours, other):
+            run_record.remove(directory)
+    assert not os.path.exists(ours)
+    run_record.remove("/")  # which is none
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--epochs", "90"], 90),
+        (["--data", "/d", "--epochs=3"], 3),
+        (["--num-epochs", "5"], 5),
+        (["--num_train_epochs", "2"], 2),
+        (["trainer.max_epochs=7"], 7),
+        (["--epochs", "ten"], 0),
+        (["--epochs"], 0),
+        (["--warmup-epochs", "5"], 0),
+        (["--epochs", "3", "--max-epochs", "4"], 0),
+        (["--epochs", "0"], 0),
+        (["epochs", "5"], 0),
+        ([], 0),
+    ],
+)
+def test_epochs_that_arguments_name(arguments: list[str], expected: int) -> None:
+    assert planned_epochs(arguments) == expected

@@ -1,0 +1,58 @@
+"""How long a loop waits for its loader is counted right, whatever the loop does."""
+
+from cachefs.publishing.tally import Stopwatch
+
+
+def test_a_loop_waits_from_when_it_asks_until_it_gets() -> None:
+    watch = Stopwatch()
+    watch.begin(100, 8)
+    for start in (110, 150):
+        watch.ask(start)
+        watch.got(start + 20, 4)
+    tally = watch.tally
+    assert (tally.epochs, tally.epoch_length, tally.epoch_samples, tally.samples) == (1, 8, 8, 8)
+    assert (tally.busy, tally.waited, tally.first_busy, tally.first_waited) == (70, 40, 70, 40)
+
+
+def test_what_lies_between_two_epochs_counts_for_nothing() -> None:
+    """As a validation, and the question for a batch that is answered by the end of the epoch."""
+    watch = Stopwatch()
+    watch.begin(1)
+    watch.ask(1)
+    watch.got(11, 1)
+    watch.ask(12)  # this one ends the epoch
+    watch.begin(1000)
+    watch.ask(1001)
+    watch.got(1011, 1)
+    tally = watch.tally
+    assert (tally.epochs, tally.busy, tally.waited) == (2, 21, 20)
+    assert (tally.epoch_busy, tally.epoch_samples, tally.samples) == (11, 1, 2)
+    assert (tally.first_busy, tally.first_waited) == (10, 10)
+
+
+def test_without_workers_an_epoch_begins_with_its_first_question() -> None:
+    watch = Stopwatch()
+    watch.ask(50)
+    watch.begin(60, 4, is_asked=True)
+    watch.got(80, 4)
+    assert (watch.tally.busy, watch.tally.waited) == (30, 30)
+
+
+def test_a_batch_that_nobody_has_asked_for_is_none() -> None:
+    watch = Stopwatch()
+    watch.got(10, 4)
+    watch.begin(20)
+    watch.got(30, 4)
+    assert watch.tally.samples == 0
+
+
+def test_the_length_of_an_epoch_is_what_is_known_best() -> None:
+    watch = Stopwatch()
+    watch.begin(0)
+    watch.assume(100)
+    assert watch.tally.epoch_length == 100
+    watch.expect(90)
+    assert (watch.tally.epoch_length, watch.last_length) == (90, 90)
+    watch.ask(1)
+    watch.got(2, 95)
+    assert watch.tally.epoch_length == 95

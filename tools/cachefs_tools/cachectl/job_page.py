@@ -1,0 +1,210 @@
+"""What `cachectl job show` and `job list` say of a job, in words and tables."""
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from rich.table import Table
+from rich.text import Text
+
+from cachefs.identity import OWNER_MARK
+from cachefs.job_messages import GuessView, JobList, JobView
+from cachefs_tools.cachectl.display import duration, size, table
+from cachefs_tools.cachectl.display import name as shown
+from cachefs_tools.cachectl.job_progress import (
+    ENDED,
+    RUNNING,
+    Loader,
+    loaders_of,
+    ranks_of_job,
+    share_waited,
+    time_left,
+    why,
+)
+
+# What each column means, for `job show --help`.
+COLUMNS: Final = """\
+\b
+LOADER  the class of the loader's dataset and the line of the program that
+        made the loader; else the name of the consumer
+RANKS   how many ranks of the job read by this loader on this node; the
+        row shows the rank that is behind the others
+STATE   learning: which files the samples are is being found out, and the
+        next epoch is read ahead
+        waiting, preparing: it has not begun, or has published no order
+        following: it reads what it has published
+        standing still: nothing of it was seen for 10 s
+        not followed: it reads something else than it has published
+EPOCH   counted from 1; of how many, where the program's arguments
+        (--epochs N) or the publication say so
+DONE    how much of this epoch the loader has delivered
+LEFT    time until the end of this epoch, at the pace of this epoch
+RATE    samples per second in this epoch, of all ranks
+WAITED  part of the loader's time, in all epochs, in which the training
+        loop waited for the next batch: measured in the process, from
+        when the loop asks for a batch until it gets the batch. Reading
+        and decoding both count. "-" where no DataLoader is watched
+AHEAD   bytes that the loader will read in this epoch and the next, and
+        that are on this node already
+"""
+MOST_NOTES: Final = 16
+
+
+def describe(view: JobView, *, each_rank: bool = False) -> Iterator[str | Text | Table]:
+    """The lines of `job show`. each_rank: a row for each rank."""
+    loaders = loaders_of(view)
+    age = duration(max(0.0, time.time() - view.started))
+    # One's own jobs have the name that one gave them; those of others need the full one.
+    job = view.job.removesuffix(f"{OWNER_MARK}{os.geteuid()}")
+    yield f"{shown(job)}: {how_it_is(view)}, {age} old, published by {view.source or 'nobody known'}"
+    yield f"reads {shown(view.dataset)}, snapshot {view.snapshot}"
+    if how_far := progress_words(view, loaders):
+        yield how_far
+    yield waiting_words(loaders)
+    if view.fetched_bytes or view.peer_bytes or view.stalls:
+        yield fetched_words(view)
+    yield ""
+    rows = [Loader(one.name, [each]) for one in loaders for each in one.consumers] if each_rank else loaders
+    yield loader_table(rows, each_rank=each_rank)
+    yield from remarks(view)
+
+
+def fetched_words(view: JobView) -> str:
+    """What was fetched for a job, and how many of its reads waited, as far as they are known to be its own."""
+    peers = f" from origins, {size(view.peer_bytes)} from other nodes" if view.peer_bytes else ""
+    waited = f"{view.stalls:,} reads waited, {view.stall_seconds:.1f} s in all"
+    return f"fetched for it: {size(view.fetched_bytes)}{peers}; {waited}"
+
+
+def progress_words(view: JobView, loaders: Sequence[Loader]) -> str:
+    """How far the job is, and how long it still takes, as far as that is known; empty where nothing is."""
+    if view.state != RUNNING or not loaders:
+        return ""
+    now = min((one for one in loaders if one.state != ENDED), key=lambda one: one.epoch, default=loaders[0])
+    words = [f"epoch {now.epoch}" + (f" of {now.epochs}" if now.epochs else "")]
+    left = time_left(loaders)
+    if left is not None:
+        words.append(f"about {duration(left)} left")
+    return ", ".join(words)
+
+
+def waiting_words(loaders: Sequence[Loader]) -> str:
+    """Which part of its time the job has waited for data, and why."""
+    share = share_waited(loaders)
+    if share is None:
+        return "how long it waited for data is not known, as none of its DataLoaders is watched"
+    sentence = why(loaders)
+    return f"waited for data {percent(share)} of the time" + (f"; {sentence}" if sentence else "")
+
+
+def loader_table(rows: Sequence[Loader], *, each_rank: bool = False) -> Table:
+    many = max((row.ranks for row in rows), default=1) > 1 and not each_rank
+    ranks = ">RANK " if each_rank else ">RANKS " if many else ""
+    columns = f"LOADER {ranks}=STATE >EPOCH >DONE >LEFT >RATE >WAITED >AHEAD"
+    return table(columns, (loader_row(row, ranks) for row in rows))
+
+
+def loader_row(row: Loader, ranks: str) -> tuple[str, ...]:
+    """A row of `job show`. ranks: the heading of the column of ranks, if there is one."""
+    which = {">RANK ": (str(row.slowest.rank),), ">RANKS ": (str(row.ranks),)}.get(ranks, ())
+    is_over = row.state == ENDED
+    epoch = f"{row.epoch:,}/{row.epochs:,}" if row.epochs else f"{row.epoch:,}"
+    left = row.epoch_left
+    waited = row.waited
+    return (
+        row.name, *which, row.state, epoch, "-" if row.done is None else percent(row.done),
+        "-" if is_over or left is None else short(left), "-" if is_over else f"{row.rate:,.0f}/s",
+        percent(waited.share) if waited.busy else "-",
+        "-" if is_over else size(sum(one.ahead_bytes for one in row.consumers)),
+    )  # fmt: skip
+
+
+def remarks(view: JobView) -> Iterator[str]:
+    """What is wrong (`!`), and what is not understood (`?`): each thing once."""
+    said: dict[str, list[str]] = {}
+    for one in view.consumers:
+        whose = one.loader.name if one.loader is not None else one.consumer
+        for mark, words in ("!", one.problem), ("?", one.note):
+            if words:
+                said.setdefault(f"{mark}\n{words}", []).append(whose)
+    for number, (line, loaders) in enumerate(said.items()):
+        if number == MOST_NOTES:
+            yield f"… and {len(said) - MOST_NOTES} more, with --json"
+            return
+        mark, _, text = line.partition("\n")
+        names = list(dict.fromkeys(loaders))
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        # A note names its loader.
+        is_named = mark == "?" and names[0] in text
+        yield f"? {shown(text)}" if is_named else f"{mark} {shown(names[0])}{more}: {shown(text)}"
+
+
+def how_it_is(view: JobView) -> str:
+    """The state of a job; of one that is over also where it was, and why it ended."""
+    loaders = loaders_of(view)
+    if view.state == RUNNING or not loaders:
+        state = view.state
+    else:
+        epochs = max(one.epoch for one in loaders)
+        state = f"{view.state} after {epochs} epoch" + ("" if epochs == 1 else "s")
+    return f"{state} ({shown(view.reason)})" if view.reason else state
+
+
+# --- job list -------------------------------------------------------------------------------------------------------
+
+
+def describe_all(found: JobList) -> Iterator[str | Table]:
+    """The lines of `job list`."""
+    if found.jobs:
+        yield table("JOB DATASET =STATE >RANKS >EPOCH >DONE >LEFT >RATE >WAITED", map(job_row, found.jobs))
+    else:
+        yield "no job has published anything"
+    if found.guessed:
+        yield ""
+        yield "guessed, where nothing is published:"
+        yield table("DATASET =RULE >BLOCKS >BYTES >READ >WRONG >OPEN", map(guess_row, found.guessed))
+
+
+def job_row(view: JobView) -> tuple[str, ...]:
+    """A row of `job list`: of the loader that reads most, in which the job spends its epochs."""
+    loaders = loaders_of(view)
+    main = max(loaders, key=lambda one: one.waited.busy, default=None)
+    share = share_waited(loaders)
+    if main is None:
+        place = ("-", "-", "-", "-")
+    else:
+        epoch = f"{main.epoch:,}/{main.epochs:,}" if main.epochs else f"{main.epoch:,}"
+        is_over, left = view.state != RUNNING, time_left(loaders)
+        place = (
+            epoch, "-" if main.done is None else percent(main.done), "-" if is_over or left is None else short(left),
+            "-" if is_over else f"{main.rate:,.0f}/s",
+        )  # fmt: skip
+    return (
+        shown(view.job), shown(view.dataset), view.state, str(ranks_of_job(view)), *place,
+        "-" if share is None else percent(share),
+    )  # fmt: skip
+
+
+def guess_row(view: GuessView) -> tuple[str, ...]:
+    """A row of what was guessed. What is neither read nor given up is open: it may still be read."""
+    counts = view.counts
+    still_open = max(0, counts.bytes - counts.right_bytes - counts.wrong_bytes)
+    return (
+        shown(view.dataset) or view.snapshot[:12], view.rule, f"{counts.blocks:,}", size(counts.bytes),
+        size(counts.right_bytes), size(counts.wrong_bytes), size(still_open),
+    )  # fmt: skip
+
+
+def percent(share: float) -> str:
+    """A share from 0 to 1 in percent. `100 %` and `0 %` are all and nothing."""
+    if 0 < share < 0.01:
+        return "<1 %"
+    return "99 %" if 0.99 < share < 1 else f"{100 * min(share, 1.0):.0f} %"
+
+
+def short(seconds: float) -> str:
+    """A time in one unit or two, in few characters, such as `3h20m`."""
+    return (
+        duration(seconds).replace(" min", "m").replace(" h", "h").replace(" d", "d").replace(" s", "s").replace(" ", "")
+    )

@@ -1,0 +1,187 @@
+"""How far a job is, how long it still takes, and how much of its time it has waited for data: plain arithmetic.
+
+A job has loaders: all consumers of its ranks that read by one line of the program, or one consumer that says nothing
+of a loader. What is shown of a loader is that of the rank which is behind all others, but for rates and times of
+waiting, which are sums over the ranks.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cachefs.job_messages import ConsumerView, JobView
+from cachefs.publishing.waiting import Waited, reason
+from cachefs_tools.cachectl.display import name as shown
+
+# States of jobs and consumers, as the daemon says them.
+RUNNING: Final = "running"
+ENDED: Final = "ended"
+LEARNING: Final = "learning"
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """The consumers of a job that read by one loader, one of each rank or more."""
+
+    name: str
+    consumers: Sequence[ConsumerView]
+
+    @property
+    def slowest(self) -> ConsumerView:
+        """The consumer that is behind all others, of those that have not ended, if any has not."""
+        left = [one for one in self.consumers if one.state != ENDED] or self.consumers
+        return min(left, key=lambda one: (epoch_of(one), done_of(one) or 0.0))
+
+    @property
+    def ranks(self) -> int:
+        return len({one.rank for one in self.consumers})
+
+    @property
+    def state(self) -> str:
+        """The state of the slowest; what is wrong with one comes first."""
+        states = [one.state for one in self.consumers]
+        return next((bad for bad in ("not followed", "standing still", LEARNING) if bad in states), self.slowest.state)
+
+    @property
+    def epoch(self) -> int:
+        """Which epoch the slowest is in, counted from 1."""
+        return epoch_of(self.slowest)
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs there will be; 0 where nobody knows."""
+        return planned_of(self.slowest)
+
+    @property
+    def done(self) -> float | None:
+        """How much of its epoch the slowest has read, from 0 to 1; None while nobody knows."""
+        return done_of(self.slowest)
+
+    @property
+    def rate(self) -> float:
+        """Samples per second, of all ranks."""
+        return sum(map(rate_of, self.consumers))
+
+    @property
+    def epoch_left(self) -> float | None:
+        """Seconds until the slowest is through with its epoch, at the pace of this epoch; None while nobody knows."""
+        return epoch_left_of(self.slowest)
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until the slowest is through with all of its epochs; None while nobody knows."""
+        one = self.slowest
+        rest, whole = epoch_left_of(one), epoch_seconds_of(one)
+        epochs = planned_of(one) - epoch_of(one)
+        return None if rest is None or whole is None or epochs < 0 else rest + epochs * whole
+
+    @property
+    def waited(self) -> Waited:
+        """How long the loop has waited for it, in all ranks."""
+        views = [one.loader for one in self.consumers if one.loader is not None]
+        stalled: dict[str, float] = {}
+        for one in self.consumers:
+            for kind, seconds in one.stalled.items():
+                stalled[kind] = stalled.get(kind, 0.0) + seconds
+        return Waited(
+            busy=sum(view.busy for view in views),
+            waited=sum(view.waited for view in views),
+            first_busy=sum(view.first_busy for view in views),
+            first_waited=sum(view.first_waited for view in views),
+            workers=max((view.workers for view in views), default=0),
+            stalled=stalled,
+            is_learning=any(one.state == LEARNING for one in self.consumers),
+            was_learned=any(view.was_learned for view in views),
+            is_unknown=any(one.note for one in self.consumers),
+        )
+
+
+def loaders_of(view: JobView) -> list[Loader]:
+    """The loaders of a job, in the order in which they came."""
+    named: dict[str, list[ConsumerView]] = {}
+    for one in view.consumers:
+        named.setdefault(one.loader.name if one.loader is not None else one.consumer, []).append(one)
+    return [Loader(shown(name), consumers) for name, consumers in named.items()]
+
+
+def ranks_of_job(view: JobView) -> int:
+    return len({one.rank for one in view.consumers})
+
+
+def share_waited(loaders: Iterable[Loader]) -> float | None:
+    """Which part of its time the job has waited for data, from 0 to 1; None where no loader tells that."""
+    times = [loader.waited for loader in loaders]
+    busy = sum(one.busy for one in times)
+    return min(1.0, sum(one.waited for one in times) / busy) if busy else None
+
+
+def time_left(loaders: Sequence[Loader]) -> float | None:
+    """Seconds until the job ends: its loaders take turns. None unless the number of epochs is known of all."""
+    left = [loader.left for loader in loaders if loader.state != ENDED]
+    known = [seconds for seconds in left if seconds is not None]
+    return sum(known) if known and len(known) == len(left) else None
+
+
+def why(loaders: Sequence[Loader]) -> str:
+    """Why the job has waited, and what would help: of the loader that it has waited for longest."""
+    longest = max(loaders, key=lambda loader: loader.waited.waited, default=None)
+    if longest is None or not longest.waited.waited:
+        return ""
+    sentence = reason(longest.waited)
+    return f"{longest.name}: {sentence}" if sentence and len(loaders) > 1 else sentence
+
+
+# --- of one consumer ------------------------------------------------------------------------------------------------
+
+
+def epoch_of(view: ConsumerView) -> int:
+    """Counted from 1."""
+    return view.loader.epochs if view.loader is not None and view.loader.epochs else view.epoch + 1
+
+
+def planned_of(view: ConsumerView) -> int:
+    """The number of all epochs; 0 where nobody knows. What a loader publishes of its sampler has no end."""
+    planned = view.loader.planned if view.loader is not None else view.epochs
+    return planned if planned >= epoch_of(view) else 0
+
+
+def done_of(view: ConsumerView) -> float | None:
+    loader = view.loader
+    if loader is not None and loader.epochs:
+        return loader.epoch_samples / loader.epoch_length if loader.epoch_length else None
+    # Nobody knows of the last samples of one that has ended, and told nothing, whether they were read.
+    return view.position / view.epoch_length if view.epoch_length and view.state != ENDED else None
+
+
+def rate_of(view: ConsumerView) -> float:
+    """Samples per second in this epoch; of one that tells nothing, those that it would read if it never waited."""
+    if view.state == ENDED:
+        return 0.0
+    loader = view.loader
+    if loader is not None and loader.epochs:
+        return loader.epoch_samples / loader.epoch_busy if loader.epoch_busy else 0.0
+    return view.rate
+
+
+def epoch_left_of(view: ConsumerView) -> float | None:
+    rate = rate_of(view)
+    loader = view.loader
+    if loader is not None and loader.epochs:
+        samples = loader.epoch_length - loader.epoch_samples if loader.epoch_length else None
+    else:
+        samples = view.epoch_length - view.position if view.epoch_length else None
+    if view.state == ENDED:
+        return 0.0
+    return samples / rate if rate and samples is not None else None
+
+
+def epoch_seconds_of(view: ConsumerView) -> float | None:
+    """How long a whole epoch takes: as the epochs after the first took, on average, else as this one."""
+    loader, rate = view.loader, rate_of(view)
+    if loader is None or not loader.epochs:
+        return view.epoch_length / rate if rate and view.epoch_length else None
+    epochs_before = loader.epochs - 2
+    seconds = loader.busy - loader.first_busy - loader.epoch_busy
+    if epochs_before > 0 and seconds > 0:
+        return seconds / epochs_before
+    return loader.epoch_length / rate if rate and loader.epoch_length else None
