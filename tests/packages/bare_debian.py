@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -63,6 +64,14 @@ class BareDebian:
         return {path for path in found if not path.startswith(_OF_THE_SYSTEM)}
 
 
+def _wait_until_inside(first: int) -> None:
+    """Only then its root is the directory."""
+    deadline = time.monotonic() + SECONDS
+    while Path(f"/proc/{first}/comm").read_text() != "sleep\n":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 @contextmanager
 def bare_debian(root: Path) -> Iterator[BareDebian]:
     """Fills *root*, which must be empty. Nothing runs and nothing is mounted in it afterwards."""
@@ -79,6 +88,7 @@ def bare_debian(root: Path) -> Iterator[BareDebian]:
         assert outer.stdout is not None
         assert outer.stdout.readline() == "ready\n"
         first = int(Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text())
+        _wait_until_inside(first)
         yield BareDebian(root, first)
     finally:
         outer.kill()
