@@ -1,4 +1,4 @@
-"""check_offline.py SITE: the built site loads nothing from other servers; who reads it tells nobody, and needs no network."""
+"""check_offline.py SITE: the built site loads nothing from other servers; who reads it needs no network."""
 
 import re
 import sys

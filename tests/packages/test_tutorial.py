@@ -1,4 +1,4 @@
-"""The commands of docs/tutorial.md, as they stand there, lead from a bare Debian to a training run and leave nothing."""
+"""The commands of docs/tutorial.md, as they stand there, lead from a bare Debian to a training run."""
 
 import os
 import re

@@ -4,6 +4,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +16,7 @@ SITE = REPOSITORY / "docs" / "site"
 sys.path.append(str(SITE))
 
 from navigation import HOME, readers  # noqa: E402
+from sizing import Training, kept, least_origin_bytes, lru_hits, origin_rate, requests_in_flight, table  # noqa: E402
 
 OUTSIDE = ("http:", "https:", "mailto:")
 FENCED = re.compile(r"^( {0,3})(```|~~~).*?^\1\2\s*$", re.MULTILINE | re.DOTALL)
@@ -95,7 +97,7 @@ def test_the_home_page_has_all_pages_but_lists_of_many() -> None:
 
 def test_links_are_found_at_all() -> None:
     """Else the tests above would pass for pages they cannot read."""
-    assert sum(len(list(links(page))) for page in pages()) > 500
+    assert sum(len(list(links(page))) for page in pages()) > 300
 
 
 @pytest.mark.parametrize(
@@ -118,3 +120,18 @@ def test_links_in_code_are_none() -> None:
     text = "a [b](c.md)\n\n    [d](e.md)\n\n    [f](g.md)\n\n```\n[h](i.md)\n```\n- k\n    [l](m.md) `[n](o.md)`\n"
     rest = IN_BACKTICKS.sub("", INDENTED.sub("", FENCED.sub("", text)))
     assert LINK.findall(rest) == ["c.md", "m.md"]
+
+
+def test_the_table_of_sizes_is_what_the_formulas_say() -> None:
+    assert table() in (REPOSITORY / "docs/sizing.md").read_text()
+
+
+def test_the_formulas_of_sizing() -> None:
+    half = Training(dataset=100e9, room=50e9, epochs=5, rate=1000, sample=100e3, latency=0.1)
+    assert least_origin_bytes(half) == 100e9 + 4 * 50e9
+    assert least_origin_bytes(replace(half, room=200e9)) == 100e9
+    assert kept(replace(half, room=200e9)) == 1
+    assert lru_hits(0.5) == pytest.approx(0.153, abs=1e-3)
+    assert (lru_hits(0), lru_hits(1)) == (0, 1)
+    assert origin_rate(half, kept(half)) == 50e6
+    assert requests_in_flight(half, 0) == 100
