@@ -30,9 +30,9 @@ def where_pip_looks(machine: BareDebian) -> str:
     if certificates := os.environ.get("PIP_CERT"):
         shutil.copy(certificates, machine.root / "root/authorities.pem")
         lines.append("export PIP_CERT=/root/authorities.pem")
-    for directory in os.environ.get("PIP_FIND_LINKS", "").split():
-        shutil.copytree(directory, f"{machine.root}{directory}")
-        lines.append(f'export PIP_FIND_LINKS="$PIP_FIND_LINKS {directory}"')
+    for number, directory in enumerate(os.environ.get("PIP_FIND_LINKS", "").split()):
+        shutil.copytree(directory, machine.root / f"root/packages{number}")
+        lines.append(f'export PIP_FIND_LINKS="$PIP_FIND_LINKS /root/packages{number}"')
     return "\n".join(lines)
 
 
@@ -44,7 +44,9 @@ def test_every_command_of_the_tutorial(debian: BareDebian) -> None:
     debian.run("bash", "/root/tutorial.sh")
 
     trained = (debian.root / "root/train.log").read_text()
-    assert re.findall(r"^epoch (\d): .* (\d+)% right$", trained, re.MULTILINE)[-1] == ("3", "100")
+    right = [int(share) for share in re.findall(r"^epoch \d: .* (\d+)% right$", trained, re.MULTILINE)]
+    assert len(right) == 3
+    assert right[-1] > 90
     fetched = [
         [line for line in (debian.root / f"root/{name}.txt").read_text().splitlines() if line.startswith("fetched")]
         for name in ("before", "after")
