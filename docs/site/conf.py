@@ -29,17 +29,35 @@ html_theme = "furo"
 html_extra_path = ["start"]
 html_copy_source = False
 html_show_sourcelink = False
+html_show_copyright = False
 html_last_updated_fmt = None
 html_use_index = False
 
 
 def add_navigation(_app: Sphinx, name: str, content: list[str]) -> None:
-    """The home page has the tables of contents behind its text, hidden: the theme shows them beside each page."""
-    if name != root_doc:
-        return
-    for reader in navigation.readers():
-        pages = "\n".join(f"/{page.removesuffix('.md')}" for page in reader.pages)
-        content[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {reader.name}\n:maxdepth: 1\n\n{pages}\n```\n"
+    """The home page has the tables of contents behind its text, hidden: the theme shows them beside each page. Pages of
+    a directory with a README.md are below that one."""
+    if name == root_doc:
+        for reader in navigation.readers():
+            content[0] += toctree(reader.name, [page for page in reader.pages if above(page) is None])
+    else:
+        below = [page for reader in navigation.readers() for page in reader.pages if above(page) == f"{name}.md"]
+        if below:
+            content[0] += toctree("", below)
+
+
+def above(page: str) -> str | None:
+    """The README.md of the page's directory, where that is a page too and another one."""
+    readme = f"{page.rpartition('/')[0]}/README.md"
+    listed = any(readme in reader.pages for reader in navigation.readers())
+    return readme if listed and readme != page else None
+
+
+def toctree(caption: str, pages: list[str]) -> str:
+    """MyST's directive, hidden."""
+    lines = [":hidden:", *([f":caption: {caption}"] if caption else []), ":maxdepth: 1", ""]
+    names = [f"/{page.removesuffix('.md')}" for page in pages]
+    return "\n".join(["\n```{toctree}", *lines, *names, "```", ""])
 
 
 def setup(app: Sphinx) -> None:

@@ -59,8 +59,8 @@ EXAMPLES: Final = {
     "tokens in large files, one epoch": Training(2_000 * GIGA, 500 * GIGA, 1, 50, 4e6, 0.05),
 }
 COLUMNS: Final = (
-    "example", "dataset", "room", "epochs", "fetched at least", "hits from epoch 2", "LRU would have", "origin in epoch 1",
-    "origin from epoch 2", "requests at once, epoch 1",
+    "example", "dataset", "room", "epochs", "fetched at least", "hits from epoch 2", "LRU would have",
+    "origin in epoch 1", "origin from epoch 2", "requests at once, epoch 1",
 )  # fmt: skip
 
 
