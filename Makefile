@@ -64,7 +64,7 @@ $(VENV)-programs/.ready: tests/programs/requirements.txt tests/programs/install
 # The documentation as a site, in build/docs: open index.html. A warning is an error, and so is what it would load from elsewhere.
 docs: $(VENV)-docs/.ready
 	$(VENV)-docs/bin/python docs/site/plots.py docs/images
-	$(VENV)-docs/bin/sphinx-build --quiet --fail-on-warning --keep-going -b html -c docs/site . build/docs
+	$(VENV)-docs/bin/sphinx-build --fresh-env --quiet --fail-on-warning --keep-going -b html -c docs/site . build/docs
 	$(VENV)-docs/bin/python docs/site/check_offline.py build/docs
 
 $(VENV)-docs/.ready: setup.cfg
