@@ -51,10 +51,10 @@ class BareDebian:
             stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
 
-    def run(self, *command: str, status: int = 0) -> str:
-        """What it prints; it must end with that status."""
+    def run(self, *command: str, status: int = 0, seconds: int = SECONDS) -> str:
+        """What it prints; it must end with that status, within so many seconds."""
         process = self.start(*command)
-        printed, _ = process.communicate(timeout=SECONDS)
+        printed, _ = process.communicate(timeout=seconds)
         assert process.returncode == status, f"{command} ended with {process.returncode}:\n{printed}"
         return printed
 
