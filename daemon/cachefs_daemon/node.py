@@ -142,6 +142,7 @@ class Node:
             self._endless += self._fetching_ahead(pace, fetches)
         if config.prefetch.enabled and config.prefetch.guess:
             self.fetcher.on_ask = self.guesser.asked
+            self.fetcher.read_in_parts()
             self._endless.append(self.guesser.run)
         self.sharing = self._make_sharing(snapshots) if config.cluster.enabled else None
         self.cooperation = self._make_cooperation(fetches, loader, snapshots) if self.sharing is not None else None

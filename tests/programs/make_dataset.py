@@ -115,7 +115,7 @@ def lmdb_pictures(directory: Path, files: int) -> None:
     import lmdb
 
     with (
-        lmdb.open(str(directory / "train.lmdb"), map_size=1 << 34, writemap=True) as environment,
+        lmdb.open(str(directory / "train.lmdb"), map_size=1 << 34) as environment,
         environment.begin(write=True) as transaction,
     ):
         for number, picture, label in records(files):

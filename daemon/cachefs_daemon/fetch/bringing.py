@@ -19,6 +19,7 @@ from cachefs.planning.prefetch.latency import Latency
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.elsewhere import Elsewhere
 from cachefs_daemon.fetch.flights import Flight, Outcome
+from cachefs_daemon.fetch.held_parts import HeldParts, completed
 from cachefs_daemon.fetch.load import Tell
 from cachefs_daemon.fetch.passing import Passing, PassingBlock
 from cachefs_daemon.fetch.puts import Puts
@@ -48,8 +49,10 @@ FIRST_LATENCY: Final = 0.05
 # thrown away, so after a refusal nothing as large is fetched ahead for a moment.
 REFUSAL_MEMORY: Final = 1.0
 
-# Of the bytes that may be in flight, the part that blocks may take which no tier can hold.
+# Of the bytes that may be in flight, the part that blocks may take which no tier can hold; and the part that parts of
+# blocks may take whose rest is to come.
 PASSING_PART: Final = 8
+HELD_PART: Final = 4
 
 # Seconds that a reader waits for a fetch process, at least. After that, and once such a request is late, the block is
 # fetched beside it. While nobody knows what is late, or it takes long, it is so once the process says nothing for 1 s.
@@ -86,6 +89,7 @@ class Bringing:
         self._recent: OrderedDict[bytes, _Landing] = OrderedDict()  # by block key, oldest first
         self.passing = Passing(slots.capacity // PASSING_PART)
         self.tally = Tally()
+        self.parts = HeldParts(slots.capacity // HELD_PART, partial(self.tally.add, ORIGIN, Became.PASSED))
         # Is told of each block that has come: of which snapshot it is, whether from origin or peer, and its bytes.
         self.on_block: Callable[[str, str, int], None] = lambda snapshot, source, size: None
         self._ranges = Ranges(slots, read_deadline, self.tally.discard)
@@ -132,6 +136,10 @@ class Bringing:
             fresh = asyncio.get_running_loop().time() - landing.when < memory
             return landing.outcome if fresh else source
         return landing.outcome if landing.when >= looked and landing.outcome is not None else source
+
+    def is_flying(self, key: bytes) -> bool:
+        """Is the block being brought, or waits to be?"""
+        return key in self._flights
 
     def _is_futile_hint(self, flight: Flight) -> bool:
         # A caller who knows when a block is needed has asked for room before.
@@ -213,7 +221,7 @@ class Bringing:
 
     def _queue(self, flight: Flight) -> None:
         """It waits for a slot for its origin."""
-        if not flight.source.is_whole:
+        if not (flight.source.is_whole or self.parts.of(flight.source.key)):
             self._ranges.wait(flight.source)
         flight.slot.ahead = not flight.demanded
         if flight.slot.ask(partial(self._begin, flight)):
@@ -383,6 +391,7 @@ class Bringing:
         if not flight.source.is_whole:
             self._ranges.forget(flight.source)
         flight.slot.leave()
+        self.parts.drop(key)
         if not isinstance(outcome, PassingBlock):  # `passing` says how long that is remembered
             self._remember(key, outcome)
         flight.land(outcome)
@@ -407,9 +416,11 @@ class Bringing:
                 "its origin is slow, or raise origin.max_connections"
             )
         patience.rest = partial(_rest, flight)
-        data = None if source.is_whole else await self._come_along(flight)
-        if data is None:
-            data = await source.origin.read(source.range, patience)
+        if parts := self.parts.take(source.key):
+            data = await completed(source, parts, patience, self.tally.discard)
+        else:
+            come = None if source.is_whole else await self._come_along(flight)
+            data = come if come is not None else await source.origin.read(source.range, patience)
         if len(data) != source.length:
             self.tally.discard(len(data))
             raise OriginError(f"{source.subject}: got {len(data)} bytes for {source.length}")

@@ -1,5 +1,6 @@
 """Blocks that other nodes of the cluster have, or bring from the origin for all nodes."""
 
+import math
 import random
 from collections.abc import Callable
 from functools import partial
@@ -130,6 +131,7 @@ class _Lane:
     """One peer, to the slots. So one that hangs does not hold up those that wait for others."""
 
     width = 1 << 20
+    ahead_bytes = math.inf  # the receive window says how many may be on the way
 
 
 def _steps(route: Route) -> Steps:

@@ -19,6 +19,7 @@ from cachefs_daemon.fetch.awaited_snapshots import AwaitedSnapshots
 from cachefs_daemon.fetch.bringing import Bringing
 from cachefs_daemon.fetch.flights import Answer, Flight, Outcome, Waiting
 from cachefs_daemon.fetch.lookups import LookUps
+from cachefs_daemon.fetch.part_reads import PartReads
 from cachefs_daemon.fetch.passing import Passing, PassingBlock
 from cachefs_daemon.fetch.slots import FetchSlots
 from cachefs_daemon.peers.answers import TAKE_IT, TakeIt
@@ -64,6 +65,8 @@ class Fetcher:
         # Is told of a block that a reader waits for, of its bytes, and of its key; 0 and none where it is on the node.
         self.on_ask: Callable[[BlockRef, int, bytes], None] = _ignore
         self.awaited: AwaitedSnapshots | None = None  # None: there are no other nodes
+        # Reads parts of blocks for who reads here and there; None: every block comes as a whole.
+        self.part_reads: PartReads | None = None
 
     @property
     def in_flight(self) -> tuple[int, int]:
@@ -106,22 +109,42 @@ class Fetcher:
         return self._ahead_queued > 0
 
     def ask(self, refs: Sequence[BlockRef], patience: float, answer: Tell, *, early: bool = False) -> None:
-        """As `demand`, and *answer* is called with the outcomes: at once where they are known. early: with the bytes of
-        a small block as soon as these have come, where all of them are wanted.
+        """As `demand`, and *answer* is called with the outcomes: at once where known. early: with bytes as soon as they
+        have come: those of a small block where all of them are wanted, and of a part of a large one.
 
         There is a thread, and a task, only where more than one block is asked for, or where a look-up may take long.
         """
         until = asyncio.get_running_loop().time() + patience
         found = self._at_once(refs, until, answer, for_peer=False)
         if isinstance(found, BlockSource):
-            takes_all = refs[0].start == 0 and refs[0].size >= found.length
-            pass_on = partial(self._pass_on, refs, until, answer, for_peer=False)
-            early = early and takes_all and found.length <= MOST_EARLY
-            Waiting(self.bringing.join(found, ahead=False), until, pass_on, early=early)
+            if early and self.part_reads is not None and self.part_reads.takes(refs[0], found):
+                self.part_reads.ask(refs[0], found, until, partial(self._pass_part, refs, found, until, answer))
+            else:
+                self._wait_for(refs, found, until, answer, early=early)
             # To guess takes 20 to 45 us: after the answer, and after the task that sends the request.
             asyncio.get_running_loop().call_soon(self.on_ask, refs[0], found.length, found.key)
         elif found is not None and not isinstance(found, CachefsError):
             self.on_ask(refs[0], 0, b"")
+
+    def _wait_for(
+        self, refs: Sequence[BlockRef], source: BlockSource, until: float, answer: Tell, *, early: bool
+    ) -> None:
+        takes_all = refs[0].start == 0 and refs[0].size >= source.length
+        pass_on = partial(self._pass_on, refs, until, answer, for_peer=False)
+        early = early and takes_all and source.length <= MOST_EARLY
+        Waiting(self.bringing.join(source, ahead=False), until, pass_on, early=early)
+
+    def _pass_part(
+        self, refs: Sequence[BlockRef], source: BlockSource, until: float, answer: Tell, part: PassingBlock | None
+    ) -> None:
+        if part is not None:
+            answer([part], "")
+        else:
+            self._wait_for(refs, source, until, answer, early=False)
+
+    def read_in_parts(self) -> None:
+        """From now on, who reads here and there in large blocks gets its bytes before the rest of them."""
+        self.part_reads = PartReads(self.bringing, self._slots)
 
     def ask_for_peer(self, fetch: Fetch, patience: float, answer: Callable[[Sequence[Answer | TakeIt]], None]) -> None:
         """Another node asks for blocks. They come from the origin, and not from any third node; or the other node is to
@@ -248,6 +271,8 @@ class Fetcher:
 
     async def close(self) -> None:
         """Cancel what is in flight."""
+        if self.part_reads is not None:
+            await self.part_reads.close()
         for task in self._asking:
             task.cancel()
         await asyncio.gather(*self._asking, return_exceptions=True)

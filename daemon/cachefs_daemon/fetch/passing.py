@@ -25,20 +25,27 @@ QUIET_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassingBlock:
-    """One block."""
+    """One block, or some whole pieces of it."""
 
     data: Data
-    checksums: bytes  # of all its pieces, 8 bytes each
+    checksums: bytes  # of all its pieces, 8 bytes each; zeros of pieces before those that are here
+    begin: int = 0  # bytes of the block before *data*
 
     @classmethod
     def of(cls, key: bytes, data: Data, checksums: bytes = b"") -> "PassingBlock":
         """checksums: where they are known."""
         return cls(data, checksums or piece_checksums(key, data))
 
+    @classmethod
+    def of_part(cls, key: bytes, data: Data, begin: int) -> "PassingBlock":
+        """Whole pieces of a block, from *begin* on."""
+        first = begin // PIECE_SIZE
+        return cls(data, bytes(8 * first) + piece_checksums(key, data, first), begin)
+
     def pieces(self, start: int, size: int) -> memoryview:
         """The whole pieces around the bytes [start, start + size): a reader can verify only these."""
-        begin = start // PIECE_SIZE * PIECE_SIZE
-        return memoryview(self.data)[begin : -(-(start + size) // PIECE_SIZE) * PIECE_SIZE]
+        begin = start // PIECE_SIZE * PIECE_SIZE - self.begin
+        return memoryview(self.data)[begin : -(-(start + size) // PIECE_SIZE) * PIECE_SIZE - self.begin]
 
 
 class Passing:

@@ -27,6 +27,10 @@ class Server(Protocol):
     def width(self) -> int:
         """Reads that it takes at once now; at least 1."""
 
+    @property
+    def ahead_bytes(self) -> float:
+        """Bytes that reads ahead may have under way there; one read may be larger where there is no other."""
+
 
 class _Queue:
     """Reads that wait, in the order of their ranks; those of one rank as they came."""
@@ -61,14 +65,14 @@ class _Queue:
 class _Lane:
     """The reads from one server."""
 
-    __slots__ = ("ahead", "bytes_in_use", "demand", "in_use", "in_use_ahead", "server")
+    __slots__ = ("ahead", "bytes_ahead", "bytes_in_use", "demand", "in_use", "in_use_ahead", "server")
 
     def __init__(self, server: Server) -> None:
         self.server = server
         self.demand = _Queue()  # by turns
         self.ahead = _Queue()  # what is needed soonest first
         self.in_use = self.in_use_ahead = 0  # slots taken, and those of them that reads ahead have
-        self.bytes_in_use = 0
+        self.bytes_in_use = self.bytes_ahead = 0  # of those that have slots, and of those of them that are reads ahead
 
     @property
     def is_idle(self) -> bool:
@@ -83,11 +87,12 @@ class _Lane:
         """Would the server take one more read?"""
         return self.in_use < self.server.width
 
-    @property
-    def has_room_ahead(self) -> bool:
-        """Would it take one more, without the room that is kept for demand?"""
+    def has_room_ahead(self, size: int) -> bool:
+        """Would it take one more of *size* bytes, without the room that is kept for demand?"""
         width = self.server.width
-        return self.in_use < width and self.in_use_ahead < _part_ahead(width)
+        if self.in_use >= width or self.in_use_ahead >= _part_ahead(width):
+            return False
+        return self.bytes_ahead == 0 or self.bytes_ahead + size <= self.server.ahead_bytes
 
 
 def _part_ahead(slots: int) -> int:
@@ -104,7 +109,8 @@ class FetchSlots:
     admitted when no other one runs.
 
     A server that takes fewer reads at once than there are slots gets no more than it takes, in the same order and with
-    the same quarter. What waits for it holds up nothing else.
+    the same quarter. What waits for it holds up nothing else. Reads ahead have no more bytes under way than keep its
+    link busy: all of them share the link, so with more what is needed first would come as late as what is needed last.
 
     Reads of an origin that hangs may hold all slots until their deadline. So that reads of other origins need not wait
     as long, each server has an eighth of the slots and bytes, at least one read, for reads on demand alone: where no
@@ -224,7 +230,9 @@ class FetchSlots:
         """Nobody goes before it, and it fits."""
         if self._demand_queued or not lane.has_room:
             return False
-        if request.ahead and (self.ahead_queued or self._ahead_in_use >= self.ahead_slots or not lane.has_room_ahead):
+        if request.ahead and (
+            self.ahead_queued or self._ahead_in_use >= self.ahead_slots or not lane.has_room_ahead(request.size)
+        ):
             return False
         return self._fits(request.size)
 
@@ -278,6 +286,7 @@ class FetchSlots:
         if request.ahead:
             self._ahead_in_use += slots
             lane.in_use_ahead += slots
+            lane.bytes_ahead += size
 
     def _admit(self) -> None:
         while self._demand_queued and (lane := self._next_demand()):
@@ -303,7 +312,9 @@ class FetchSlots:
 
     def _next_ahead(self) -> _Lane | None:
         """Where the next read ahead waits that its server would take."""
-        lanes = [lane for lane in self._lanes.values() if lane.ahead.by_key and lane.has_room_ahead]
+        lanes = [
+            lane for lane in self._lanes.values() if lane.ahead.by_key and lane.has_room_ahead(lane.ahead.first().size)
+        ]
         return min(lanes, key=_first_ahead) if len(lanes) > 1 else lanes[0] if lanes else None
 
     def _admit_reserved(self) -> None:

@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from cachefs.messages import EndpointStatus, OriginOptions
+from cachefs.planning.requests.ahead_bytes import AheadBytes
 from cachefs.planning.requests.concurrency import Concurrency
 from cachefs.planning.requests.hedging import HedgeBudget
 from cachefs.planning.requests.recent_times import RecentTimes, TimesBySize
@@ -56,14 +57,18 @@ class Endpoint:
     It has more than 12 attributes: what is learned, and what is counted for `cachectl status`.
     """
 
-    def __init__(self, name: str, most: int, *, hedge_share: float = 0.0, largest: int = 0) -> None:
+    def __init__(
+        self, name: str, most: int, *, hedge_share: float = 0.0, largest: int = 0, is_remote: bool = True
+    ) -> None:
         """name: how a person calls it. most: requests at once. hedge_share: second requests, as a share of all.
-        largest: bytes of a request for several blocks, at most; 0: there are none."""
+        largest: bytes of a request for several blocks, at most; 0: there are none. is_remote: it tells what it has
+        answered (see `answered`), and has a link that its requests share."""
         self.name = name
         self.throttled = 0  # requests refused as there were too many
         self.hedged = 0  # second requests sent
         self.hedges_won = 0  # of them, those that answered first
         self._concurrency = Concurrency(most)
+        self._ahead = AheadBytes() if is_remote else None
         self._rates = RequestRates()
         self._times = TimesBySize()
         self._budget = HedgeBudget(hedge_share)
@@ -78,6 +83,11 @@ class Endpoint:
     def width(self) -> int:
         """Requests that may be under way at once now."""
         return self._concurrency.width
+
+    @property
+    def ahead_bytes(self) -> float:
+        """Bytes that reads ahead may have under way; one read may be larger where there is no other."""
+        return self._ahead.most if self._ahead is not None else math.inf
 
     def request_size(self, block: int) -> int:
         """Bytes that a request for neighbouring blocks of *block* bytes should have."""
@@ -118,6 +128,8 @@ class Endpoint:
         self._last = times = self._times.of(size)
         if times.add(size, now - began, now):
             self._concurrency.slower(now)
+        if self._ahead is not None:
+            self._ahead.answered(size, now - began, now)
         if self._concurrency.is_lowered:
             self._concurrency.answered()
         if self._rates.is_limited:

@@ -80,7 +80,7 @@ class FileOrigin:
         self.requests = 0
         self.errors = 0
         self.detours = 0
-        self.endpoint = Endpoint(self.url, settings.max_connections)
+        self.endpoint = Endpoint(self.url, settings.max_connections, is_remote=False)
         root = os.path.normpath(path).replace(b"//", b"/")
         self._tree = FileTree(root, settings.file_roots, follow_symlinks=settings.follow_symlinks)
         self._versions = FileVersions(mtime_only=options.mtime_only)

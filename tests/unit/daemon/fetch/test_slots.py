@@ -14,6 +14,7 @@ from cachefs_daemon.fetch.slots import ASKER, FetchSlots, Slot
 @dataclass(eq=False)
 class Server:
     width: int = 1000
+    ahead_bytes: float = math.inf
 
 
 class Crowd:
@@ -315,3 +316,30 @@ def test_who_asks_has_a_slot_at_once_or_is_told_later() -> None:
     first.leave()  # it has nothing any more
     third.give_back()
     assert slots.in_use == slots.bytes_in_use == 0
+
+
+def test_reads_ahead_have_no_more_bytes_under_way_than_their_server_is_to_have() -> None:
+    async def scene(crowd: Crowd) -> None:
+        crowd.servers["narrow"] = Server(ahead_bytes=10)
+        for number in range(3):
+            await crowd.come(f"ahead {number}", 4, ahead=True, needed=number, origin="narrow")
+        assert crowd.admitted == ["ahead 0", "ahead 1"]
+        await crowd.come("other", 4, ahead=True, origin="wide")
+        await crowd.come("demand", 4, origin="narrow")
+        assert crowd.admitted[2:] == ["other", "demand"]
+        await crowd.leave("ahead 0")
+        assert "ahead 2" in crowd.admitted
+
+    with_slots(20, 1000, scene)
+
+
+def test_a_read_ahead_that_is_larger_than_its_server_is_to_have_goes_alone() -> None:
+    async def scene(crowd: Crowd) -> None:
+        crowd.servers["narrow"] = Server(ahead_bytes=10)
+        await crowd.come("large", 30, ahead=True, origin="narrow")
+        await crowd.come("small", 1, ahead=True, origin="narrow")
+        assert crowd.admitted == ["large"]
+        await crowd.leave("large")
+        assert crowd.admitted == ["small"]
+
+    with_slots(20, 1000, scene)

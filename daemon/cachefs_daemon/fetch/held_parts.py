@@ -1,0 +1,110 @@
+"""Parts of blocks that readers have got before the rest of the block: kept until the rest has come, so that no byte is
+fetched twice."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from cachefs.errors import OriginError
+from cachefs_daemon.datasets.block_source import BlockSource
+from cachefs_daemon.origin.base import Data, ObjectRange
+from cachefs_daemon.origin.patience import Patience
+
+# Parts of one block. Each splits what is left of it, and takes a request of its own.
+MOST_OF_BLOCK: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some bytes of a block."""
+
+    begin: int  # in the block
+    data: bytes
+
+    @property
+    def end(self) -> int:
+        return self.begin + len(self.data)
+
+
+@dataclass(slots=True)
+class _Block:
+    parts: list[Part] = field(default_factory=list)
+
+    @property
+    def size(self) -> int:
+        return sum(len(part.data) for part in self.parts)
+
+
+class HeldParts:
+    """The parts of all blocks. Used on the event loop."""
+
+    def __init__(self, room: int, dropped: Callable[[int], None]) -> None:
+        """room: bytes that are kept. dropped: is told the bytes of parts that are not kept, and are in no block."""
+        self._room = room
+        self._dropped = dropped
+        self._blocks: OrderedDict[bytes, _Block] = OrderedDict()  # by key, the oldest first
+        self._bytes = 0
+
+    def add(self, key: bytes, begin: int, data: Data) -> None:
+        """A reader has got a part of a block. Nothing else keeps the memory of *data*: it may lie in a larger one."""
+        block = self._blocks.setdefault(key, _Block())
+        part = Part(begin, bytes(data))
+        if len(block.parts) >= MOST_OF_BLOCK or any(one.begin < part.end and begin < one.end for one in block.parts):
+            self._dropped(len(data))
+            return
+        block.parts.append(part)
+        self._bytes += len(data)
+        while self._bytes > self._room and self._blocks:
+            self.drop(next(iter(self._blocks)))
+
+    def of(self, key: bytes) -> Sequence[Part]:
+        """Those of a block that are kept."""
+        block = self._blocks.get(key)
+        return block.parts if block is not None else ()
+
+    def take(self, key: bytes) -> list[Part]:
+        """Those of a block, in the order of their bytes: they are not kept any more, and become a part of the block."""
+        block = self._blocks.pop(key, None)
+        if block is None:
+            return []
+        self._bytes -= block.size
+        return sorted(block.parts, key=lambda part: part.begin)
+
+    def drop(self, key: bytes) -> None:
+        """The block has come without them, or is not to come."""
+        if parts := self.take(key):
+            self._dropped(sum(len(part.data) for part in parts))
+
+
+def gaps(parts: Sequence[Part], length: int) -> Iterator[tuple[int, int]]:
+    """Begin and end of what a block of *length* bytes has besides the *parts*, which are in order."""
+    begin = 0
+    for part in parts:
+        if part.begin > begin:
+            yield begin, part.begin
+        begin = part.end
+    if begin < length:
+        yield begin, length
+
+
+async def completed(
+    source: BlockSource, parts: Sequence[Part], patience: Patience, discard: Callable[[int], None]
+) -> Data:
+    """The whole block, of which the *parts* are here. discard: is told what has come where it fails. Raises as
+    `Origin.read` does."""
+    data, one, came = bytearray(source.length), source.range, sum(len(part.data) for part in parts)
+    try:
+        for begin, end in gaps(parts, source.length):
+            wanted = ObjectRange(one.key, one.version, one.size, one.offset + begin, end - begin)
+            between = await source.origin.read(wanted, patience)
+            came += len(between)
+            if len(between) != wanted.length:
+                raise OriginError(f"{source.subject}: got {len(between)} bytes for {wanted.length}")
+            data[begin:end] = between
+    except BaseException:
+        discard(came)
+        raise
+    for part in parts:
+        data[part.begin : part.end] = part.data
+    return data

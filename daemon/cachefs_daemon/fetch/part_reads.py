@@ -1,0 +1,167 @@
+"""Who reads here and there in large files gets its bytes first, and the rest of their blocks comes behind them.
+
+A block of 4 MiB takes 105 ms on a link of 40 MB/s, and a record of 100 KB in it 3 ms. Who goes through a file enters
+each block at its beginning, so a read that begins elsewhere in a block which is not here comes from a reader that will
+be elsewhere next. It gets the pieces around its bytes with a request of their own. The rest of the block follows when
+it costs no reader anything: in the order in which the blocks were read, and no more of them at once than
+`cachefs.planning.prefetch.background` has it.
+"""
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from cachefs.block import PIECE_SIZE
+from cachefs.errors import CachefsError, OriginUnavailable
+from cachefs.messages import BlockRef
+from cachefs.planning.prefetch.background import Background
+from cachefs_daemon.datasets.block_source import BlockSource
+from cachefs_daemon.fetch.bringing import Bringing
+from cachefs_daemon.fetch.flights import Flight
+from cachefs_daemon.fetch.held_parts import MOST_OF_BLOCK
+from cachefs_daemon.fetch.passing import PassingBlock
+from cachefs_daemon.fetch.slots import FetchSlots
+from cachefs_daemon.fetch.tally import ORIGIN, Became
+from cachefs_daemon.origin.base import ObjectRange
+from cachefs_daemon.origin.patience import Patience
+
+log = logging.getLogger(__name__)
+
+# Bytes of a block that is read in parts, at least; and how many times the part it has, at least. (The kernel asks for
+# up to 1 MiB around a page that a program touches in a mapped file.)
+LEAST_BLOCK: Final = 1 << 20
+LEAST_TIMES: Final = 3
+# Blocks whose rest is to come, at most. Those that were read before these are left as they are.
+MOST_RESTS: Final = 4096
+# Seconds until it is looked again whether readers wait.
+_LOOK: Final = 0.05
+_MEASURE: Final = 1.0
+
+# Is told the part; or None where the block has to come in the usual way.
+Tell = Callable[[PassingBlock | None], None]
+
+
+class PartReads:
+    """Used on the event loop."""
+
+    def __init__(self, bringing: Bringing, slots: FetchSlots) -> None:
+        self._bringing = bringing
+        self._slots = slots
+        self._reading: dict[tuple[bytes, int, int], list[Tell]] = {}  # by key, offset and length of the part
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._rests: OrderedDict[bytes, BlockSource] = OrderedDict()  # blocks whose rest is to come, the oldest first
+        self._in_flight = 0  # bytes of blocks whose rest is under way
+        self._background = Background(0.0)
+        self._measured = 0.0  # loop time
+        self._timer: asyncio.TimerHandle | None = None
+
+    def takes(self, ref: BlockRef, source: BlockSource) -> bool:
+        """Is a part of the block to be read, for a reader that waits for it?"""
+        if ref.start <= 0 or ref.size <= 0 or source.length < LEAST_BLOCK:
+            return False
+        if self._bringing.elsewhere is not None or self._bringing.is_flying(source.key):
+            return False
+        held, wanted = self._bringing.parts.of(source.key), _wanted(ref, source)
+        if wanted.length * LEAST_TIMES > source.length:
+            return False
+        if any(part.end + source.range.offset == wanted.offset for part in held):
+            return False  # it goes through the block
+        reading = sum(key == source.key for key, _, _ in self._reading) if self._reading else 0
+        return _name(source, wanted) in self._reading or len(held) + reading < MOST_OF_BLOCK
+
+    def ask(self, ref: BlockRef, source: BlockSource, until: float, tell: Tell) -> None:
+        """Read what `takes` has said yes to. until: loop time."""
+        wanted = _wanted(ref, source)
+        told = self._reading.setdefault(_name(source, wanted), [])
+        told.append(tell)
+        if len(told) == 1:
+            task = asyncio.create_task(self._read(source, wanted, until))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Cancel what is under way."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._rests.clear()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _read(self, source: BlockSource, wanted: ObjectRange, until: float) -> None:
+        part: PassingBlock | None = None
+        begin, asked = wanted.offset - source.range.offset, asyncio.get_running_loop().time()
+        try:
+            key = source.key + begin.to_bytes(8, "big")
+            async with (
+                asyncio.timeout_at(until),
+                self._slots.slot(key, wanted.length, source.origin.endpoint, ahead=False),
+            ):
+                data = await source.origin.read(wanted, Patience(until, _give_up))
+            if len(data) == wanted.length:
+                part = PassingBlock.of_part(source.key, data, begin)
+                self._keep(source, part, asked)
+            else:
+                self._bringing.tally.discard(len(data))
+        except (CachefsError, TimeoutError) as error:
+            log.debug("a part of %s did not come: %s", source.subject, error)
+        finally:
+            for tell in self._reading.pop(_name(source, wanted)):
+                tell(part)
+
+    def _keep(self, source: BlockSource, part: PassingBlock, asked: float) -> None:
+        """Until the rest of the block has come, unless all of it has been asked for since *asked* (loop time)."""
+        if self._bringing.is_flying(source.key) or self._bringing.known(source, asked) is not source:
+            self._bringing.tally.add(ORIGIN, Became.PASSED, len(part.data))
+            return
+        self._bringing.parts.add(source.key, part.begin, part.data)
+        self._rests.setdefault(source.key, source)
+        if len(self._rests) > MOST_RESTS:
+            self._bringing.parts.drop(self._rests.popitem(last=False)[0])
+        asyncio.get_running_loop().call_soon(self._bring_rests)  # once its reader has been told
+
+    def _bring_rests(self) -> None:
+        """As many as may be under way."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._rests and (self._in_flight == 0 or self._in_flight < self._most()):
+            key, source = self._rests.popitem(last=False)
+            if not self._bringing.parts.of(key):
+                continue  # all of it has come, or nothing is left of it
+            flight = self._bringing.join(source, ahead=True, transient=True)
+            self._in_flight += source.length
+            flight.on_landing(partial(self._landed, source.length))
+        if self._rests:
+            self._timer = asyncio.get_running_loop().call_later(_LOOK, self._bring_rests)
+
+    def _landed(self, size: int, _: Flight) -> None:
+        self._in_flight -= size
+        self._bring_rests()
+
+    def _most(self) -> int:
+        now = asyncio.get_running_loop().time()
+        if now - self._measured >= _MEASURE:
+            self._measured = now
+            self._background.measure(self._bringing.fetched_bytes, now)
+        return self._background.most(is_waited_for=self._slots.is_waited_for)
+
+
+def _wanted(ref: BlockRef, source: BlockSource) -> ObjectRange:
+    """The whole pieces around what the reader waits for."""
+    begin = ref.start // PIECE_SIZE * PIECE_SIZE
+    end = min(source.length, -(-(ref.start + ref.size) // PIECE_SIZE) * PIECE_SIZE)
+    one = source.range
+    return ObjectRange(one.key, one.version, one.size, one.offset + begin, max(0, end - begin))
+
+
+def _name(source: BlockSource, wanted: ObjectRange) -> tuple[bytes, int, int]:
+    return source.key, wanted.offset, wanted.length
+
+
+async def _give_up(_: float) -> None:
+    """In place of another attempt: the block comes in the usual way, which knows outages."""
+    raise OriginUnavailable("it is asked for with the whole block")
