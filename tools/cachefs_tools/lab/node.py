@@ -127,6 +127,12 @@ class Node:
                 process.kill()
         self._ended()
 
+    def kill_daemon(self) -> None:
+        """The daemon ends without a word (SIGKILL); the mount goes on, and `spawn` starts another daemon."""
+        if self._daemon is not None:
+            self._daemon.kill()
+            self._daemon.wait()
+
     def reboot(self) -> None:
         """As `kill`, and what was in memory is lost."""
         self.kill()

@@ -1,0 +1,92 @@
+"""The demo's figures on a terminal: a bar for each epoch, and what the kill of the daemon did.
+
+Bars differ by shape as well as by colour. Where the terminal has ASCII only, so has the chart.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from rich.console import Console, Group
+from rich.text import Text
+
+from cachefs_tools.demo import words
+from cachefs_tools.demo.figures import Epoch, Story, rates
+from cachefs_tools.demo.settings import Settings
+
+LEAST_WIDTH: Final = 80
+MOST_WIDTH: Final = 110
+_LABEL: Final = 11  # columns in front of a bar
+_FIGURES: Final = 27  # columns behind it
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """The characters of a chart."""
+
+    computing: str
+    waiting: str
+    levels: str  # from nothing to full
+    here: str
+    rule: str
+
+
+UNICODE: Final = Marks("█", "░", " ▁▂▃▄▅▆▇█", "▲", "─")
+ASCII: Final = Marks("#", ".", " .,:;=+*#", "^", "-")
+COMPUTING: Final = "green"
+WAITING: Final = "red"
+
+
+def chart(story: Story, settings: Settings, screen: Console) -> Group:
+    """All figures, as wide as the screen within reason. Titles go on in a further line where it is narrow."""
+    marks = UNICODE if "utf" in screen.encoding.lower() else ASCII
+    return Group(*_lines(story, settings, marks, max(LEAST_WIDTH, min(screen.width, MOST_WIDTH))))
+
+
+def _lines(story: Story, settings: Settings, marks: Marks, width: int) -> Iterator[Text]:
+    yield from (Text(words.heading(story, settings), "bold"), Text(words.store(), "dim"))
+    yield Text()
+    bar = width - _LABEL - _FIGURES
+    legend = Text.assemble(
+        " " * _LABEL, (marks.computing * 2, COMPUTING), " computing  ", (marks.waiting * 2, WAITING),
+        " waiting for samples",
+    )  # fmt: skip
+    legend.pad_right(width - _FIGURES - len(legend))
+    yield legend.append(f"{'time':>9}{'waiting':>9}{'requests':>9}", "bold")
+    longest = max(epoch.trained.seconds for run in story.all_runs() for epoch in run.epochs)
+    for run in story.runs:
+        yield Text.assemble((run.title, "bold"), ("  " + run.explanation, "dim"))
+        yield from (_bar(epoch, bar, longest, marks) for epoch in run.epochs)
+    yield Text(marks.rule * width, "dim")
+    yield from _killed(story, bar, longest, marks)
+    yield Text(marks.rule * width, "dim")
+    yield from map(Text, words.verdict(story))
+
+
+def _bar(epoch: Epoch, width: int, longest: float, marks: Marks) -> Text:
+    trained = epoch.trained
+    whole = max(1, round(width * trained.seconds / longest))
+    waiting = round(whole * epoch.waiting)
+    return Text.assemble(
+        f"  epoch {trained.epoch + 1}".ljust(_LABEL),
+        (marks.computing * (whole - waiting), COMPUTING), (marks.waiting * waiting, WAITING), " " * (width - whole),
+        f"{trained.seconds:7.1f} s{100 * epoch.waiting:7.0f} %{epoch.requests:9,}",
+    )  # fmt: skip
+
+
+def _killed(story: Story, width: int, longest: float, marks: Marks) -> Iterator[Text]:
+    """The run whose daemon was killed, and the loop's speed in that epoch."""
+    kill, run = story.kill, story.killed
+    yield Text.assemble((run.title, "bold"), ("  " + run.explanation, "dim"))
+    yield from (_bar(epoch, width, longest, marks) for epoch in run.epochs)
+    epoch = run.epochs[kill.at.epoch]
+    speeds = rates(epoch.positions, width)
+    top = max(speeds)
+    levels = "".join(marks.levels[round(speed / top * (len(marks.levels) - 1))] for speed in speeds)
+    yield Text.assemble(" samples/s".ljust(_LABEL), (levels, COMPUTING), f"{top:7,.0f} at most")
+    place = min(width - 1, int(width * kill.at.seconds / epoch.trained.seconds))
+    note = words.KILLED_HERE
+    before = place > len(note)
+    arrow = f"{note} {marks.here}" if before else f"{marks.here} {note}"
+    yield Text(" " * (_LABEL + place - (len(note) + 1 if before else 0)) + arrow, WAITING)
+    yield from map(Text, words.kill(story))

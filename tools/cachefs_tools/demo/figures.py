@@ -1,0 +1,158 @@
+"""What the demo has measured, as plain records, and what must be true of it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+from cachefs.errors import CachefsError
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far the training loop is."""
+
+    epoch: int = 0
+    samples: int = 0  # computed in this epoch
+    seconds: float = 0.0  # since the epoch began
+    waited: float = 0.0  # seconds of them in which the loop waited for a batch
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What the loop has measured in one epoch. Times are in seconds."""
+
+    epoch: int
+    samples: int
+    bytes: int
+    seconds: float
+    waited: float
+    slowest_wait: float  # the longest time that it waited for one batch
+    digest: str  # of the bytes of all samples, in the order in which they came
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """One epoch of one run."""
+
+    trained: Trained
+    positions: Sequence[Position]  # after each batch
+    requests: int  # that came to the object store meanwhile
+    bytes: int  # that left it meanwhile
+
+    @property
+    def waiting(self) -> float:
+        """The share of the time in which the loop waited for samples."""
+        return self.trained.waited / self.trained.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The training loop, fed in one way."""
+
+    name: str  # for machines
+    title: str
+    explanation: str  # a few words more
+    epochs: Sequence[Epoch]
+    listing_requests: int  # that came to the object store before the first epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """What the kill of the daemon did to a run. Times are in seconds."""
+
+    at: Position  # where the loop was
+    away: float  # from the kill until the restarted daemon answered
+    held_before: int  # blocks that its tiers held shortly before
+    held_after: int  # blocks that they held when it answered again
+    requests: int  # that came to the object store since the kill, until the run was over and the daemon answered
+    slowest_wait: float  # the longest time that the loop waited for a batch from then on, in that epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """All of the demo."""
+
+    files: int
+    bytes: int
+    runs: Sequence[Run]  # the last one is of the local disk
+    killed: Run
+    kill: Kill
+
+    def all_runs(self) -> Iterator[Run]:
+        yield from self.runs
+        yield self.killed
+
+
+def require_equal_bytes(story: Story) -> None:
+    """Every run has read every byte of the dataset, in the same order. Raises CachefsError where one has not."""
+    native = story.runs[-1]
+    for run in story.all_runs():
+        for ours, its in zip(run.epochs, native.epochs, strict=True):
+            found, expected = ours.trained, its.trained
+            if found.samples != story.files or found.bytes != story.bytes:
+                raise CachefsError(
+                    f"{run.title}: epoch {found.epoch + 1} has {found.samples:,} samples with {found.bytes:,} bytes,"
+                    f" not {story.files:,} with {story.bytes:,}"
+                )
+            if found.digest != expected.digest:
+                raise CachefsError(
+                    f"{run.title}: epoch {found.epoch + 1} gave other bytes than the local disk:"
+                    f" digest {found.digest[:16]}, not {expected.digest[:16]}"
+                )
+
+
+def slowest_wait(positions: Sequence[Position], since: Position) -> float:
+    """The longest time that the loop waited for a batch after it had been there, in seconds."""
+    later = [position for position in positions if position.samples >= since.samples]
+    return max((after.waited - before.waited for before, after in pairwise(later)), default=0.0)
+
+
+def rates(positions: Sequence[Position], intervals: int) -> list[float]:
+    """Samples per second in equal intervals of an epoch. A batch counts for all the time since the one before."""
+    width = positions[-1].seconds / intervals
+    samples = [0.0] * intervals
+    before = Position()
+    for position in positions:
+        rate = (position.samples - before.samples) / max(position.seconds - before.seconds, 1e-9)
+        for number in range(int(before.seconds / width), intervals):
+            overlap = min(position.seconds, (number + 1) * width) - max(before.seconds, number * width)
+            if overlap <= 0:
+                break
+            samples[number] += rate * overlap
+        before = position
+    return [count / width for count in samples]
+
+
+def document(story: Story) -> dict[str, Any]:
+    """The figures for machines. Times are in seconds."""
+    kill = story.kill
+    return {
+        "files": story.files,
+        "bytes": story.bytes,
+        "runs": [_run_document(run) for run in story.runs],
+        "killed": {
+            **_run_document(story.killed),
+            "killed_in_epoch": kill.at.epoch + 1,
+            "killed_at_sample": kill.at.samples,
+            "daemon_away_seconds": kill.away,
+            "slowest_wait_after": kill.slowest_wait,
+            "blocks_before": kill.held_before,
+            "blocks_after": kill.held_after,
+            "requests_after": kill.requests,
+        },
+    }
+
+
+def _run_document(run: Run) -> dict[str, Any]:
+    return {
+        "run": run.name,
+        "title": run.title,
+        "explanation": run.explanation,
+        "listing_requests": run.listing_requests,
+        "epochs": [
+            {**asdict(epoch.trained), "epoch": epoch.trained.epoch + 1, "waiting": epoch.waiting,
+             "origin_requests": epoch.requests, "origin_bytes": epoch.bytes}
+            for epoch in run.epochs
+        ],
+    }  # fmt: skip

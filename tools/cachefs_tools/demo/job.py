@@ -1,0 +1,117 @@
+"""A training loop that runs: its process, and what it says."""
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from cachefs.errors import CachefsError
+from cachefs_tools.demo.figures import Position, Trained
+from cachefs_tools.scratch_node import WITH_PARENT, wait
+
+START_SECONDS: Final = 60.0
+_INTERVAL: Final = 0.05
+
+
+@dataclass(slots=True)
+class Said:
+    """What the process has said by now."""
+
+    samples: int = -1  # that it has found; -1: it is not ready
+    positions: list[Position] = field(default_factory=list)
+    epochs: list[Trained] = field(default_factory=list)
+
+
+class Job:
+    """A running training loop."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.said = Said()
+        self._process = process
+        self._log = log
+        self._listener = threading.Thread(target=self._listen, name="demo-job", daemon=True)
+        self._listener.start()
+
+    def ready(self, samples: int) -> None:
+        """Wait until it has found its samples. Raises CachefsError where it finds others than so many."""
+        self.until(lambda: self.said.samples >= 0, START_SECONDS)
+        if self.said.samples != samples:
+            raise CachefsError(f"the training loop finds {self.said.samples:,} samples, not {samples:,}")
+
+    def begin_epoch(self) -> None:
+        """Let it begin its next epoch."""
+        assert self._process.stdin is not None
+        with suppress(BrokenPipeError):  # `until` says why it has ended
+            self._process.stdin.write(b"go\n")
+            self._process.stdin.flush()
+
+    def position(self, epoch: int) -> Position:
+        """How far it is in that epoch, which is its last one."""
+        positions = self.said.positions
+        return positions[-1] if positions and positions[-1].epoch == epoch else Position(epoch)
+
+    def positions(self, epoch: int) -> list[Position]:
+        """Where it was after each batch of that epoch."""
+        return [position for position in self.said.positions if position.epoch == epoch]
+
+    def until(self, reached: Callable[[], bool], seconds: float) -> None:
+        """Wait, and ask again and again. Raises CachefsError where the loop fails or takes longer."""
+        deadline = time.monotonic() + seconds
+        while not reached():
+            if self._process.poll() is not None:
+                self._listener.join(START_SECONDS)
+                if reached():
+                    return
+                raise CachefsError(f"the training loop ended with status {self._process.returncode}: {self._words()}")
+            if time.monotonic() > deadline:
+                raise CachefsError(f"the training loop got no further within {seconds:.0f} s: {self._words()}")
+            time.sleep(_INTERVAL)
+
+    def end(self) -> None:
+        """End it and all that it has started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGTERM)
+        wait(self._process)
+        self._listener.join(START_SECONDS)
+
+    def _words(self) -> str:
+        """The last line that it has written besides: where Python fails, the error."""
+        return (self._log.read_text(errors="replace").splitlines() or ["it said nothing"])[-1][:500]
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            said: dict[str, Any] = json.loads(line)
+            if "ready" in said:
+                self.said.samples = said["ready"]
+            elif "at" in said:
+                self.said.positions.append(Position(**said["at"]))
+            else:
+                self.said.epochs.append(Trained(**said["epoch"]))
+
+
+@contextmanager
+def started_job(command: Sequence[str], env: Mapping[str, str], log: Path) -> Iterator[Job]:
+    """The command, running; it and its children are ended in the end. What it says besides goes to *log*."""
+    with log.open("wb") as errors:
+        process = subprocess.Popen(
+            [*WITH_PARENT, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=env,
+            start_new_session=True,
+        )  # fmt: skip
+    try:
+        job = Job(process, log)
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise
+    try:
+        yield job
+    finally:
+        job.end()

@@ -1,0 +1,105 @@
+"""Where the loop's samples come from: files, or an S3 client; and the loader that reads some batches ahead."""
+
+import hashlib
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from cachefs_tools.demo.settings import BATCH_SIZE, PREFETCH
+
+
+class Source(Protocol):
+    """A dataset: what it has, and how one sample of it is read."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """The samples, sorted: paths relative to the dataset."""
+
+    def read(self, name: str) -> bytes:
+        """All bytes of a sample. Safe to call from several threads."""
+
+
+class Folder:
+    """Samples are files: of a mount, or of a local disk."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self.names = sorted(
+            os.path.relpath(os.path.join(directory, name), root)
+            for directory, _, names in os.walk(root)
+            for name in names
+        )
+
+    def read(self, name: str) -> bytes:
+        """All bytes of the file. Raises OSError."""
+        with open(self.path(name), "rb") as file:
+            return file.read()
+
+    def path(self, name: str) -> str:
+        """Where a sample is."""
+        return f"{self._root}/{name}"
+
+
+class Bucket:
+    """Samples are objects: read with one GetObject each by botocore, the client that is inside boto3.
+
+    Credentials are those of the environment, as usual.
+    """
+
+    def __init__(self, endpoint: str, bucket: str, connections: int) -> None:
+        # Readers of files do without it.
+        from botocore.config import Config
+        from botocore.session import Session
+
+        config = Config(max_pool_connections=connections, s3={"addressing_style": "path"})
+        self._client = Session().create_client("s3", "us-east-1", endpoint_url=endpoint, config=config)
+        self._bucket = bucket
+        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=bucket)
+        self.names = sorted(entry["Key"] for page in pages for entry in page.get("Contents", ()))
+
+    def read(self, name: str) -> bytes:
+        """All bytes of the object. Raises botocore's errors."""
+        body: bytes = self._client.get_object(Bucket=self._bucket, Key=name)["Body"].read()
+        return body
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What the loop gets."""
+
+    digests: list[bytes]  # SHA-256 of each sample, in order
+    bytes: int
+
+
+class Loader:
+    """Reads batches in threads, a bounded number ahead, and gives them in order, as PyTorch's DataLoader does."""
+
+    def __init__(self, source: Source, workers: int) -> None:
+        self._source = source
+        self._pool = ThreadPoolExecutor(workers)
+        self._ahead = workers * PREFETCH
+
+    def batches(self, order: Sequence[int]) -> Iterator[Batch]:
+        """The batches of an epoch, whose samples are read in that order."""
+        waiting: deque[Future[Batch]] = deque()
+        starts = iter(range(0, len(order), BATCH_SIZE))
+        for start in starts:
+            waiting.append(self._pool.submit(self._read, order[start : start + BATCH_SIZE]))
+            if len(waiting) == self._ahead:
+                break
+        while waiting:
+            batch = waiting.popleft().result()
+            if (start := next(starts, -1)) >= 0:
+                waiting.append(self._pool.submit(self._read, order[start : start + BATCH_SIZE]))
+            yield batch
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def _read(self, numbers: Sequence[int]) -> Batch:
+        names = self._source.names
+        samples = [self._source.read(names[number]) for number in numbers]
+        return Batch([hashlib.sha256(sample).digest() for sample in samples], sum(map(len, samples)))

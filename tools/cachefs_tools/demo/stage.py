@@ -1,0 +1,132 @@
+"""What the training loop runs against: a dataset behind a slow object store, and new nodes that cache it."""
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from cachefs.messages import DatasetAdd, OriginOptions
+from cachefs.rpc import DATASET_ADD
+from cachefs.socket_path import SOCKET_VARIABLE
+from cachefs_tools import image_folder
+from cachefs_tools.cachectl.display import size
+from cachefs_tools.demo.display import Display
+from cachefs_tools.demo.settings import STORE, Settings
+from cachefs_tools.lab.host import LOOPBACK
+from cachefs_tools.lab.node import Node
+from cachefs_tools.lab.scratch import MEMORY_PREFIX, scratch_directory
+from cachefs_tools.lab.throttle import Throttle, throttled
+from cachefs_tools.scratch_config import NodeSettings, TierSettings
+from cachefs_tools.scratch_node import SCRATCH, environment_for, memory_directory, program, s3_server
+
+BUCKET: Final = "demo-bucket"
+DATASET: Final = "demo"
+BLOCK_SIZE: Final = 1 << 20
+# Share of the dataset. The rest goes to the SSD tier, so both tiers have work to do.
+MEMORY_SHARE: Final = 0.75
+_SHARED_MEMORY: Final = Path("/dev/shm")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A dataset on the local disk, and the same behind the object store."""
+
+    settings: Settings
+    work: Path
+    source: Path  # the dataset on the local disk
+    total: int  # bytes of it
+    store: Throttle
+
+    def node_settings(self) -> NodeSettings:
+        """Room for the dataset, and some blocks more, since the daemon asks for it; else what it does by itself."""
+        memory = TierSettings(int(MEMORY_SHARE * self.total) + (16 << 20))
+        return NodeSettings(memory, TierSettings(self.total + (64 << 20)), BLOCK_SIZE)
+
+    def environment(self, node: Node | None = None) -> dict[str, str]:
+        """The variables of a training loop: those of a shell, where the daemon is, and the store's credentials."""
+        ours: Mapping[str, str] = {SOCKET_VARIABLE: str(node.socket)} if node is not None else {}
+        return {**environment_for(SCRATCH), **ours, "PYTHONUNBUFFERED": "1"}
+
+    def training(self, node: Node | None = None, *options: str) -> list[str]:
+        """The training loop that reads the node's mount; None: the local disk."""
+        return self._loop(str(self.source if node is None else node.mountpoint), *options)
+
+    def from_store(self) -> list[str]:
+        """The training loop that reads the object store itself."""
+        return self._loop(BUCKET, "--endpoint", self.store.endpoint)
+
+    def under_run(self, node: Node) -> list[str]:
+        """The training loop under `cachefs run`."""
+        front = [program("cachefs"), "run", "--job", DATASET, "--socket", str(node.socket), "--"]
+        return [*front, *self.training(node, "--publish")]
+
+    def _start(self, node: Node) -> None:
+        node.start(self.node_settings())
+        options = OriginOptions(endpoint_url=self.store.endpoint, region="us-east-1", addressing_style="path")
+        for _ in node.client.stream(DATASET_ADD, DatasetAdd(DATASET, f"s3://{BUCKET}", options)):
+            pass
+        node.mount(DATASET, ())
+
+    def _loop(self, data: str, *options: str) -> list[str]:
+        return [
+            sys.executable, "-m", "cachefs_tools.demo.training", data, "--compute", str(self.settings.compute),
+            "--workers", str(self.settings.workers), *options,
+        ]  # fmt: skip
+
+    @contextmanager
+    def node(self, name: str, display: Display) -> Iterator[Node]:
+        """A new node with nothing in its tiers, the dataset listed and mounted."""
+        work = self.work / name
+        work.mkdir()
+        with _memory(self.total, work) as memory:
+            node = Node(name, LOOPBACK, work, memory)
+            try:
+                with display.working("starting a new node"):
+                    self._start(node)
+                yield node
+            finally:
+                node.kill()
+        shutil.rmtree(work)
+
+
+@contextmanager
+def set_up(settings: Settings, display: Display) -> Iterator[Stage]:
+    """Make the dataset, and start the object store. Nothing of it is left in the end."""
+    with ExitStack() as stack:
+        work = stack.enter_context(scratch_directory("cachefs-demo-"))
+        source = work / "buckets" / BUCKET
+        display.say(f"generating {settings.files:,} files in {source}")
+        total = image_folder.generate(source, settings.files, settings.file_size)
+        os.sync()  # else the disk writes them while the loop reads, and pages that are dirty cannot be dropped
+        display.say(
+            f"starting an S3 server that answers like a distant one: after {1e3 * STORE.latency:.0f} ms (p99"
+            f" {1e3 * STORE.latency_p99:.0f} ms), with {STORE.bandwidth / 1e6:.0f} MB/s"
+        )
+        server = stack.enter_context(s3_server(source.parent, work / "s3.log"))
+        store = stack.enter_context(throttled(server, STORE, work / "throttle.log"))
+        display.say(
+            f"{size(total)}; one loop with {1e3 * settings.compute:g} ms of computing per sample, fed in four ways"
+        )
+        yield Stage(settings, work, source, total, store)
+
+
+def file_system_of(path: Path) -> str:
+    """The type of the file system that holds *path*, such as `ext4`."""
+    above = [one for one in psutil.disk_partitions(all=True) if path.is_relative_to(one.mountpoint)]
+    return str(max(above, key=lambda one: len(one.mountpoint)).fstype)
+
+
+@contextmanager
+def _memory(total: int, work: Path) -> Iterator[Path]:
+    """A directory for the memory tier: in /dev/shm, or in *work* where that is too small (64 MB in containers)."""
+    if not _SHARED_MEMORY.is_dir() or shutil.disk_usage(_SHARED_MEMORY).free < 2 * total + (64 << 20):
+        yield work / "memory"
+        return
+    with memory_directory(MEMORY_PREFIX) as directory:
+        yield directory

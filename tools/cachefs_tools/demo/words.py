@@ -1,0 +1,60 @@
+"""What the demo says about its figures, in lines that fit 80 columns. The chart and the picture show the same."""
+
+from typing import Final
+
+from cachefs_tools.cachectl.display import size
+from cachefs_tools.demo.figures import Run, Story
+from cachefs_tools.demo.settings import STORE, Settings
+
+COMPUTING: Final = "computing"
+WAITING: Final = "waiting for samples"
+# Seconds. Who waits so long for a batch waits for a daemon.
+NOTICED: Final = 0.5
+KILLED_HERE: Final = "the daemon is killed here"
+
+
+def heading(story: Story, settings: Settings) -> str:
+    """What is trained on, and how."""
+    readers = "1 reader" if settings.workers == 1 else f"{settings.workers} readers"
+    computing = f"{1e3 * settings.compute:g} ms of computing per sample"
+    return f"{story.files:,} files, {size(story.bytes)}, shuffled; {computing}, {readers}"
+
+
+def store() -> str:
+    """What the object store is like."""
+    return (
+        f"origin: an S3 server that answers after {1e3 * STORE.latency:.0f} ms (p99 {1e3 * STORE.latency_p99:.0f} ms),"
+        f" with {STORE.bandwidth / 1e6:.0f} MB/s"
+    )
+
+
+def kill(story: Story) -> list[str]:
+    """What the kill of the daemon did."""
+    kill = story.kill
+    lines = [
+        f"Killed at sample {kill.at.samples:,} of {story.files:,}. The next daemon answered {kill.away:.1f} s later.",
+        f"Longest wait for a batch after the kill: {1e3 * kill.slowest_wait:,.0f} ms. All samples were read.",
+        f"Blocks in the tiers: {kill.held_before:,} before the kill, {kill.held_after:,} after it.",
+        f"Requests to the object store since the kill: {kill.requests:,}.",
+        "The kernel's pages had been dropped before that epoch, so it needed the tiers.",
+    ]
+    if kill.slowest_wait > NOTICED and kill.held_before < story.files:
+        lines.append("It needed blocks that were in no tier yet, which the next daemon had to fetch.")
+    return lines
+
+
+def verdict(story: Story) -> list[str]:
+    """What all runs together say."""
+    direct, native = _seconds(story.runs[0]), _seconds(story.runs[-1])
+    published = next(_seconds(run) for run in story.runs if run.name == "run")
+    digests = ", ".join(epoch.trained.digest[:8] for epoch in story.runs[-1].epochs)
+    runs = len(list(story.all_runs()))
+    return [
+        f"Both epochs: S3 {direct:.1f} s, cachefs run {published:.1f} s, local disk {native:.1f} s.",
+        f"All {runs} runs read the same bytes in the same order. SHA-256: {digests}.",
+        "Computing is a sleep. cachefs asks twice where an answer of the store is late.",
+    ]
+
+
+def _seconds(run: Run) -> float:
+    return sum(epoch.trained.seconds for epoch in run.epochs)
