@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 # A change of any of these means installing the package again.
 BUILD_INPUTS := .ci/prepare setup.cfg setup.py pyproject.toml cachefs/planning/sequences/_shuffle.c cachefs/mount/_zero_open.c cachefs/_isatty.c daemon/cachefs_daemon/store/_batch_io.c
 
-.PHONY: demo demo-cluster test cluster soak programs screenshots test-packages deb wheels sdist lint clean
+.PHONY: demo demo-cluster test cluster soak programs screenshots test-packages deb wheels sdist docs lint clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/cachefs-demo $(DEMO_OPTIONS)
@@ -67,6 +67,17 @@ $(VENV)-programs/.ready: tests/programs/requirements.txt tests/programs/install
 	tests/programs/install $(VENV)-programs
 	touch $@
 
+# The documentation as a site, in build/docs: open index.html. A warning is an error, and so is what it would load from elsewhere.
+docs: $(VENV)-docs/.ready
+	$(VENV)-docs/bin/python docs/site/plots.py docs/images
+	$(VENV)-docs/bin/sphinx-build --fresh-env --quiet --fail-on-warning --keep-going -b html -c docs/site . build/docs
+	$(VENV)-docs/bin/python docs/site/check_offline.py build/docs
+
+$(VENV)-docs/.ready: setup.cfg
+	python3 -m venv $(VENV)-docs
+	$(VENV)-docs/bin/pip install --quiet --disable-pip-version-check -e '.[docs]'
+	touch $@
+
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -74,7 +85,7 @@ lint: $(VENV)/.ready-test
 	$(BIN)/lint-imports --no-logo
 
 clean:
-	rm -rf $(VENV) $(VENV)-programs $(VENV)-packages build dist *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache cachefs/*.so cachefs/planning/sequences/*.so cachefs/mount/*.so daemon/cachefs_daemon/store/*.so
+	rm -rf $(VENV) $(VENV)-programs $(VENV)-packages $(VENV)-docs build dist *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache cachefs/*.so cachefs/planning/sequences/*.so cachefs/mount/*.so daemon/cachefs_daemon/store/*.so
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.ready-%: $(BUILD_INPUTS)

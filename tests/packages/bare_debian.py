@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,10 +51,10 @@ class BareDebian:
             stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
 
-    def run(self, *command: str, status: int = 0) -> str:
-        """What it prints; it must end with that status."""
+    def run(self, *command: str, status: int = 0, seconds: int = SECONDS) -> str:
+        """What it prints; it must end with that status, within so many seconds."""
         process = self.start(*command)
-        printed, _ = process.communicate(timeout=SECONDS)
+        printed, _ = process.communicate(timeout=seconds)
         assert process.returncode == status, f"{command} ended with {process.returncode}:\n{printed}"
         return printed
 
@@ -61,6 +62,14 @@ class BareDebian:
         """All paths, but those that are the business of apt and dpkg."""
         found = self.run("sh", "-c", "find / -path /proc -prune -o -path /sys -prune -o -printf '%P\\n'").splitlines()
         return {path for path in found if not path.startswith(_OF_THE_SYSTEM)}
+
+
+def _wait_until_inside(first: int) -> None:
+    """Only then its root is the directory."""
+    deadline = time.monotonic() + SECONDS
+    while Path(f"/proc/{first}/comm").read_text() != "sleep\n":
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @contextmanager
@@ -79,6 +88,7 @@ def bare_debian(root: Path) -> Iterator[BareDebian]:
         assert outer.stdout is not None
         assert outer.stdout.readline() == "ready\n"
         first = int(Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text())
+        _wait_until_inside(first)
         yield BareDebian(root, first)
     finally:
         outer.kill()
