@@ -2,10 +2,11 @@
 
 import dataclasses
 
+import msgspec
 from cachefs_tools.cachectl.top.history import MOST_POINTS, History, levels, share_waited
 from cachefs_tools.cachectl.top.picture import Picture
 
-from cachefs.job_messages import ConsumerView, JobList
+from cachefs.job_messages import ConsumerView, JobList, LoaderView
 from cachefs.messages import PeerCounts
 from tests.unit.tools.pictures import job, mount, picture
 
@@ -49,6 +50,22 @@ def test_a_job_waits_a_share_of_the_last_seconds() -> None:
         shares.append(history.waited.get("train"))
     assert shares == [None, 0.5, 0.5, 0.0, 0.0]  # what is longer ago is forgotten
     assert history.waited["new"] == 0.0
+
+
+def test_where_programs_say_how_long_their_loops_waited_that_counts() -> None:
+    def at(when: float, *loaders: LoaderView) -> Picture:
+        consumers = [
+            msgspec.structs.replace(ConsumerView(str(n), 0, 0, 100, [], 0.0, 0, 0, ""), loader=one)
+            for n, one in enumerate(loaders)
+        ]
+        return dataclasses.replace(
+            picture(when), jobs=JobList([job(0, "train", consumers=consumers, stall_seconds=3 * when)])
+        )
+
+    history = History()
+    history.add(at(0.0, LoaderView("Train", busy=10.0, waited=8.0), LoaderView("Val", busy=5.0, waited=5.0)))
+    history.add(at(4.0, LoaderView("Train", busy=14.0, waited=9.0), LoaderView("Val", busy=5.0, waited=5.0)))
+    assert history.waited == {"train": 0.25}  # of the training; the validation does nothing now
 
 
 def test_a_job_is_as_quick_as_its_consumers_together() -> None:

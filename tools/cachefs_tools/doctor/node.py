@@ -10,7 +10,8 @@ import msgspec
 from cachefs.errors import CachefsError, DaemonUnavailable
 from cachefs.listener import is_stopped, listening_process
 from cachefs.messages import DatasetName, DatasetView, Empty, OriginOptions, Status
-from cachefs.rpc import DATASET_LIST, DATASET_SHOW, STATUS, DaemonClient, refusal
+from cachefs.rpc import DATASET_LIST, DATASET_SHOW, STATUS, DaemonClient
+from cachefs.socket_path import refusal
 from cachefs_tools.cachectl.display import duration
 from cachefs_tools.cachectl.display import name as shown
 from cachefs_tools.doctor.finding import Finding, note, ok, problem, warning

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from cachefs.messages import TierStatus
 from cachefs_tools.cachectl.display import duration, facts, name, share, size
-from cachefs_tools.cachectl.job import describe
+from cachefs_tools.cachectl.job_page import describe
 from cachefs_tools.cachectl.tables import ELLIPSIS, GAP, Kind, fit, shortened
 from cachefs_tools.cachectl.top.history import History
 from cachefs_tools.cachectl.top.lists import LISTINGS, Listing, Part, Row, arranged

@@ -87,11 +87,26 @@ class History:
         then, before = self._jobs[0]
         self.waited, self.samples = {}, {}
         for name in jobs.keys() & before.keys() if (seconds := picture.when - then) > 0 else ():
-            stalled = jobs[name].stall_seconds - before[name].stall_seconds
-            self.waited[name] = share_waited(stalled, seconds, len(jobs[name].consumers))
             earlier = {one.consumer: one for one in before[name].consumers}
             known = [one for one in jobs[name].consumers if one.consumer in earlier]
+            told = share_told(before[name], jobs[name])
+            stalled = jobs[name].stall_seconds - before[name].stall_seconds
+            by_stalls = share_waited(stalled, seconds, len(jobs[name].consumers))
+            self.waited[name] = by_stalls if told is None else told
             self.samples[name] = sum(advance(earlier[one.consumer], one) for one in known) / seconds
+
+
+def share_told(before: JobView, now: JobView) -> float | None:
+    """The share of the time, 0 to 1, that a job's training loops waited for batches, as its programs say. None where
+    they say nothing, or no loader was busy."""
+    earlier = {one.consumer: one.loader for one in before.consumers}
+    waited = busy = 0.0
+    for one in now.consumers:
+        then = earlier.get(one.consumer)
+        if one.loader is not None and then is not None:
+            waited += max(0.0, one.loader.waited - then.waited)
+            busy += max(0.0, one.loader.busy - then.busy)
+    return min(1.0, waited / busy) if busy > 0 else None
 
 
 def share_waited(waited: float, seconds: float, consumers: int) -> float:
