@@ -3,6 +3,7 @@
 Where a server is not installed, the tests that need it fail with the line that installs it.
 """
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,10 @@ from tests.servers.s3 import S3Server
 # How long an example takes says how busy the machine is, and nothing about what is tested.
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
+
+# A shell's background jobs have SIGINT ignored, and so would all that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Files that start real processes take up to two minutes each, the others seconds.
 _LONG_FILES = ("tests/node/", "tests/scheduler/", "tests/faults/", "tests/unit/test_packaging.py")

@@ -253,7 +253,7 @@ def test_cachefs_run_works_for_an_ordinary_user(daemon: Daemon, home: Path) -> N
             f"p = cachefs.publish({str(mount)!r}, sampler=cachefs.SamplerSpec(kind='sequential', size=20))\n"
             "sys.stdin.read()\n"
         )
-        command = [*as_user(NOBODY), *CACHEFS, "run", "--socket", str(daemon.socket)]
+        command = [*as_user(NOBODY), *CACHEFS, "run", "--quiet", "--socket", str(daemon.socket)]
         with subprocess.Popen(
             [*command, "--job", "mine", "--", sys.executable, "-c", script],
             stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/",

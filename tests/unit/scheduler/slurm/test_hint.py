@@ -22,7 +22,8 @@ def test_what_is_shipped() -> None:
     shown = CliRunner().invoke(main, ["--files"])
     names = {each.name for each in Path(shown.output.strip()).iterdir()}
     lua = {"cachefs.lua", "job_submit.lua", "cli_filter.lua"}
-    assert names == lua | {"slurm.conf.example", "slurm-hint.toml", *UNITS}
+    scripts = {"cachefs-prolog.sh", "cachefs-epilog.sh"}
+    assert names == lua | scripts | {"slurm.conf.example", "slurm-hint.toml", *UNITS}
 
 
 @pytest.mark.parametrize(
