@@ -32,14 +32,16 @@ class Figures:
         self._pid = pid
         self._job = job
         self._gone: dict[int, LoaderRecord] = {}  # loaders that have ended, by their numbers in the process
-        self._first: dict[str, MountBytes] | None = None  # by mount, as the first consumer began
+        # By mount, as the first consumer began; None where nobody has told.
+        self._first: dict[str, MountBytes] | None = None
+        self._has_begun = False
         self._written_at = 0.0  # monotonic seconds
         self._is_finished = False
 
     def begin(self) -> None:
         """A consumer has begun."""
-        if self._first is None:
-            self._first = self._mounts() or {}
+        if not self._has_begun:
+            self._has_begun, self._first = True, self._mounts()
 
     def end(self, consumer: PublishedConsumer) -> None:
         """A consumer ends."""
@@ -97,6 +99,9 @@ class Figures:
                 stalls[kind] = stalls.get(kind, 0.0) + seconds
         first = self._first or {}
         problem = "" if has_answered else refusal(self._client.socket) or "the daemon does not answer"
+        if self._has_begun and self._first is None:
+            # Without what the mounts had read before, all of that would seem to be the job's.
+            problem, mounts = problem or "the daemon did not answer as the job began", {}
         return ProcessRecord(
             pid=self._pid,
             is_final=is_final,

@@ -1,6 +1,7 @@
 """What follows where a dataset has another snapshot, is reached in another way, or is removed: for its pins, its quota
 and its blocks."""
 
+from cachefs.errors import Busy
 from cachefs.messages import DatasetReached, DatasetSet, Freed
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.content import inventory
@@ -8,7 +9,9 @@ from cachefs_daemon.content.pins import Pins
 from cachefs_daemon.content.quotas import DatasetQuotas
 from cachefs_daemon.datasets import reaching
 from cachefs_daemon.datasets.catalog import Catalog, Dataset
+from cachefs_daemon.origin.base import Origin
 from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.runtime.unbroken import unbroken
 from cachefs_daemon.store.storage import Storage
 
 
@@ -36,7 +39,7 @@ class DatasetChanges:
     async def set_options(self, request: DatasetSet) -> DatasetReached:
         """Reach a dataset's origin in another way. What is cached stays.
 
-        Raises NotFound, ConfigError, and what the origin raises where it does not answer so.
+        Raises NotFound, ConfigError, Busy, and what the origin raises where it does not answer so.
         """
         dataset, catalog = self._catalog.get(request.name), self._catalog
         before = dataset.record.options
@@ -48,18 +51,23 @@ class DatasetChanges:
                 if not request.unchecked and dataset.current is not None:
                     found = await reaching.look(origin, dataset.current)
                     reaching.check(request.name, found)
-                named = reaching.name_kept(dataset.origin, origin, dataset.record.named)
-                await catalog.reach(request.name, reaching.OriginWay(now, named, catalog.stamp()), origin)
+                if catalog.find(request.name) is not dataset or dataset.record.options != before:
+                    raise Busy(f"dataset {request.name} was changed meanwhile; look at it, and try again")
             except BaseException:
-                if dataset.origin is not origin:
-                    await origin.close()
+                await origin.close()
                 raise
+            named = reaching.name_kept(dataset.origin, origin, dataset.record.named)
+            way = reaching.OriginWay(now, named, catalog.stamp())
+            await unbroken(self._reach(request.name, way, origin))
         view = catalog.view(dataset)
         return DatasetReached(dataset=view, before=before, now=now, looked_at=found.looked_at, alike=found.alike)
 
     async def follow_way(self, name: str, way: reaching.OriginWay) -> None:
         """Another node of the cluster has set it so. Raises NotFound, CachefsError."""
-        origin = self._catalog.opened(name, way.options)
+        await unbroken(self._reach(name, way, self._catalog.opened(name, way.options)))
+
+    async def _reach(self, name: str, way: reaching.OriginWay, origin: Origin) -> None:
+        """Record and origin must not differ, so this is to be done to its end. Raises NotFound, CachefsError."""
         try:
             await self._catalog.reach(name, way, origin)
         except BaseException:

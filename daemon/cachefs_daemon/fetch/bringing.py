@@ -480,9 +480,8 @@ class Bringing:
                 data = await part
         except TimeoutError:
             raise OriginUnavailable(f"{flight.source.subject} did not come in time") from None
-        if data is not None:
-            self._ranges.took(flight.source)
-        else:
+        self._ranges.took(flight.source)  # now, as its source may become another one
+        if data is None:
             await flight.patience.rest(0)  # it had the slot of another one
             if not flight.demanded:
                 flight.patience.extend(flight.began + self._read_deadline)

@@ -95,7 +95,8 @@ class PartReads:
         part: PassingBlock | None = None
         begin, asked = wanted.offset - source.range.offset, asyncio.get_running_loop().time()
         try:
-            key = source.key + begin.to_bytes(8, "big")
+            # Two readers may want parts that begin alike, and of one key only one can wait.
+            key = source.key + begin.to_bytes(8, "big") + wanted.length.to_bytes(8, "big")
             async with (
                 asyncio.timeout_at(until),
                 self._slots.slot(key, wanted.length, source.origin.endpoint, ahead=False),

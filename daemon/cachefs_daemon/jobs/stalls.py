@@ -8,6 +8,8 @@ from cachefs.job_messages import StallRow
 
 # Rows that are kept: those of the epochs that began last.
 MOST_ROWS: Final = 10_000
+# Consumers of one job whose sums are kept: those that waited first go first.
+MOST_CONSUMERS: Final = 10_000
 
 
 @dataclass(slots=True)
@@ -38,7 +40,10 @@ class Stalls:
         kind_of_source = source.partition(" ")[0]
         kind = self._of_sources.setdefault(kind_of_source, _Total())
         if job:
-            kinds = self._of_consumers.setdefault(job, {}).setdefault(consumer, {})
+            consumers = self._of_consumers.setdefault(job, {})
+            if consumer not in consumers and len(consumers) >= MOST_CONSUMERS:
+                del consumers[next(iter(consumers))]
+            kinds = consumers.setdefault(consumer, {})
             kinds[kind_of_source] = kinds.get(kind_of_source, 0.0) + seconds
         for total in row, self._of_jobs.setdefault(job, _Total()), kind:
             total.count += 1

@@ -7,10 +7,14 @@ from pathlib import Path
 import pytest
 
 from cachefs.publishing import run_record
+from cachefs.publishing.figures import Figures
 from cachefs.publishing.planned import planned_epochs
+from cachefs.publishing.reporter import Reporter
+from cachefs.publishing.route import Route
 from cachefs.publishing.run_record import LoaderRecord, MountBytes, ProcessRecord
 from cachefs.publishing.summary import duration, lines, percent
 from cachefs.publishing.waiting import Waited, reason
+from cachefs.rpc import DaemonClient
 
 TRAIN = LoaderRecord(
     "Pictures (train.py:41)", epochs=3, samples=3000, busy=100.0, waited=50.0, first_busy=60.0, first_waited=45.0,
@@ -140,3 +144,15 @@ def test_directories_of_runs_that_are_over_are_removed() -> None:
 )
 def test_epochs_that_arguments_name(arguments: list[str], expected: int) -> None:
     assert planned_epochs(arguments) == expected
+
+
+def test_what_mounts_had_read_before_is_not_the_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CACHEFS_RUN", str(tmp_path))
+    client = DaemonClient(tmp_path / "none")
+    figures = Figures(client, Reporter(Route(client), "job", 1, print), 1, "job")
+    figures.begin()  # no daemon answers
+    monkeypatch.setattr(figures, "_mounts", lambda: {"m /data": MountBytes(1 << 40)})
+    figures.finish([])
+    [record] = run_record.read_all(str(tmp_path))
+    assert record.mounts == {}
+    assert record.problem == "the daemon did not answer as the job began"

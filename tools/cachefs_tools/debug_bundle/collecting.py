@@ -181,7 +181,7 @@ class Node:
             raise LeftOut(f"journalctl: {done.stderr.decode(errors='replace').strip()[:200]}")
         if done.stdout.strip() == b"-- No entries --":
             raise LeftOut(f"the journal has no line of {self.unit}, or this user may not see any")
-        return done.stdout[-LOG_BYTES:].decode(errors="replace")
+        return _end_of(done.stdout, LOG_BYTES)
 
 
 def gathered(part: Part) -> Any:
@@ -282,10 +282,17 @@ def tail(path: Path, most: int) -> str:
     """The end of a file, at most so many bytes of it. Raises LeftOut."""
     try:
         with path.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - most))
-            return file.read(most).decode(errors="replace")
+            file.seek(max(0, os.fstat(file.fileno()).st_size - most - 1))
+            return _end_of(file.read(most + 1), most)
     except OSError as error:
         raise LeftOut(f"{path}: {error.strerror}") from None
+
+
+def _end_of(content: bytes, most: int) -> str:
+    """The last *most* bytes at most, in whole lines: the end of a secret does not look like that secret."""
+    if len(content) > most:
+        content = content[-most - 1 :].partition(b"\n")[2]
+    return content.decode(errors="replace")
 
 
 def as_text(content: Any) -> str:

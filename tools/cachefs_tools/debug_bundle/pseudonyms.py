@@ -20,6 +20,7 @@ _SYSTEM: Final = (
     "/bin",
     "/opt/cachefs",
 )
+_OF_SYSTEM: Final = re.compile(rf"(?:{'|'.join(map(re.escape, _SYSTEM))})(?:/|\Z)")  # and not /runs, or /library
 _URL: Final = re.compile(r"(?P<scheme>[a-z][a-z0-9+]*)://(?P<host>[^/\s'\"]*)(?P<path>/[^\s'\"]*)?")
 # One that is relative, with a file's ending.
 _RELATIVE: Final = re.compile(r"(?<![\w.:/-])[\w@+=-][\w.@+=-]*(?:/[\w.@+=-]+)*/[\w@+=-]+(?:\.[\w@+=-]+)+")
@@ -74,7 +75,7 @@ class Pseudonyms:
 
     def _field(self, key: str, item: Any) -> Any:
         kind = _KINDS.get(key)
-        if kind is None or not isinstance(item, str) or not item or item in _OURS or item.startswith(_SYSTEM):
+        if kind is None or not isinstance(item, str) or not item or item in _OURS or _OF_SYSTEM.match(item):
             return item
         return self.of(kind, item)
 
@@ -85,6 +86,6 @@ class Pseudonyms:
 
     def _path(self, found: re.Match[str]) -> str:
         path = found[0].rstrip(".")
-        if path.startswith(_SYSTEM) or path.startswith(("/path-", "/host-")):
+        if _OF_SYSTEM.match(path) or path.startswith(("/path-", "/host-")):
             return found[0]
         return f"/{self.of('path', path)}{found[0][len(path) :]}"

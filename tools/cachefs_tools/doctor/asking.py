@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from typing import Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 
@@ -21,10 +21,38 @@ Facts = TypeVar("Facts")
 MOST_BYTES: Final = 16 << 20
 # Seconds that a child may take to end once it has said all.
 _LEAVE_SECONDS: Final = 1.0
+# Seconds in which a child that does nothing must have ended.
+_TRY_SECONDS: Final = 10.0
 _PIECE: Final = 1 << 16
 _MODULE: Final = "cachefs_tools.doctor.answering"
 # Characters of what a child says on stderr that are told.
 _LAST_WORDS: Final = 300
+
+
+class Account(msgspec.Struct, frozen=True):
+    """In whose name a child runs: numbers of a user and of groups."""
+
+    user: int
+    group: int
+    groups: list[int]
+
+    def can_ask(self) -> bool:
+        """Can this user run a child? Python, or cachefs, may be where only root may read."""
+        try:
+            done = subprocess.run(
+                [sys.executable, "-P", "-c", f"import {_MODULE}"], stdin=subprocess.DEVNULL, capture_output=True,
+                timeout=_TRY_SECONDS, check=False, cwd="/", **_of(self),
+            )  # fmt: skip
+        except (OSError, subprocess.SubprocessError):
+            return False
+        return not done.returncode
+
+
+def _of(account: Account | None) -> dict[str, Any]:
+    """As subprocess takes it."""
+    if account is None:
+        return {}
+    return {"user": account.user, "group": account.group, "extra_groups": account.groups}
 
 
 class NoAnswer(Exception):
@@ -41,9 +69,10 @@ class Asked(Generic[Facts]):
         kind: type[Facts],
         seconds: float,
         environment: Mapping[str, str] | None = None,
+        account: Account | None = None,
     ) -> None:
         """Start it. module: of cachefs_tools.doctor. argument: anything that JSON can hold. environment: variables for
-        the child beside those of this process."""
+        the child beside those of this process. account: whose child it is; None: this user's."""
         self._kind = kind
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
@@ -55,6 +84,8 @@ class Asked(Generic[Facts]):
             stderr=subprocess.PIPE,
             env={**os.environ, **(environment or {})},
             start_new_session=True,
+            cwd="/" if account is not None else None,
+            **_of(account),
         )
         assert self._child.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._child.stdin as pipe:

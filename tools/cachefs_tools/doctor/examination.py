@@ -1,5 +1,6 @@
 """All checks, in an order in which none disturbs another, and each with a deadline of its own."""
 
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from cachefs_tools.doctor import (
     origins,
     speed,
 )
-from cachefs_tools.doctor.asking import Asked, NoAnswer
+from cachefs_tools.doctor.asking import Account, Asked, NoAnswer
 from cachefs_tools.doctor.finding import Finding, note, problem
 
 # That of the daemon (cachefs_daemon.config), which may not be installed here.
@@ -50,6 +51,15 @@ class Wanted:
     fstab: Path = fstab.FSTAB
 
 
+@dataclass(frozen=True, slots=True)
+class Name:
+    """In whose name origins are asked: in words, with which variables, and as which user (None: this one)."""
+
+    words: str
+    variables: Mapping[str, str]
+    account: Account | None = None
+
+
 @dataclass(slots=True)
 class Examination:
     """One run of doctor."""
@@ -69,9 +79,10 @@ class Examination:
         return self.found
 
     def _ask(
-        self, module: str, argument: object, kind: type[Any], seconds: float, variables: Mapping[str, str] | None = None
+        self, module: str, argument: object, kind: type[Any], seconds: float, name: Name | None = None
     ) -> Asked[Any]:
-        child: Asked[Any] = Asked(module, argument, kind, seconds, variables)
+        variables, account = (name.variables, name.account) if name is not None else (None, None)
+        child: Asked[Any] = Asked(module, argument, kind, seconds, variables, account)
         self._children.append(child)
         return child
 
@@ -85,13 +96,13 @@ class Examination:
         for place in places:
             budget = place.budget if place.name == disks.MEMORY else budget
         started = self._start(facts, places)
-        whose, variables = _asking_as(facts)
-        seen = self._answers(started, facts, budget, whose)
+        name = asking_as(facts.pid)
+        seen = self._answers(started, facts, budget)
         for each in seen:
             if each.place.name != disks.STATE and not each.error and each.nearest == each.place.directory:
                 self.report(f"speed of the {each.place.name} tier")
                 self._speed(each.place)
-        self._origins(config, facts, whose, variables)
+        self._origins(config, facts, name)
 
     def _configuration(self) -> configuration.ConfigFacts:
         file = str(self.wanted.config or DEFAULT_CONFIG)
@@ -139,9 +150,7 @@ class Examination:
             started[f"disks.{place.name}"] = self._ask("disks", _builtins(place), disks.DiskFacts, SECONDS)
         return started
 
-    def _answers(
-        self, started: dict[str, Asked[Any]], facts: node.NodeFacts, budget: int, whose: str
-    ) -> list[disks.DiskFacts]:
+    def _answers(self, started: dict[str, Asked[Any]], facts: node.NodeFacts, budget: int) -> list[disks.DiskFacts]:
         """Findings of what was started. Returns what is known of the places."""
         names = {each.name for each in facts.datasets} if facts.status is not None else None
         views = facts.status.mounts if facts.status is not None else None
@@ -188,13 +197,11 @@ class Examination:
             facts = speed.SpeedFacts(error=str(error))
         self.found += speed.findings(place.name, place.directory, facts)
 
-    def _origins(
-        self, config: configuration.ConfigFacts, facts: node.NodeFacts, whose: str, variables: Mapping[str, str]
-    ) -> None:
+    def _origins(self, config: configuration.ConfigFacts, facts: node.NodeFacts, asker: Name) -> None:
         options = dict(facts.options)
         s3 = [each.name for each in facts.datasets if each.url.startswith("s3://")]
         if s3:
-            self._credentials([options[name] for name in s3 if name in options], whose, variables)
+            self._credentials([options[name] for name in s3 if name in options], asker)
         names = [each.name for each in facts.datasets] if self.wanted.all_origins else list(self.wanted.datasets)
         for number, name in enumerate(names):
             if number >= node.MOST_DATASETS:
@@ -214,27 +221,25 @@ class Examination:
             question = origins.Question(
                 name, view.path, options.get(name, OriginOptions()), config.connect_timeout, config.read_timeout
             )
-            self._origin(question, whose, variables)
+            self._origin(question, asker)
 
-    def _credentials(self, used: Sequence[OriginOptions], whose: str, variables: Mapping[str, str]) -> None:
+    def _credentials(self, used: Sequence[OriginOptions], asker: Name) -> None:
         if used and all(each.anonymous for each in used):
             self.found.append(credentials.skipped("all datasets asked for are anonymous"))
             return
         profiles = sorted({each.profile or "" for each in used if not each.anonymous}) or [""]
         for profile in profiles[:_MOST_PROFILES]:
             self.report("credentials")
-            asked = self._ask("credentials", profile, credentials.CredentialFacts, _CREDENTIAL_SECONDS, variables)
+            asked = self._ask("credentials", profile, credentials.CredentialFacts, _CREDENTIAL_SECONDS, asker)
             try:
-                self.found += credentials.findings(asked.answer(), whose)
+                self.found += credentials.findings(asked.answer(), asker.words)
             except NoAnswer as error:
                 self.found.append(credentials.skipped(str(error)))
 
-    def _origin(self, question: origins.Question, whose: str, variables: Mapping[str, str]) -> None:
-        asked = self._ask(
-            "origins", _builtins(question), origins.OriginFacts, origins.LOOK.seconds + SECONDS, variables
-        )
+    def _origin(self, question: origins.Question, asker: Name) -> None:
+        asked = self._ask("origins", _builtins(question), origins.OriginFacts, origins.LOOK.seconds + SECONDS, asker)
         try:
-            self.found += origins.findings(asked.answer(), whose)
+            self.found += origins.findings(asked.answer(), asker.words)
         except NoAnswer as error:
             self.found.append(note("origin.skipped", f"the origin of dataset {question.dataset}: {error}"))
 
@@ -250,10 +255,17 @@ def _places(config: configuration.ConfigFacts, status: Status | None) -> Iterato
     yield disks.Place(disks.STATE, status.state_dir)
 
 
-def _asking_as(facts: node.NodeFacts) -> tuple[str, dict[str, str]]:
-    """In whose name origins are asked, in words, and with which variables."""
-    variables = node.environment_of(facts.pid) if facts.pid else {}
-    return ("with the daemon's environment" if variables else "with your environment, not the daemon's"), variables
+def asking_as(daemon: int) -> Name:
+    """Where it can be, in the name of the daemon. daemon: its process; 0: it is not there."""
+    variables = node.environment_of(daemon) if daemon else {}
+    if variables and os.geteuid() == 0:
+        # What the daemon's user may not read is of no use to the daemon; and a program that its variables or files
+        # name must not run as root.
+        account = node.account_of(daemon)
+        if account is not None and (account.user == 0 or account.can_ask()):
+            return Name("with the daemon's environment", variables, account if account.user else None)
+        variables = {}
+    return Name("with the daemon's environment" if variables else "with your environment, not the daemon's", variables)
 
 
 def _builtins(question: Any) -> Any:

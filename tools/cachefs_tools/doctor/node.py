@@ -14,6 +14,7 @@ from cachefs.rpc import DATASET_LIST, DATASET_SHOW, STATUS, DaemonClient
 from cachefs.socket_path import refusal
 from cachefs_tools.cachectl.display import duration
 from cachefs_tools.cachectl.display import name as shown
+from cachefs_tools.doctor.asking import Account
 from cachefs_tools.doctor.finding import Finding, note, ok, problem, warning
 
 CALL_SECONDS: Final = 5.0
@@ -85,6 +86,16 @@ def environment_of(process: int) -> dict[str, str]:
         return {}
     pairs = (os.fsdecode(item).partition("=") for item in content.split(b"\0"))
     return {name: value for name, _, value in pairs if name.startswith(_OF_ORIGINS) or name.lower() in _PROXIES}
+
+
+def account_of(process: int) -> Account | None:
+    """Whose the process is; None where it is gone."""
+    try:
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    except OSError:
+        return None
+    found = {name: values.split() for name, _, values in (line.partition(":") for line in lines)}
+    return Account(int(found["Uid"][1]), int(found["Gid"][1]), [int(group) for group in found["Groups"]])
 
 
 def findings(facts: NodeFacts, version: str, now: float) -> Iterator[Finding]:

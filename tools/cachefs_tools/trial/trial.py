@@ -13,8 +13,9 @@ import msgspec
 from cachefs.errors import AccessDenied, CachefsError
 from cachefs.messages import DatasetDetail, Empty, Selection
 from cachefs.rpc import EVICT, STATUS, DaemonClient
-from cachefs_tools.doctor import node, origins
+from cachefs_tools.doctor import origins
 from cachefs_tools.doctor.asking import Asked, NoAnswer
+from cachefs_tools.doctor.examination import asking_as
 from cachefs_tools.origin_speed import OriginSpeed
 from cachefs_tools.scratch_node import mounted, require_fuse
 from cachefs_tools.trial import running, warm
@@ -64,9 +65,10 @@ class Trial:
         """As the daemon would ask it, where its environment can be seen."""
         look = look_of(self.job, self.choice.mean)
         question = origins.Question(self.detail.dataset.name, self.detail.dataset.path, self.detail.options, look=look)
+        name = asking_as(daemon)
         asked = Asked(
-            "origins", msgspec.to_builtins(question), origins.OriginFacts, look.seconds + _GRACE,
-            node.environment_of(daemon),
+            "origins", msgspec.to_builtins(question), origins.OriginFacts, look.seconds + _GRACE, name.variables,
+            name.account,
         )  # fmt: skip
         try:
             facts = asked.answer()

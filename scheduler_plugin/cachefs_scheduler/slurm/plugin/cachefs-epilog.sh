@@ -26,6 +26,6 @@ for mark in "$CACHEFS_USERS"/*/"$SLURM_JOB_ID"; do
         mountpoint -q "$CACHEFS_MOUNTS/$name" || exit 0
         # Somebody who logged in may be in it: then it stays, and the Epilog of the next job with it tries again.
         said=$(timeout 30 cachectl umount "$CACHEFS_MOUNTS/$name" 2>&1) || say "$said"
-    ) 9> "$CACHEFS_USERS/lock"
+    ) 9> "$CACHEFS_USERS/.lock"
 done
 exit 0

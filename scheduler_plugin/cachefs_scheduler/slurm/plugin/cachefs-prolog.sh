@@ -27,7 +27,7 @@ mkdir -p "$CACHEFS_USERS" "$CACHEFS_MOUNTS/$name" || exit 0
     : > "$CACHEFS_USERS/$name/$SLURM_JOB_ID"
     mountpoint -q "$CACHEFS_MOUNTS/$name" && exit 0
     said=$(timeout 60 cachectl mount "$name" "$CACHEFS_MOUNTS/$name" -o "$CACHEFS_OPTIONS" 2>&1) || say "$said"
-) 9> "$CACHEFS_USERS/lock"
+) 9> "$CACHEFS_USERS/.lock"
 
 # In the background: the job starts at once, and what it reads comes first.
 said=$(timeout 20 cachectl warmup "$name" --no-wait 2>&1) || say "$said"

@@ -219,3 +219,21 @@ def test_a_part_whose_block_has_come_meanwhile_is_not_kept(store: OpenStore) -> 
         assert bench.fetcher.bringing.tally.bytes[ORIGIN, Became.PASSED] == PIECE_SIZE
 
     on_bench(store, scene)
+
+
+def test_parts_that_begin_alike_both_get_a_slot(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        hold = asyncio.Event()
+        blocks = range(10, 18)  # as many as there are slots
+        bench.origin.held = dict.fromkeys((number * BLOCK for number in blocks), hold)
+        others = [asyncio.create_task(bench.read(number, 0)) for number in blocks]
+        await until(lambda: len(bench.origin.reads) == len(blocks))
+        sizes = (PIECE_SIZE, 3 * PIECE_SIZE)
+        reads = [asyncio.create_task(bench.read(3, 2 * PIECE_SIZE, size)) for size in sizes]
+        await asyncio.sleep(0.05)
+        hold.set()
+        async with asyncio.timeout(10):  # they have 20 s each
+            assert all(isinstance(one, PassingBlock) for one in await asyncio.gather(*reads))
+        await asyncio.gather(*others)
+
+    on_bench(store, scene)

@@ -18,3 +18,11 @@ def test_a_job_of_a_million_epochs_keeps_the_last_ones(monkeypatch: pytest.Monke
     stalls.forget("j")
     assert stalls.of("j") == (0, 0.0)
     assert stalls.rows() == []
+
+
+def test_a_job_of_many_consumers_keeps_the_last_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_CONSUMERS", 2)
+    stalls = Stalls()
+    for consumer in ("0", "1", "0", "2"):
+        stalls.add("j", consumer, 0, "peer node-1", 0.5)
+    assert stalls.of_consumers("j") == {"1": {"peer": 0.5}, "2": {"peer": 0.5}}

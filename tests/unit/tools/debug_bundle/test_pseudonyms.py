@@ -30,3 +30,10 @@ def test_words_of_cachefs_stay() -> None:
     names.learn("dataset", ["all", "memory", ""])
     assert names.text("all of the memory tier in /dev/shm/cachefs") == "all of the memory tier in /dev/shm/cachefs"
     assert names.document({"spec": "all"}) == {"spec": "all"}
+
+
+def test_paths_that_only_begin_like_those_of_the_system_are_names() -> None:
+    names = Pseudonyms()
+    text = str(names.document({"mountpoint": "/runs/secret-model", "message": "/library/secret: gone; /run/cachefs"}))
+    assert "secret" not in text
+    assert "/run/cachefs" in text

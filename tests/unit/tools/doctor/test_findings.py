@@ -1,5 +1,6 @@
 """What is made of facts: each check as a function of what was found."""
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from cachefs_daemon.config import DEFAULT_PATH
 from cachefs_tools.cachectl.doctor import describe, summary
 from cachefs_tools.doctor import clock, credentials, disks, fstab, kernel, limits, mounts, node, origins, speed
+from cachefs_tools.doctor.asking import Account, Asked
 from cachefs_tools.doctor.examination import DEFAULT_CONFIG
 from cachefs_tools.doctor.finding import Finding, Level
 from cachefs_tools.origin_speed import OriginSpeed, Throughput
@@ -300,3 +302,18 @@ def test_problems_come_first_and_lines_fit_80_columns() -> None:
         "Problems", "Warnings", "In order", "1 problem and 1 warning; 1 check is in order.",
     ]  # fmt: skip
     assert summary(found[:1]) == "Nothing is wrong; 1 check is in order."
+
+
+def test_whose_the_daemon_is() -> None:
+    account = node.account_of(os.getpid())
+    assert account is not None
+    assert (account.user, account.group, sorted(account.groups)) == (os.geteuid(), os.getegid(), sorted(os.getgroups()))
+    assert node.account_of(1 << 30) is None
+    if os.geteuid() == 0:
+        assert account.can_ask()
+
+
+def test_a_child_runs_as_the_user_that_it_is_for() -> None:
+    if os.geteuid() == 0:
+        child: Asked[Any] = Asked("limits", None, limits.LimitFacts, 10.0, {}, Account(0, 0, []))
+        assert isinstance(child.answer(), limits.LimitFacts)
