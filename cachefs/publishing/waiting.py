@@ -38,8 +38,7 @@ class Waited:
     is_learning: bool = False
     was_learned: bool = False
     is_unknown: bool = False
-    # Is it known that bytes were fetched while it ran; and how long its reads have waited?
-    has_fetched: bool = False
+    # Is it known how long its reads have waited?
     has_figures: bool = True
 
     @property
@@ -62,7 +61,8 @@ def reason(of: Waited) -> str:
         )
     reads = sum(of.stalled.values())
     reads_waited = reads >= _PART_OF_READS * of.waited * max(1, of.workers)
-    if is_first and (of.has_fetched or reads_waited):
+    longest = max(of.stalled, key=lambda kind: of.stalled[kind], default="")
+    if is_first and reads_waited and longest == "origin":
         return (
             "it waited in the first epoch, whose bytes came from the origin: fetch them before the job "
             "(`cachectl warmup`), or give the origin more bandwidth"
@@ -70,7 +70,7 @@ def reason(of: Waited) -> str:
     if of.is_unknown:
         return "what it reads is not understood, so nothing is read ahead: publish it in the code"
     if reads_waited:
-        return _WORDS.get(max(of.stalled, key=lambda kind: of.stalled[kind]), _WORDS["origin"])
+        return _WORDS.get(longest, _WORDS["origin"])
     if not of.has_figures:
         return ""
     workers = f"{of.workers} workers" if of.workers > 1 else "one process"
