@@ -20,7 +20,7 @@ HELPER_LINK: Final = Path("/sbin") / HELPER
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(cachefs.__version__, prog_name="cachefs")
 def main() -> None:
-    """Mount datasets of the node's cache daemon as plain files."""
+    """Mount datasets of this node's daemon as plain files, and run trainings that read them."""
 
 
 @main.command(

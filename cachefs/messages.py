@@ -282,6 +282,8 @@ class EndpointStatus(Message, frozen=True):
     hedges_won: int
     # Bytes from which on larger requests are hardly quicker; 0 until that is known.
     request_size: int
+    # Seconds that it has not answered although it was asked; 0 where it answers.
+    silent: float = 0.0
 
 
 class FetchProcessStatus(Message, frozen=True):

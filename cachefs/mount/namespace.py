@@ -38,9 +38,10 @@ def wanted_datasets(spec: MountSpec, datasets: Sequence[DatasetView]) -> list[Da
         dataset = by_name.get(part.name)
         if dataset is None:
             known = ", ".join(sorted(by_name)) or "none yet"
-            raise NotFound(
-                f"no dataset named {part.name!r} (known: {known}); add it with `cachectl dataset add {part.name} URL`"
-            )
+            way_out = f"add it with `cachectl dataset add {part.name} URL`"
+            if part.name.startswith("/"):  # mount(8) makes a path of a name that the current directory has, too
+                way_out = "in /etc/fstab write cachefs:NAME"
+            raise NotFound(f"no dataset named {part.name!r} (known: {known}); {way_out}")
         found.append(at_snapshot(dataset, part.digits) if part.digits else dataset)
     return found
 

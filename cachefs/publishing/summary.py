@@ -36,7 +36,8 @@ def lines(records: Sequence[ProcessRecord]) -> list[str]:
         found.append(f"what served the reads is not known: {problem}")
     elif served := served_by(loaders, total(fetched.values()), peers_part(records)):
         found.append(served)
-    why = advice(loaders, records, total(fetched.values()).part_missed)
+    came = total(fetched.values())
+    why = advice(loaders, records, came.missed / max(1, bytes_read(loaders, came)))
     return [*found, why] if why else found
 
 
@@ -69,12 +70,18 @@ def peers_part(records: Sequence[ProcessRecord]) -> float:
     return peers / (peers + fetched) if peers else 0.0
 
 
+def bytes_read(loaders: Sequence[LoaderRecord], came: MountBytes) -> float:
+    """What the loaders have read in all, with what the page cache served, as far as that is known."""
+    at_mounts = came.memory + came.ssd + came.missed
+    return max(at_mounts, sum(one.bytes for one in loaders)) if all(one.bytes for one in loaders) else at_mounts
+
+
 def served_by(loaders: Sequence[LoaderRecord], came: MountBytes, peers: float) -> str:
     """Out of what the reads were served. came: what came to the mounts; peers: the part of what was fetched that other
     nodes have given. What never came to a mount was in the page cache. Empty where nothing is known."""
     at_mounts = came.memory + came.ssd + came.missed
     known = all(one.bytes for one in loaders)
-    read = max(at_mounts, sum(one.bytes for one in loaders)) if known else at_mounts
+    read = bytes_read(loaders, came)
     if not read:
         return ""
     parts: list[tuple[str, float]] = [
@@ -89,7 +96,7 @@ def served_by(loaders: Sequence[LoaderRecord], came: MountBytes, peers: float) -
 def advice(loaders: Sequence[LoaderRecord], records: Sequence[ProcessRecord], fetched_part: float) -> str:
     """What to change, where the job has waited; empty where it has hardly waited. Of the loader that waited longest.
 
-    fetched_part: of what mounts gave, the part that had to be fetched."""
+    fetched_part: of all that was read, the part that had to be fetched first."""
     one = max(loaders, key=lambda loader: loader.waited)
     stalled: dict[str, float] = {}
     for record in records:

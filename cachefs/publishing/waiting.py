@@ -41,7 +41,7 @@ class Waited:
     is_learning: bool = False
     was_learned: bool = False
     is_unknown: bool = False
-    # Of the bytes that its reads took from mounts, the part that had to be fetched first; 0 where that is not known.
+    # Of the bytes that were read, the part that had to be fetched first; 0 where that is not known.
     fetched_part: float = 0.0
     # Is it known how long its reads have waited?
     has_figures: bool = True
@@ -66,7 +66,9 @@ def reason(of: Waited) -> str:
         )
     reads = sum(of.stalled.values())
     reads_waited = reads >= _PART_OF_READS * of.waited * max(1, of.workers)
-    if is_first and (of.fetched_part > 0 or reads_waited):
+    kind = max(of.stalled, key=lambda kind: of.stalled[kind]) if reads_waited and of.stalled else "origin"
+    was_fetched = of.fetched_part * of.busy >= _PART_FETCHED * of.first_busy  # so much of the first epoch
+    if is_first and (was_fetched or reads_waited) and kind == "origin":
         return (
             "it waited in the first epoch, whose bytes came from the origin: fetch them before the job "
             "(`cachectl warmup`), or give the origin more bandwidth"
@@ -74,7 +76,6 @@ def reason(of: Waited) -> str:
     if of.is_unknown:
         return "what it reads is not understood, so nothing is read ahead: publish it in the code"
     if reads_waited or of.fetched_part >= _PART_FETCHED:
-        kind = max(of.stalled, key=lambda kind: of.stalled[kind]) if reads_waited and of.stalled else "origin"
         return _WORDS.get(kind, _WORDS["origin"])
     if not of.has_figures:
         return ""

@@ -78,6 +78,7 @@ class Endpoint:
         self._refused = -math.inf  # monotonic seconds of the last refusal
         self._last: RecentTimes | None = None  # of requests such as the last one that was answered
         self._untold = 0  # refusals that the log does not tell yet
+        self._outage: Outage | None = None  # of the origin that has failed last
 
     @property
     def width(self) -> int:
@@ -157,6 +158,7 @@ class Endpoint:
         if failure.throttled:
             self.refused(prefix, str(failure.error))
         elif failure.transient:
+            self._outage = outage
             outage.failed(str(failure.error))
 
     def may_hedge(self) -> bool:
@@ -189,6 +191,7 @@ class Endpoint:
             hedged=self.hedged,
             hedges_won=self.hedges_won,
             request_size=curve.good_size(0, self._largest) if curve is not None else 0,
+            silent=self._outage.seconds if self._outage is not None else 0.0,
         )
 
 

@@ -23,6 +23,11 @@ class Outage:
         self._since: float | None = None  # monotonic seconds of the first failure since the last answer
         self._told = False
 
+    @property
+    def seconds(self) -> float:
+        """How long the origin has not answered; 0 where that is no outage (yet)."""
+        return time.monotonic() - self._since if self._told and self._since is not None else 0.0
+
     def failed(self, reason: str) -> None:
         """An attempt has failed for a reason that may pass."""
         now = time.monotonic()

@@ -19,6 +19,8 @@ class RankRow:
     """A consumer of the job, and how long its reads have waited."""
 
     rank: str
+    # The line of the program that has made its loader, where it says so.
+    loader: str = ""
     state: str = ""
     problem: str = ""
     epoch: int | None = None
@@ -82,6 +84,7 @@ def rank_rows(names: Iterable[str], stalls: Iterable[StallRow]) -> list[RankRow]
 
 
 def _describe(rank: RankRow, view: ConsumerView) -> None:
+    rank.loader = view.loader.name if view.loader is not None else ""
     rank.state, rank.problem = view.state, view.problem
     rank.epoch, rank.read, rank.length, rank.rate = view.epoch, view.position, view.epoch_length, view.rate
 

@@ -27,7 +27,7 @@ class JobRow:
     reason: str
     # Unix seconds.
     started: float
-    # Its consumers that are there.
+    # Its ranks that have consumers here.
     ranks: int
     # Of the rank that is behind all others: its epoch, and the part of it that is read; None: nobody knows.
     epoch: int | None
@@ -64,7 +64,7 @@ def job_row(node: Node, job: Job) -> JobRow:
         state=job.state,
         reason=job.reason,
         started=job.started,
-        ranks=len(consumers),
+        ranks=len({one.request.rank for one in consumers}),
         epoch=epoch,
         part=read / length if length else None,
         left=(length - read) / rate if length and rate > 0 else None,

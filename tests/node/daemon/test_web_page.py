@@ -151,7 +151,8 @@ def test_a_job_is_told_field_by_field(scene: Scene) -> None:
         "waited", "fetched", "from_peers",
     }  # fmt: skip
     assert set(detail["ranks"][0]) == {
-        "rank", "state", "problem", "epoch", "read", "length", "rate", "waits", "waited", "longest", "sources",
+        "rank", "loader", "state", "problem", "epoch", "read", "length", "rate", "waits", "waited", "longest",
+        "sources",
     }  # fmt: skip
 
 

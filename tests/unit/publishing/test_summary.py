@@ -74,6 +74,8 @@ def test_many_loaders_have_an_end() -> None:
         (Waited(100, 50, is_learning=True), "are being learned"),
         (Waited(100, 50, 60, 45, was_learned=True), "in which its files were learned"),
         (Waited(100, 50, 60, 45, 2, {"origin": 80.0}), "in the first epoch, whose bytes came from the origin"),
+        (Waited(100, 50, 60, 45, 2, {"origin": 1.0}), "decoding, in 2 workers"),
+        (Waited(100, 50, 60, 45, 2, {"origin": 20.0, "ssd": 80.0}), "waited for the SSD tier"),
         (Waited(100, 50, is_unknown=True), "is not understood"),
         (Waited(100, 50, 10, 5, 2, {"origin": 10.0, "ssd": 50.0}), "waited for the SSD tier"),
         (Waited(100, 50, 10, 5, 2, {"peer": 50.0}), "other nodes of the cluster"),

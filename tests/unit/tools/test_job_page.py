@@ -91,7 +91,7 @@ def test_consumers_without_a_loader_have_what_the_daemon_sees() -> None:
     one = consumer("0", None, epoch=1, position=500, epoch_length=2000, rate=100.0, epochs=4)
     view = job(one)
     assert job_row(view) == ("j", "d", "running", "1", "2/4", "25 %", "55s", "100/s", "-")
-    assert "is not known, as none of its DataLoaders is watched" in " ".join(text_of(view).split())
+    assert "is not known: no DataLoader has told it yet" in " ".join(text_of(view).split())
     # Nobody knows whether the last samples of one that has ended were read.
     ended = msgspec.structs.replace(one, state="ended", position=1984)
     assert job_row(job(ended, state="ended"))[5] == "-"

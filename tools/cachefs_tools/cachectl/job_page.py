@@ -93,7 +93,7 @@ def waiting_words(loaders: Sequence[Loader]) -> str:
     """Which part of its time the job has waited for data, and why."""
     share = share_waited(loaders)
     if share is None:
-        return "how long it waited for data is not known, as none of its DataLoaders is watched"
+        return "how long it waited for data is not known: no DataLoader has told it yet"
     sentence = why(loaders)
     return f"waited for data {percent(share)} of the time" + (f"; {sentence}" if sentence else "")
 

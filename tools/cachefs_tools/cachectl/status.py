@@ -167,6 +167,8 @@ def describe_endpoint(one: EndpointStatus) -> str:
         parts.append(f"{one.throttled:,} throttled")
     if one.hedged:
         parts.append(f"{one.hedged:,} sent twice, of which {one.hedges_won:,} answered first")
+    if one.silent:
+        parts.insert(0, f"no answer for {duration(one.silent)}, readers wait")
     return f"{name(one.name)}: {', '.join(parts)}"
 
 

@@ -17,7 +17,7 @@ from cachefs_tools.cachectl.progress import follow_warmup
 @click.option("--cancel", type=int, metavar="ID", help="End one. What has come stays.")
 @with_session
 def warmups(session: CommandSession, watch: int | None, cancel: int | None) -> None:
-    """Show the warmups that run, and the last ones that have ended."""
+    """Show the warmups that run, and the last that have ended."""
     if watch is not None and cancel is not None:
         raise click.UsageError("--watch and --cancel exclude each other")
     if watch is not None:

@@ -140,6 +140,8 @@ class Node:
         return {"findings": Examination(Wanted(self.socket, config), lambda _: None).run()}
 
     def _config(self) -> Any:
+        if not self.config.exists():
+            return {"note": f"there is no {self.config}: defaults hold, unless the daemon was started with --config"}
         document = _config_document(self.config)
         if document is None:
             raise LeftOut(f"{self.config} cannot be read, or is no TOML; cachefsd --check-config says more")

@@ -213,10 +213,15 @@ function showPager(kind, page) {
   say(where, `Page ${page.page + 1} of ${page.pages}, ${whole.format(page.total)} in all`);
 }
 
+/* Epochs are counted from 0 by the daemon, and from 1 for people, as in cachectl. */
+function epochName(epoch) {
+  return epoch === null ? "" : whole.format(epoch + 1);
+}
+
 function epochCell(job) {
   if (job.state !== "running" || job.epoch === null) return "";
   const left = job.left === null ? "" : `${span(Math.max(1, job.left))} left`;
-  return job.part === null ? `${job.epoch}` : bar(`${job.epoch}, ${percent(job.part)}`, job.part, "epoch", left);
+  return job.part === null ? epochName(job.epoch) : bar(`${epochName(job.epoch)}, ${percent(job.part)}`, job.part, "epoch", left);
 }
 
 function showJobs(page) {
@@ -335,7 +340,7 @@ function fillLane(box, lane) {
   say(box.querySelector(".value span"), `at most ${lane.text(most)}`);
   const mean = totals.reduce((sum, one) => sum + one, 0) / count;
   svg.setAttribute("aria-label", `${lane.name}: from ${at(first)} to ${at(last)}, ${lane.text(mean)} on average, `
-    + `${lane.text(most)} at most, ${lane.text(totals[count - 1])} at the end. Epochs ${shown.epoch[0]} to ${shown.epoch[count - 1]}.`);
+    + `${lane.text(most)} at most, ${lane.text(totals[count - 1])} at the end. Epochs ${epochName(shown.epoch[0])} to ${epochName(shown.epoch[count - 1])}.`);
 }
 
 function showMoment() {
@@ -350,8 +355,8 @@ function showMoment() {
     box.querySelector(".now").setAttribute("d", isLast ? "" : `M${x} 0V${HEIGHT}`);
     return `${lane.name} ${text}`;
   });
-  $("moment").setAttribute("aria-valuetext", `${at(shown.when[n])}, epoch ${shown.epoch[n]}: ${words.join("; ")}`);
-  say($("moment-text"), `${at(shown.when[n])}, epoch ${shown.epoch[n]}`);
+  $("moment").setAttribute("aria-valuetext", `${at(shown.when[n])}, epoch ${epochName(shown.epoch[n])}: ${words.join("; ")}`);
+  say($("moment-text"), `${at(shown.when[n])}, epoch ${epochName(shown.epoch[n])}`);
 }
 
 function thinned() { // at most TABLE_ROWS moments, with the mean of those that each stands for
@@ -361,7 +366,7 @@ function thinned() { // at most TABLE_ROWS moments, with the mean of those that 
     const end = Math.min(begin + each, shown.when.length);
     const mean = (name) => shown[name].slice(begin, end).reduce((sum, one) => sum + one, 0) / (end - begin);
     const key = shown.when[begin];
-    found.push({ key, cells: [at(key), whole.format(shown.epoch[end - 1]), speed(mean("origin") + mean("peers")),
+    found.push({ key, cells: [at(key), epochName(shown.epoch[end - 1]), speed(mean("origin") + mean("peers")),
       speed(mean("pushed")), number(mean("samples")), number(mean("waiting"))] });
   }
   return found;
@@ -375,8 +380,8 @@ function showRanks(detail) {
   say($("ranks-about"), left > 0 ? `The ${detail.ranks.length} that have waited longest, of ${whole.format(detail.all_ranks)}.` : "");
   rows("ranks-table", detail.ranks, (rank) => rank.rank, (rank) => {
     const sources = Object.entries(rank.sources).sort((one, other) => other[1] - one[1]).map(([name]) => SOURCES[name] ?? name);
-    const place = rank.length ? `${rank.epoch}, ${percent(rank.read / rank.length)}` : `${rank.epoch ?? ""}`;
-    return [rank.rank || "not known", bar(span(rank.waited), rank.waited / most, "wait"), sources.join(", ") || "nothing",
+    const place = rank.length ? `${epochName(rank.epoch)}, ${percent(rank.read / rank.length)}` : epochName(rank.epoch);
+    return [lines(rank.rank || "not known", rank.loader), bar(span(rank.waited), rank.waited / most, "wait"), sources.join(", ") || "nothing",
       whole.format(rank.waits), rank.waits ? span(rank.longest) : "", number(rank.rate),
       lines(place, rank.problem || rank.state, rank.problem !== "")];
   });

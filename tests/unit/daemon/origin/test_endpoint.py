@@ -5,8 +5,12 @@ import logging
 import time
 
 import pytest
+from cachefs_daemon.origin import outage
 from cachefs_daemon.origin.endpoint import Endpoint, told_apart
+from cachefs_daemon.origin.retry import Failure
+from cachefs_tools.cachectl.status import describe_endpoint
 
+from cachefs.errors import OriginError
 from cachefs.messages import OriginOptions
 
 
@@ -30,6 +34,19 @@ def test_refusals_lower_width_and_rate_and_are_told_once(caplog: pytest.LogCaptu
         "S3 at x throttles: 1 requests refused since this was last said, now at most "
         f"{status.width} at once; readers wait: 503 SlowDown"
     ]
+
+
+def test_a_server_that_does_not_answer_is_said_to_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outage, "NOTICED_AFTER", 0.0)
+    endpoint, seen = Endpoint("S3 at x", 64), outage.Outage("S3 at x")
+    for _ in range(2):
+        endpoint.failed("p", Failure(OriginError("no server answers"), transient=True), seen)
+    time.sleep(0.001)
+    assert endpoint.status().silent > 0
+    assert describe_endpoint(endpoint.status()).startswith("S3 at x: no answer for ")
+    seen.answered()
+    assert endpoint.status().silent == 0
+    assert "no answer" not in describe_endpoint(endpoint.status())
 
 
 def test_a_turn_is_waited_for_where_there_is_a_rate() -> None:
