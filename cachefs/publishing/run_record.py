@@ -67,6 +67,11 @@ class MountBytes:
     ssd: int = 0
     missed: int = 0
 
+    @property
+    def part_missed(self) -> float:
+        """Of all these bytes, the part that had to be fetched; 0 where there are none."""
+        return self.missed / max(1, self.memory + self.ssd + self.missed)
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessRecord:

@@ -36,7 +36,7 @@ def lines(records: Sequence[ProcessRecord]) -> list[str]:
         found.append(f"what served the reads is not known: {problem}")
     elif served := served_by(loaders, total(fetched.values()), peers_part(records)):
         found.append(served)
-    why = advice(loaders, records, bool(total(fetched.values()).missed))
+    why = advice(loaders, records, total(fetched.values()).part_missed)
     return [*found, why] if why else found
 
 
@@ -86,8 +86,10 @@ def served_by(loaders: Sequence[LoaderRecord], came: MountBytes, peers: float) -
     return f"served by: {shown} of {format_size(int(read))}{beside}"
 
 
-def advice(loaders: Sequence[LoaderRecord], records: Sequence[ProcessRecord], has_fetched: bool) -> str:
-    """What to change, where the job has waited; empty where it has hardly waited. Of the loader that waited longest."""
+def advice(loaders: Sequence[LoaderRecord], records: Sequence[ProcessRecord], fetched_part: float) -> str:
+    """What to change, where the job has waited; empty where it has hardly waited. Of the loader that waited longest.
+
+    fetched_part: of what mounts gave, the part that had to be fetched."""
     one = max(loaders, key=lambda loader: loader.waited)
     stalled: dict[str, float] = {}
     for record in records:
@@ -98,7 +100,7 @@ def advice(loaders: Sequence[LoaderRecord], records: Sequence[ProcessRecord], ha
         Waited(
             one.busy / processes, one.waited / processes, one.first_busy / processes, one.first_waited / processes,
             one.workers, {kind: seconds / processes for kind, seconds in stalled.items()},
-            was_learned=one.was_learned, is_unknown=bool(one.note) and not one.was_learned, has_fetched=has_fetched,
+            was_learned=one.was_learned, is_unknown=bool(one.note) and not one.was_learned, fetched_part=fetched_part,
             has_figures=not any(record.problem for record in records),
         )
     )  # fmt: skip

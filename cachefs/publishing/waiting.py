@@ -10,6 +10,9 @@ WORTH_A_WORD: Final = 0.05
 MOST_OF_IT: Final = 0.6
 # Reads that waited for a smaller part of the time that the loop waited, in all workers together, are not why it waited.
 _PART_OF_READS: Final = 0.2
+# Where a larger part of its bytes had to be fetched, they were waited for, whoever counted the waits: those of an epoch
+# whose files are being learned are no job's.
+_PART_FETCHED: Final = 0.2
 _WORDS: Final = {
     "origin": (
         "reads waited for the origin: the tiers have no room for all of the data, or the origin is too slow; give the "
@@ -38,8 +41,9 @@ class Waited:
     is_learning: bool = False
     was_learned: bool = False
     is_unknown: bool = False
-    # Is it known that bytes were fetched while it ran; and how long its reads have waited?
-    has_fetched: bool = False
+    # Of the bytes that its reads took from mounts, the part that had to be fetched first; 0 where that is not known.
+    fetched_part: float = 0.0
+    # Is it known how long its reads have waited?
     has_figures: bool = True
 
     @property
@@ -62,15 +66,16 @@ def reason(of: Waited) -> str:
         )
     reads = sum(of.stalled.values())
     reads_waited = reads >= _PART_OF_READS * of.waited * max(1, of.workers)
-    if is_first and (of.has_fetched or reads_waited):
+    if is_first and (of.fetched_part > 0 or reads_waited):
         return (
             "it waited in the first epoch, whose bytes came from the origin: fetch them before the job "
             "(`cachectl warmup`), or give the origin more bandwidth"
         )
     if of.is_unknown:
         return "what it reads is not understood, so nothing is read ahead: publish it in the code"
-    if reads_waited:
-        return _WORDS.get(max(of.stalled, key=lambda kind: of.stalled[kind]), _WORDS["origin"])
+    if reads_waited or of.fetched_part >= _PART_FETCHED:
+        kind = max(of.stalled, key=lambda kind: of.stalled[kind]) if reads_waited and of.stalled else "origin"
+        return _WORDS.get(kind, _WORDS["origin"])
     if not of.has_figures:
         return ""
     workers = f"{of.workers} workers" if of.workers > 1 else "one process"

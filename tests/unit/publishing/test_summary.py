@@ -75,6 +75,7 @@ def test_many_loaders_have_an_end() -> None:
         (Waited(100, 50, 10, 5, 2, {"peer": 50.0}), "other nodes of the cluster"),
         (Waited(100, 50, 10, 5, 2, {"daemon": 50.0}), "which was away"),
         (Waited(100, 50, 10, 5, 2, {"origin": 50.0}), "no room for all of the data"),
+        (Waited(100, 50, 10, 5, 2, {"origin": 1.0}, fetched_part=0.7), "waited for the origin"),
         (Waited(100, 50, 10, 5, 2, {"origin": 1.0}), "decoding, in 2 workers"),
         (Waited(100, 50, 10, 5, 0, {}), "decoding, in one process"),
         (Waited(100, 50, 10, 5, 2, has_figures=False), ""),

@@ -14,10 +14,11 @@ class Access(StrEnum):
     SCATTERED = "scattered"  # reads here and there in large files
     STREAM = "stream"  # shards, from their beginnings to their ends
     CHECKPOINT = "checkpoint"
+    WRONG = "wrong on purpose"  # what it seems to read is not what it reads
 
 
 # Share of the waits that are to be gone.
-AIMS: Final = {Access.MAP: 0.9, Access.SCATTERED: 0.6, Access.STREAM: 0.6, Access.CHECKPOINT: 0.6}
+AIMS: Final = {Access.MAP: 0.9, Access.SCATTERED: 0.6, Access.STREAM: 0.6, Access.CHECKPOINT: 0.6, Access.WRONG: 0.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +53,10 @@ def _records(*options: str) -> tuple[str, ...]:
 PROGRAMS: Final = (
     Program("imagefolder", "ImageFolder, shuffle", "image_folder", "folders", needs=("torchvision",)),
     Program("csv-pil", "CSV + PIL", "csv_images", "identified"),
-    Program("wrong-listed", "opens others than it lists", "wrong_files", "identified", options=("--how", "listed")),
-    Program("wrong-chance", "opens one of two by chance", "wrong_files", "identified", options=("--how", "chance")),
-    Program("wrong-epoch", "other files in each epoch", "wrong_files", "identified", options=("--how", "epoch")),
-    Program("wrong-pairs", "a mask by chance", "wrong_files", "identified", options=("--how", "pairs")),
+    Program("wrong-listed", "others than it lists", "wrong_files", "identified", Access.WRONG, ("--how", "listed")),
+    Program("wrong-chance", "one of two by chance", "wrong_files", "identified", Access.WRONG, ("--how", "chance")),
+    Program("wrong-epoch", "other files in each epoch", "wrong_files", "identified", Access.WRONG, ("--how", "epoch")),
+    Program("wrong-pairs", "a mask by chance", "wrong_files", "identified", Access.WRONG, ("--how", "pairs")),
     Program("csv-pil-0", "CSV + PIL, 0 workers", "csv_images", "identified", options=_here()),
     Program("pandas-pil", "pandas + PIL", "pandas_images", "folders", needs=("pandas",)),
     Program(
