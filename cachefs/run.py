@@ -102,7 +102,9 @@ def run(command: Sequence[str], job: str | None, socket: str | None, *, quiet: b
     Returns only where it cannot be run, with the exit status.
     """
     if socket and not _is_there(socket):
-        print(f"cachefs: there is no socket {socket}: --socket names that of a running cachefsd", file=sys.stderr)
+        print(
+            f"cachefs: there is no socket {_shown(socket)}: --socket names that of a running cachefsd", file=sys.stderr
+        )
         return USAGE
     changed = environment(os.environ, command, job, socket)
     spoken = speaking(os.environ, quiet=quiet) if _is_program(command[0]) else {}
@@ -116,12 +118,12 @@ def run(command: Sequence[str], job: str | None, socket: str | None, *, quiet: b
         os.execvpe(command[0], list(command), changed)
     except FileNotFoundError:
         if command[0].startswith("-"):
-            print(f"cachefs: no such option: {command[0]}; see `cachefs run --help`", file=sys.stderr)
+            print(f"cachefs: no such option: {_shown(command[0])}; see `cachefs run --help`", file=sys.stderr)
             return USAGE
-        print(f"cachefs: {command[0] or 'an empty name'}: no such command", file=sys.stderr)
+        print(f"cachefs: {_shown(command[0]) or 'an empty name'}: no such command", file=sys.stderr)
         return NOT_FOUND
     except OSError as error:
-        print(f"cachefs: {command[0]} cannot be run: {error.strerror}", file=sys.stderr)
+        print(f"cachefs: {_shown(command[0])} cannot be run: {error.strerror}", file=sys.stderr)
         return NOT_RUN
 
 

@@ -171,8 +171,11 @@ class Channel:
     def close(self) -> None:
         """The process ends, and with it the helper."""
         if self.is_ours and not self.is_closed:
-            with contextlib.suppress(Unheard):
+            try:
                 self.line.send({"op": Op.FINISH}, wait=False)
+            except Unheard:
+                if self.line.was_hung_up:  # it was killed
+                    remove(self.directory)
             self.hear()
             self.is_closed = True
             self.line.close()

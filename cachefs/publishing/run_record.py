@@ -7,16 +7,22 @@ it. Nothing here raises: what cannot be written or read is missing in the summar
 
 import contextlib
 import dataclasses
+import errno
 import hashlib
 import json
 import os
 import shutil
+import socket
 import stat
 import tempfile
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+from cachefs.publishing.channel import SOCKET_NAME
+from cachefs.publishing.channel import remove as remove_helper_directory
 
 # Names the directory.
 RUN_VARIABLE: Final = "CACHEFS_RUN"
@@ -25,6 +31,8 @@ QUIET_VARIABLE: Final = "CACHEFS_QUIET"
 # Names the first Python of the run: it prints the summary when it ends.
 TOP_VARIABLE: Final = "CACHEFS_TOP"
 _PREFIX: Final = "run-"
+# A socket that was made so many seconds ago may still have no listener.
+_NEW_SECONDS: Final = 60.0
 # Records of one run that are read, bytes of each, and loaders in each, at most.
 _MOST_RECORDS: Final = 4096
 _MOST_BYTES: Final = 1 << 20
@@ -99,15 +107,37 @@ def new_directory() -> str:
             found = ours.lstat()
             if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
                 continue
-            _sweep(ours)
-            return tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=ours)
+            sweep(ours)
+            return tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-{_namespace()}-", dir=ours)
     return ""
 
 
-def _sweep(ours: Path) -> None:
+def sweep(ours: Path) -> None:
+    """Remove what killed processes have left in the user's directory: those of runs, and those of helpers."""
     for left in ours.glob(f"{_PREFIX}*"):
-        if not os.path.exists(f"/proc/{left.name.split('-')[1]}"):
+        # A container that shares /dev/shm with others does not see their processes.
+        if left.name.split("-")[2:3] == [_namespace()] and not os.path.exists(f"/proc/{left.name.split('-')[1]}"):
             shutil.rmtree(left, ignore_errors=True)
+    for left in ours.glob(f"*/*/{SOCKET_NAME}"):
+        if _is_left(left):
+            remove_helper_directory(left.parent)
+
+
+def _is_left(address: Path) -> bool:
+    """Has who made this socket ended, and did not make it a moment ago? Then no listener has it."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
+        if time.time() - address.lstat().st_ctime < _NEW_SECONDS:
+            return False
+        asking.setblocking(False)
+        return asking.connect_ex(str(address)) == errno.ECONNREFUSED
+    return False
+
+
+def _namespace() -> str:
+    """That in which this process has its number; empty where nobody can tell."""
+    with contextlib.suppress(OSError):
+        return str(os.stat("/proc/self/ns/pid").st_ino)
+    return ""
 
 
 def write(record: ProcessRecord) -> None:
@@ -146,8 +176,17 @@ def read_all(directory: str) -> list[ProcessRecord]:
     with contextlib.suppress(OSError):
         for path in sorted(Path(directory).glob("*.json"))[:_MOST_RECORDS]:
             with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-                found.append(_record(json.loads(path.read_bytes()[:_MOST_BYTES])))
+                found.append(_record(json.loads(_bytes_of(path))))
     return found
+
+
+def _bytes_of(path: Path) -> bytes:
+    """The first bytes of a file. Waits for nothing, as who opens a pipe would. Raises OSError."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return os.read(fd, _MOST_BYTES)
+    finally:
+        os.close(fd)
 
 
 def remove(directory: str) -> None:

@@ -231,6 +231,10 @@ class Config(Section):
         )
 
 
+# Bytes of a file that is read: a device, or a file of data, may have no end.
+_MOST_BYTES: Final = 4 << 20
+
+
 def load(path: Path | None) -> Config:
     """The configuration in *path* (None: the system's file where there is one, else the defaults).
 
@@ -240,7 +244,11 @@ def load(path: Path | None) -> Config:
         return parse({})
     path = path or DEFAULT_PATH
     try:
-        return parse(tomllib.loads(path.read_text(encoding="utf-8")))
+        with path.open("rb") as file:
+            text = file.read(_MOST_BYTES + 1)
+        if len(text) > _MOST_BYTES:
+            raise InvalidConfig([f"is larger than {format_size(_MOST_BYTES)}; is it a configuration?"])
+        return parse(tomllib.loads(text.decode()))
     except OSError as error:
         raise InvalidConfig([f"{path}: cannot be read: {error.strerror}"]) from None
     except RecursionError:

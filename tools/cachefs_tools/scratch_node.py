@@ -149,7 +149,7 @@ def mounted(dataset: str, directory: Path, socket: Path, log: Path, options: Seq
     directory.mkdir()
     command = ["mount.cachefs", dataset, str(directory), "-f", "-o", ",".join((f"socket={socket}", *options))]
     try:
-        with running(command, log) as process:
+        with running(command, log, with_parent=("setpriv", "--pdeathsig=TERM")) as process:  # so that it unmounts
             # When it is in the table of mounts, its shield may still be missing.
             wait_until(lambda: MOUNTED in log.read_bytes(), process, log)
             yield
@@ -165,15 +165,19 @@ def is_mounted(directory: Path) -> bool:
 
 @contextmanager
 def running(
-    command: Sequence[str], log: Path, env: Mapping[str, str] | None = None
+    command: Sequence[str],
+    log: Path,
+    env: Mapping[str, str] | None = None,
+    with_parent: Sequence[str] = WITH_PARENT,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A child process, stopped in the end. The program is one of this Python environment.
+    """A child process, stopped in the end. The program is one of this Python environment. with_parent: what ends it
+    where this process is killed.
 
     The child is in a session of its own. The terminal's Ctrl-C does not reach it, so it lives until the mount is gone.
     """
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*WITH_PARENT, program(command[0]), *command[1:]], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            [*with_parent, program(command[0]), *command[1:]], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             env=env, start_new_session=True,
         )  # fmt: skip
     try:

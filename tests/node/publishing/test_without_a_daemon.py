@@ -108,6 +108,32 @@ time.sleep(60)
     wait_until(lambda: not helper.is_running())
 
 
+def test_a_helper_that_was_killed_leaves_nothing_once_its_job_has_ended(tmp_path: Path) -> None:
+    code = """
+import cachefs, os
+publication = cachefs.publish(["/nowhere/a"])
+publication.order(0, [0])
+print(os.environ["CACHEFS_PUBLISHER"], flush=True)
+input()
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as job:
+        try:
+            assert job.stdout is not None
+            directory = Path(job.stdout.readline().strip())
+            helper = helper_process(job.pid)
+            assert helper is not None
+            helper.kill()
+            wait_until(lambda: not helper.is_running())
+            assert directory.exists()
+            job.communicate("\n", timeout=60)
+        finally:
+            job.kill()
+    assert job.returncode == 0
+    assert not directory.exists()
+
+
 def open_files(pid: int) -> set[str]:
     found = set()
     for path in Path(f"/proc/{pid}/fd").iterdir():

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -88,3 +88,21 @@ def test_interrupted_it_leaves_nothing(daemon: Daemon, ends: signal.Signals) -> 
         assert running.wait(120) == 130
     assert left_behind() <= before
     assert sum(tier.used for tier in daemon.status().tiers) == 0
+
+
+def test_killed_it_leaves_nothing_mounted(daemon: Daemon, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    arguments = ("--rate", "1", "--seconds", "60", "--batch", "1", "--workers", "1", "--yes")
+    given = {**os.environ, "TMPDIR": str(work)}
+    with subprocess.Popen(command(daemon, *arguments), stdout=subprocess.DEVNULL, env=given) as running:
+        until(lambda: daemon.status().fetched_blocks > 0)  # the job reads
+        running.kill()
+    until(lambda: not any(point.path.is_relative_to(work) for point in mount_points()))
+
+
+def until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

@@ -171,6 +171,11 @@ def checked(path: Path, **sections: dict[str, object]) -> tuple[int, list[str]]:
     return result.exit_code, result.stderr.splitlines()
 
 
+def test_a_file_without_end_is_not_read_to_the_end() -> None:
+    with pytest.raises(InvalidConfig, match="/dev/zero: is larger than 4 MiB"):
+        config.load(Path("/dev/zero"))
+
+
 def test_check_config_looks_at_the_directories_and_makes_none(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "open").mkdir()

@@ -50,6 +50,17 @@ def test_a_socket_is_absolute_but_where_the_current_directory_was_deleted(
     assert capfd.readouterr().err == "cachefs: an empty name: no such command\n"
 
 
+def test_what_is_said_of_a_command_is_one_line_without_control_characters(capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["no\x1b[31m\nne"], "job", None) == 127
+    assert run(["-\x1b[31m"], "job", None) == 2
+    assert run(["true"], "job", "/no\nwhere") == 2
+    assert capfd.readouterr().err.splitlines() == [
+        "cachefs: no?[31m?ne: no such command",
+        "cachefs: no such option: -?[31m; see `cachefs run --help`",
+        "cachefs: there is no socket /no?where: --socket names that of a running cachefsd",
+    ]
+
+
 def test_a_command_inside_another_belongs_to_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
     once = environment({}, ["python", "train.py"], "outer", "/s")
     for variable, value in once.items():

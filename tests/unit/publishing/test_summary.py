@@ -114,7 +114,7 @@ def test_processes_leave_what_others_read(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_directories_of_runs_that_are_over_are_removed() -> None:
     ours = run_record.new_directory()
-    left = Path(ours).with_name("run-2147483647-left")
+    left = Path(ours).with_name(f"run-2147483647-{Path(ours).name.split('-')[2]}-left")
     left.mkdir()
     other = run_record.new_directory()
     try:

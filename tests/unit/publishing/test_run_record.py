@@ -1,0 +1,55 @@
+"""What processes of a run leave for each other: what is read of it, and what is removed once nobody needs it."""
+
+import json
+import os
+import socket
+import subprocess
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from cachefs.publishing import run_record
+from cachefs.publishing.run_record import LoaderRecord, ProcessRecord
+
+
+def test_who_reads_the_records_waits_for_no_pipe_and_leaves_out_what_is_none(tmp_path: Path) -> None:
+    (tmp_path / "1.json").write_text(json.dumps(asdict(ProcessRecord(1, loaders=[LoaderRecord("x")]))))
+    os.mkfifo(tmp_path / "2.json")
+    (tmp_path / "3.json").mkdir()
+    (tmp_path / "4.json").symlink_to("/dev/zero")
+    for number, text in enumerate(("{", "[]", '"x"', "{}", '{"pid": 1, "loaders": 5}'), 5):
+        (tmp_path / f"{number}.json").write_text(text)
+    assert [record.pid for record in run_record.read_all(str(tmp_path))] == [1]
+
+
+def test_runs_that_are_over_are_removed_but_for_those_of_other_containers(tmp_path: Path) -> None:
+    over = subprocess.Popen(["true"])
+    over.wait()
+    namespace = os.stat("/proc/self/ns/pid").st_ino
+    names = (f"run-{over.pid}-{namespace}-a", f"run-{os.getpid()}-{namespace}-a", f"run-{over.pid}-1-a")
+    for name in names:
+        (tmp_path / name).mkdir()
+    run_record.sweep(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(names[1:])
+
+
+def test_what_a_killed_helper_has_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    left, used = (tmp_path / "user" / job / "1-x" for job in ("left", "used"))
+    for directory in (left, used):
+        directory.mkdir(parents=True)
+    with _listener(used):
+        _listener(left).close()
+        run_record.sweep(tmp_path / "user")
+        assert left.exists()  # it may be about to listen
+        monkeypatch.setattr(run_record, "_NEW_SECONDS", -1.0)
+        run_record.sweep(tmp_path / "user")
+        assert used.exists()
+        assert not left.parent.exists()
+
+
+def _listener(directory: Path) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    made.bind(str(directory / "s"))
+    made.listen(1)
+    return made
