@@ -99,7 +99,8 @@ def is_quiet(environment: Mapping[str, str] | None = None) -> bool:
 def new_directory() -> str:
     """A new directory for the processes of a run; empty where none can be made. Those of runs that are over are
     removed."""
-    for shared in (Path("/dev/shm"), Path(tempfile.gettempdir())):
+    # A run that ends may have removed the user's directory in between: so the first place is tried twice.
+    for shared in (Path("/dev/shm"), Path("/dev/shm"), Path(tempfile.gettempdir())):
         with contextlib.suppress(OSError):
             ours = shared / f"cachefs-{os.geteuid()}"
             with contextlib.suppress(FileExistsError):
