@@ -50,7 +50,8 @@ class PartReads:
     def __init__(self, bringing: Bringing, slots: FetchSlots) -> None:
         self._bringing = bringing
         self._slots = slots
-        self._reading: dict[tuple[bytes, int, int], list[Tell]] = {}  # by key, offset and length of the part
+        # Parts that are being read, by key of the block, then by offset and length: who is told.
+        self._reading: dict[bytes, dict[tuple[int, int], list[Tell]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._rests: OrderedDict[bytes, BlockSource] = OrderedDict()  # blocks whose rest is to come, the oldest first
         self._in_flight = 0  # bytes of blocks whose rest is under way
@@ -69,13 +70,13 @@ class PartReads:
             return False
         if any(part.end + source.range.offset == wanted.offset for part in held):
             return False  # it goes through the block
-        reading = sum(key == source.key for key, _, _ in self._reading) if self._reading else 0
-        return _name(source, wanted) in self._reading or len(held) + reading < MOST_OF_BLOCK
+        reading = self._reading.get(source.key, {})
+        return (wanted.offset, wanted.length) in reading or len(held) + len(reading) < MOST_OF_BLOCK
 
     def ask(self, ref: BlockRef, source: BlockSource, until: float, tell: Tell) -> None:
         """Read what `takes` has said yes to. until: loop time."""
         wanted = _wanted(ref, source)
-        told = self._reading.setdefault(_name(source, wanted), [])
+        told = self._reading.setdefault(source.key, {}).setdefault((wanted.offset, wanted.length), [])
         told.append(tell)
         if len(told) == 1:
             task = asyncio.create_task(self._read(source, wanted, until))
@@ -110,7 +111,11 @@ class PartReads:
         except (CachefsError, TimeoutError) as error:
             log.debug("a part of %s did not come: %s", source.subject, error)
         finally:
-            for tell in self._reading.pop(_name(source, wanted)):
+            reading = self._reading[source.key]
+            told = reading.pop((wanted.offset, wanted.length))
+            if not reading:
+                del self._reading[source.key]
+            for tell in told:
                 tell(part)
 
     def _keep(self, source: BlockSource, part: PassingBlock, asked: float) -> None:
@@ -157,10 +162,6 @@ def _wanted(ref: BlockRef, source: BlockSource) -> ObjectRange:
     end = min(source.length, -(-(ref.start + ref.size) // PIECE_SIZE) * PIECE_SIZE)
     one = source.range
     return ObjectRange(one.key, one.version, one.size, one.offset + begin, max(0, end - begin))
-
-
-def _name(source: BlockSource, wanted: ObjectRange) -> tuple[bytes, int, int]:
-    return source.key, wanted.offset, wanted.length
 
 
 async def _give_up(_: float) -> None:
