@@ -53,8 +53,9 @@ def counters(client: DaemonClient, directory: Path) -> dict[str, int]:
     seen: dict[str, int] | None = None
     while time.monotonic() < deadline:
         mounts = client.call(STATUS, Empty()).mounts
-        now = next(mount.counters for mount in mounts if mount.mountpoint == str(directory) and mount.alive)
-        if now and now == seen:  # they are empty until the mount has reported to this daemon
+        alive = (mount.counters for mount in mounts if mount.mountpoint == str(directory) and mount.alive)
+        now = next(alive, None)
+        if now and now == seen:  # there are none until the mount has reported to this daemon
             return now
         seen = now
         time.sleep(1.2)

@@ -9,7 +9,8 @@
     measured.finish()
 
 The line is one JSON object: `digest` of all that was read, in its order, and for each epoch when it began and ended
-(seconds of CLOCK_MONOTONIC), how long the program waited for data, and how many samples it got.
+(seconds of CLOCK_MONOTONIC), when its first step did, how long the program waited for data, and how many samples it
+got.
 """
 
 import argparse
@@ -62,7 +63,8 @@ class Measurement:
     def begin(self) -> None:
         """An epoch begins."""
         self._steps = 0
-        self._epochs.append({"begin": time.monotonic(), "end": 0.0, "wait": 0.0, "samples": 0})
+        now = time.monotonic()
+        self._epochs.append({"begin": now, "first": now, "end": 0.0, "wait": 0.0, "samples": 0})
 
     def end(self) -> None:
         """The epoch ends."""
@@ -95,6 +97,8 @@ class Measurement:
 
     def compute(self, samples: int) -> None:
         """Take the time that a step with so many samples takes."""
+        if not self._steps:
+            self._epochs[-1]["first"] = time.monotonic()
         self._epochs[-1]["samples"] += samples
         self._steps += 1
         time.sleep(samples * self._options.milliseconds / 1e3)

@@ -43,6 +43,10 @@ _MOST_PASSES: Final = 8
 # Blocks that one search looks at.
 LOOKED_AT: Final = 256
 
+# Large files of a snapshot whose second block is guessed since the first was read, while nobody has gone on to it: so
+# many at most, and as many again as somebody has gone on in.
+MOST_ENTERED: Final = 4
+
 # Where something reads: the order, the snapshot, and the entry (FILE, LISTING) or the place in the log (PASS).
 _Place = tuple[Way, str, int]
 
@@ -57,6 +61,18 @@ class _Run:
     # FILE: number of the last block, and blocks since the one before.
     number: int = 0
     step: int = 0
+
+
+@dataclass(slots=True)
+class _Entered:
+    """Files of a snapshot that readers have entered at their beginning, and those of them that they have gone on in."""
+
+    files: int = 0
+    gone_on: int = 0
+
+    @property
+    def is_enough(self) -> bool:
+        return self.files - self.gone_on >= MOST_ENTERED + self.gone_on
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,6 +127,8 @@ class Guessing:
         self._places: OrderedDict[_Place, _Run | Stream] = OrderedDict()  # of readers, least recent first
         self._credits: OrderedDict[str, Credit] = OrderedDict()  # by snapshot, least recent first
         self._passes: OrderedDict[str, EarlierPass] = OrderedDict()  # by snapshot, least recent first
+        self._entered: OrderedDict[str, _Entered] = OrderedDict()  # by snapshot, least recent first
+        self._gone_on: list[Guess] = []  # second blocks of files, which were guessed and read
 
     @property
     def counts(self) -> Guesses:
@@ -149,6 +167,31 @@ class Guessing:
         if Way.PASS not in begun:
             log.note(entry, number)
         return bool(begun)
+
+    def entered(self, snapshot: str, entry: int, size: int, now: float) -> bool:
+        """A reader has waited for the beginning of a file that has further blocks, and has got its first one, of *size*
+        bytes. True where the next one is to be looked for: most who begin a large file go through it."""
+        place = (Way.FILE, snapshot, entry)
+        counts = self._entered_of(snapshot)
+        if isinstance(self._places.get(place), Stream) or counts.is_enough:
+            return False
+        counts.files += 1
+        self._credit(snapshot).undone(size)  # MOST_ENTERED is what these may cost
+        self._begin(place, Stream(Way.FILE, snapshot, 0, now, entry=entry, window=1, is_entry=True))
+        return True
+
+    def take_gone_on(self) -> list[Guess]:
+        """Second blocks of files, which were guessed and read since the last call. Who looks for other evidence would
+        have seen their readers wait."""
+        gone_on, self._gone_on = self._gone_on, []
+        return gone_on
+
+    def _entered_of(self, snapshot: str) -> _Entered:
+        counts = self._entered.setdefault(snapshot, _Entered())
+        self._entered.move_to_end(snapshot)
+        if len(self._entered) > _MOST_SNAPSHOTS:
+            self._entered.popitem(last=False)
+        return counts
 
     def seen(self, keys: Iterable[bytes], mount: str, now: float) -> bool:
         """Blocks with these keys were read through a mount; empty: one that no pages are pushed to. True where some of
@@ -378,6 +421,9 @@ class Guessing:
         self._out(guess)
         self._book.right(guess.stream.snapshot, guess.stream.rule, guess.size)
         self._credit(guess.stream.snapshot).right(guess.size)
+        if guess.stream.is_entry and guess.index == 0:
+            self._entered_of(guess.stream.snapshot).gone_on += 1
+            self._gone_on.append(guess)
         guess.stream.grow()
 
     def _count_wrong(self, guess: Guess) -> None:

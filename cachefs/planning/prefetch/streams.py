@@ -54,6 +54,8 @@ class Stream:
     # FILE: the entry of the file, and blocks from one that is read to the next.
     entry: int = 0
     step: int = 1
+    # It was begun by the first block of its file alone.
+    is_entry: bool = False
     # Blocks that may be ahead of the reader.
     window: int = FEWEST_AHEAD
     # Guesses that are not read yet, by key, in the order in which they will be read.

@@ -143,6 +143,11 @@ class Bringing:
         """Is the block being brought, or waits to be?"""
         return key in self._flights
 
+    def on_landing(self, key: bytes, tell: Callable[[Flight], None]) -> None:
+        """Have *tell* called when the flight of the block with this key lands; if there is none, it is not called."""
+        if (flight := self._flights.get(key)) is not None:
+            flight.on_landing(tell)
+
     def _is_futile_hint(self, flight: Flight) -> bool:
         # A caller who knows when a block is needed has asked for room before.
         if flight.needed < math.inf or flight.transient:
@@ -176,6 +181,7 @@ class Bringing:
         if not ahead and not flight.demanded:
             flight.demanded = True
             self._slots.promote(source.key)
+            flight.slot.want()
             if flight.is_carried:
                 # Where it has no slot its bytes have come; to let readers find them takes milliseconds.
                 late = source.origin.endpoint.late_after(source.length) if flight.slot.held else 0.0
@@ -437,13 +443,13 @@ class Bringing:
             source, patience = flight.source, flight.patience
             try:
                 if parts:
-                    return await completed(source, parts, patience, self.tally.discard)
+                    return await completed(source, parts, patience.until, self.tally.discard)
                 return await source.origin.read(source.range, patience)
             except CachefsError:
-                parts = ()
                 flight.source = self.renewed(source)
-                if flight.source.origin is source.origin or patience.left <= 0:
+                if not parts and (flight.source.origin is source.origin or patience.left <= 0):
                     raise
+                parts = ()  # all of it is read, with further attempts
 
     async def _rest(self, flight: Flight, seconds: float) -> None:
         """Between two attempts. Fetches from other origins have the slot meanwhile."""

@@ -91,6 +91,21 @@ class Guesser:
             name, now = (ref.snapshot, ref.entry, ref.number), time.monotonic()
             if self._guessing.missed(name, size, files, now) or (size and self._sweeper.missed(name, size, key, now)):
                 self._news.set()
+            self._tell_gone_on(now)
+            if size and snapshot is not None and ref.number == 0 and ref.start == 0:
+                self._fetcher.bringing.on_landing(key, functools.partial(self._entered, snapshot, ref.entry))
+        except Exception:
+            self._begin_anew()
+
+    def _entered(self, snapshot: Snapshot, entry: int, flight: Flight) -> None:
+        """The first block of a file has come, whose reader waited for its beginning."""
+        try:
+            length, (size, _) = flight.source.length, snapshot.file(entry)
+            is_begun = length < size and isinstance(flight.outcome, Location)
+            if is_begun and self._guessing.entered(snapshot.id, entry, length, time.monotonic()):
+                self._news.set()
+        except CachefsError as error:
+            log.debug("nothing is guessed of snapshot %s: %s", snapshot.id, error)
         except Exception:
             self._begin_anew()
 
@@ -101,8 +116,14 @@ class Guesser:
             of_streams = self._guessing.seen(accessed, mount if self._pages.takes(mount) else "", now)
             if self._sweeper.seen(accessed, now) or of_streams:
                 self._news.set()
+            self._tell_gone_on(now)
         except Exception:
             self._begin_anew()
+
+    def _tell_gone_on(self, now: float) -> None:
+        """That somebody goes through a file from its beginning is evidence of shards, though no reader had to wait."""
+        for guess in self._guessing.take_gone_on():
+            self._sweeper.missed(guess.name, guess.size, guess.key, now)
 
     def _begin_anew(self) -> None:
         """After a bug, which must not cost anybody a read."""

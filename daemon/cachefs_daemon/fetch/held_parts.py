@@ -1,12 +1,13 @@
 """Parts of blocks that readers have got before the rest of the block: kept until the rest has come, so that no byte is
 fetched twice."""
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from cachefs.errors import OriginError
+from cachefs.errors import OriginError, OriginUnavailable
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.origin.base import Data, ObjectRange
 from cachefs_daemon.origin.patience import Patience
@@ -88,23 +89,33 @@ def gaps(parts: Sequence[Part], length: int) -> Iterator[tuple[int, int]]:
         yield begin, length
 
 
-async def completed(
-    source: BlockSource, parts: Sequence[Part], patience: Patience, discard: Callable[[int], None]
-) -> Data:
-    """The whole block, of which the *parts* are here. discard: is told what has come where it fails. Raises as
-    `Origin.read` does."""
-    data, one, came = bytearray(source.length), source.range, sum(len(part.data) for part in parts)
+async def completed(source: BlockSource, parts: Sequence[Part], until: float, discard: Callable[[int], None]) -> Data:
+    """The whole block, of which the *parts* are here. until: loop time. discard: is told what has come where it fails.
+    Raises as `Origin.read` does, at the first failure."""
+    data, one = bytearray(source.length), source.range
+    came = [len(part.data) for part in parts]
+
+    async def fill(begin: int, end: int) -> None:
+        wanted = ObjectRange(one.key, one.version, one.size, one.offset + begin, end - begin)
+        between = await source.origin.read(wanted, Patience(until, give_up))
+        came.append(len(between))
+        if len(between) != wanted.length:
+            raise OriginError(f"{source.subject}: got {len(between)} bytes for {wanted.length}")
+        data[begin:end] = between
+
     try:
-        for begin, end in gaps(parts, source.length):
-            wanted = ObjectRange(one.key, one.version, one.size, one.offset + begin, end - begin)
-            between = await source.origin.read(wanted, patience)
-            came += len(between)
-            if len(between) != wanted.length:
-                raise OriginError(f"{source.subject}: got {len(between)} bytes for {wanted.length}")
-            data[begin:end] = between
-    except BaseException:
-        discard(came)
-        raise
+        # One after the other they leave the link idle for the latency of each: LMDB of 79 MB waited 0.4 s longer.
+        async with asyncio.TaskGroup() as group:
+            for begin, end in gaps(parts, source.length):
+                group.create_task(fill(begin, end))
+    except BaseException as error:
+        discard(sum(came))
+        raise (error.exceptions[0] if isinstance(error, ExceptionGroup) else error) from None
     for part in parts:
         data[part.begin : part.end] = part.data
     return data
+
+
+async def give_up(_: float) -> None:
+    """In place of another attempt: the block is read as a whole, which knows outages."""
+    raise OriginUnavailable("it is asked for with the whole block")

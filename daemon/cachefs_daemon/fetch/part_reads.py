@@ -15,13 +15,13 @@ from functools import partial
 from typing import Final
 
 from cachefs.block import PIECE_SIZE
-from cachefs.errors import CachefsError, OriginUnavailable
+from cachefs.errors import CachefsError
 from cachefs.messages import BlockRef
 from cachefs.planning.prefetch.background import Background
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.bringing import Bringing
 from cachefs_daemon.fetch.flights import Flight
-from cachefs_daemon.fetch.held_parts import MOST_OF_BLOCK
+from cachefs_daemon.fetch.held_parts import MOST_OF_BLOCK, give_up
 from cachefs_daemon.fetch.passing import PassingBlock
 from cachefs_daemon.fetch.slots import FetchSlots
 from cachefs_daemon.fetch.tally import ORIGIN, Became
@@ -102,7 +102,7 @@ class PartReads:
                 asyncio.timeout_at(until),
                 self._slots.slot(key, wanted.length, source.origin.endpoint, ahead=False),
             ):
-                data = await source.origin.read(wanted, Patience(until, _give_up))
+                data = await source.origin.read(wanted, Patience(until, give_up))
             if len(data) == wanted.length:
                 part = PassingBlock.of_part(source.key, data, begin)
                 self._keep(source, part, asked)
@@ -162,8 +162,3 @@ def _wanted(ref: BlockRef, source: BlockSource) -> ObjectRange:
     end = min(source.length, -(-(ref.start + ref.size) // PIECE_SIZE) * PIECE_SIZE)
     one = source.range
     return ObjectRange(one.key, one.version, one.size, one.offset + begin, max(0, end - begin))
-
-
-async def _give_up(_: float) -> None:
-    """In place of another attempt: the block comes in the usual way, which knows outages."""
-    raise OriginUnavailable("it is asked for with the whole block")

@@ -8,6 +8,7 @@ import asyncio
 import heapq
 import itertools
 import math
+import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from types import TracebackType
@@ -15,6 +16,11 @@ from typing import Final, Protocol
 
 # Reads that no longer wait, and are remembered all the same; and those who have waited.
 _FEW: Final = 256
+# While somebody waits, the bytes under way of one server are this part of what reads ahead may otherwise have. It is
+# still twice what keeps the link busy, so that it is noticed where the link takes more (see AheadBytes).
+_BESIDE_DEMAND: Final = 2
+# Who has just waited waits again: a worker reads its next block while its first one is decoded.
+_MOMENT: Final = 0.25
 
 # On whose behalf the code runs that asks for slots. Tasks inherit it, so nobody on the way to here need pass it on.
 ASKER: Final = ContextVar("ASKER", default=0)
@@ -65,12 +71,13 @@ class _Queue:
 class _Lane:
     """The reads from one server."""
 
-    __slots__ = ("ahead", "bytes_ahead", "bytes_in_use", "demand", "in_use", "in_use_ahead", "server")
+    __slots__ = ("ahead", "bytes_ahead", "bytes_in_use", "demand", "in_use", "in_use_ahead", "server", "waited")
 
     def __init__(self, server: Server) -> None:
         self.server = server
         self.demand = _Queue()  # by turns
         self.ahead = _Queue()  # what is needed soonest first
+        self.waited = -math.inf  # when a read on demand ended last, in monotonic seconds
         self.in_use = self.in_use_ahead = 0  # slots taken, and those of them that reads ahead have
         self.bytes_in_use = self.bytes_ahead = 0  # of those that have slots, and of those of them that are reads ahead
 
@@ -88,11 +95,23 @@ class _Lane:
         return self.in_use < self.server.width
 
     def has_room_ahead(self, size: int) -> bool:
-        """Would it take one more of *size* bytes, without the room that is kept for demand?"""
+        """Would it take one more of *size* bytes, without the room that is kept for demand?
+
+        While somebody waits there are fewer, as they would take the link from that read. One there may always be, since
+        what is waited for may hang.
+        """
         width = self.server.width
         if self.in_use >= width or self.in_use_ahead >= _part_ahead(width):
             return False
-        return self.bytes_ahead == 0 or self.bytes_ahead + size <= self.server.ahead_bytes
+        most = self.server.ahead_bytes / (_BESIDE_DEMAND if self.is_waited_for else 1)
+        return self.bytes_ahead == 0 or self.bytes_in_use + size <= most
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Does somebody wait for one of these reads, or did a moment ago?"""
+        if self.in_use > self.in_use_ahead or self.demand.by_key:
+            return True
+        return time.monotonic() < self.waited + _MOMENT
 
 
 def _part_ahead(slots: int) -> int:
@@ -185,6 +204,13 @@ class FetchSlots:
                 self._admit()
                 return
 
+    def want(self, request: "Slot") -> None:
+        """For `Slot`."""
+        lane = self._lanes[request.server]
+        self._count(request, lane, -1)
+        request.ahead = False
+        self._count(request, lane, 1)
+
     def take_along(self, key: bytes, server: Server) -> bool:
         """Admit the read *key* in the slot of another read of the *server*, which brings its bytes too. False where it
         does not wait, or where its bytes are too many."""
@@ -222,6 +248,8 @@ class FetchSlots:
         """For `Slot`."""
         lane = self._lanes[request.server]
         self._count(request, lane, -1)
+        if not request.ahead:
+            lane.waited = time.monotonic()
         if self._demand_queued or self.ahead_queued:
             self._admit()
         self._forget(lane)
@@ -402,6 +430,11 @@ class Slot:
     def promote(self) -> None:
         """Somebody waits now for what it is for."""
         self._slots.promote(self.key)
+
+    def want(self) -> None:
+        """Somebody waits now for what it is held for: it counts as a read on demand."""
+        if self.held and self.ahead:
+            self._slots.want(self)
 
     def leave(self) -> None:
         """Hold it no longer, nor wait for it."""

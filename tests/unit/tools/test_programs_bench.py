@@ -2,6 +2,7 @@
 
 import ast
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from cachefs_tools.bench.programs.report import marks, row, table
 from cachefs_tools.bench.programs.watch import Watch
 
 from cachefs.errors import ConfigError
-from cachefs.job_messages import ConsumerView, JobView
+from cachefs.job_messages import ConsumerView, JobList, JobView
 from cachefs.rpc import DaemonClient
 
 PROGRAM = PROGRAMS[0]
@@ -45,6 +46,25 @@ def test_at_best_the_link_is_busy_from_the_first_moment() -> None:
     assert share_at_best(native, replace(bare, origin_bytes=900), 10) == 0
     assert share_at_best(native, replace(bare, origin_bytes=900), 0) is None
     assert share_at_best(native, outcome(Mode.BARE, 1.2, 1), 10) is None
+
+
+def test_at_best_what_the_first_samples_need_has_come_before_them() -> None:
+    native, bare = outcome(Mode.NATIVE, 1, 1), replace(outcome(Mode.BARE, 11, 1), origin_bytes=90)
+    first = native.epochs[0]
+    native = replace(native, epochs=(replace(first, first=first.begin + 1), *native.epochs[1:]))
+    assert share_at_best(native, replace(bare, first_bytes=60), 10) == pytest.approx(0.5)
+    assert share_at_best(native, replace(bare, first_bytes=10), 10) == 1
+
+
+def test_what_came_is_counted_between_two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    came = iter([100, 150, 400, 900])
+    watch = Watch(DaemonClient(Path("/nowhere")), lambda: next(came))
+    monkeypatch.setattr(DaemonClient, "call", lambda *_: JobList([]))
+    for now in (1.0, 2.0, 3.0, 4.0):
+        monkeypatch.setattr(time, "monotonic", lambda now=now: now)
+        watch.look()
+    assert watch.came_between(1.5, 3.9) == 400 - 150
+    assert watch.came_between(4.5, 6.0) == 0
 
 
 @pytest.mark.parametrize(
@@ -123,7 +143,7 @@ def test_medians_of_warm_runs_are_compared() -> None:
 
 
 def test_what_was_known_is_remembered_when_the_daemon_forgets_it() -> None:
-    watch = Watch(DaemonClient(Path("/nowhere")))
+    watch = Watch(DaemonClient(Path("/nowhere")), lambda: 0)
 
     def view(epochs: list[int], problem: str = "") -> JobView:
         consumer = ConsumerView("0", 0, 0, 10, epochs, 0.0, 0, 0, "running", problem)

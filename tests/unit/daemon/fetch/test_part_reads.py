@@ -40,6 +40,7 @@ class LargeFile:
         self.endpoint = Endpoint(self.url, 64)
         self.reads: list[tuple[int, int]] = []  # offset and length of each
         self.failures: list[CachefsError] = []  # of the next reads
+        self.broken: dict[int, CachefsError] = {}  # by offset: what reads there fail with
         self.held: dict[int, asyncio.Event] = {}  # by offset: reads that wait until it is set
 
     def identity(self, key: bytes) -> bytes:
@@ -59,6 +60,8 @@ class LargeFile:
                 raise failure
         if (event := self.held.get(wanted.offset)) is not None:
             await event.wait()
+        if (error := self.broken.get(wanted.offset)) is not None:
+            raise error
         return (CONTENT * 2)[wanted.offset % BLOCK :][: wanted.length]
 
     async def close(self) -> None:
@@ -156,7 +159,7 @@ def test_a_third_read_of_a_block_waits_for_all_of_it(store: OpenStore) -> None:
         # The rest of block 9, which nobody waits for, keeps that of block 3 from coming.
         bench.origin.held[9 * BLOCK] = hold = asyncio.Event()
         await bench.read(9, PIECE_SIZE)
-        await until(lambda: bench.origin.reads[-1] == (9 * BLOCK, PIECE_SIZE))
+        await until(lambda: (9 * BLOCK, PIECE_SIZE) in bench.origin.reads)
         bench.fetcher.part_reads._background.most = lambda *, is_waited_for: 1  # type: ignore[union-attr,method-assign]
         answers = [await bench.read(3, piece * PIECE_SIZE) for piece in (2, 9, 13)]
         assert [type(one) for one in answers] == [PassingBlock, PassingBlock, Location]
@@ -194,13 +197,30 @@ def test_where_a_part_does_not_come_the_block_does(store: OpenStore, failure: Ca
 def test_an_error_of_the_rest_is_told_to_the_next_reader_and_counted(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         bench.origin.held[3 * BLOCK] = hold = asyncio.Event()
+        bench.origin.broken[3 * BLOCK] = ObjectChanged("it has changed")
         await bench.read(3, 2 * PIECE_SIZE)
-        await until(lambda: len(bench.origin.reads) == 2)
-        bench.origin.failures = [ObjectChanged("it has changed")]
+        await until(lambda: len(bench.origin.reads) == 3)  # the part, and what is before and behind it
         hold.set()
         assert isinstance(await bench.read(3, 7 * PIECE_SIZE), ObjectChanged)
+        assert bench.origin.reads[3:] == [(3 * BLOCK, BLOCK)]
         tally = bench.fetcher.bringing.tally
-        assert tally.bytes[ORIGIN, Became.DISCARDED] == 3 * PIECE_SIZE  # the part, and what had come of the rest
+        assert tally.bytes[ORIGIN, Became.DISCARDED] == BLOCK - 2 * PIECE_SIZE  # the part, and what is behind it
+
+    on_bench(store, scene)
+
+
+def test_a_rest_that_does_not_come_at_once_comes_with_the_whole_block(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.origin.held[3 * BLOCK] = hold = asyncio.Event()
+        await bench.read(3, 2 * PIECE_SIZE)
+        await until(lambda: len(bench.origin.reads) == 3)
+        bench.origin.broken[3 * BLOCK] = OriginUnavailable("out of order")
+        hold.set()
+        await until(lambda: len(bench.origin.reads) == 4)
+        bench.origin.broken.clear()
+        bench.fetcher.bringing._recent.clear()
+        assert isinstance(await bench.read(3, 0), Location)
+        assert await bench.on_node(3) == CONTENT
 
     on_bench(store, scene)
 

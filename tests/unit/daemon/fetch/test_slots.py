@@ -327,8 +327,46 @@ def test_reads_ahead_have_no_more_bytes_under_way_than_their_server_is_to_have()
         await crowd.come("other", 4, ahead=True, origin="wide")
         await crowd.come("demand", 4, origin="narrow")
         assert crowd.admitted[2:] == ["other", "demand"]
+        await crowd.leave("demand")
         await crowd.leave("ahead 0")
-        assert "ahead 2" in crowd.admitted
+        assert "ahead 2" not in crowd.admitted  # who has just waited waits again
+        crowd.slots._lanes[crowd.servers["narrow"]].waited = -math.inf
+        await crowd.come("ahead 3", 4, ahead=True, needed=3, origin="narrow")
+        assert {"ahead 1", "ahead 2"} <= {*crowd.admitted}
+
+    with_slots(20, 1000, scene)
+
+
+def test_beside_what_is_waited_for_a_server_has_few_bytes_of_reads_ahead_and_always_one_read() -> None:
+    async def scene(crowd: Crowd) -> None:
+        crowd.servers["narrow"] = Server(ahead_bytes=20)
+        await crowd.come("demand", 4, origin="narrow")
+        for number in range(3):
+            await crowd.come(f"ahead {number}", 4, ahead=True, needed=number, origin="narrow")
+        assert crowd.admitted == ["demand", "ahead 0"]
+        for number in range(2):
+            await crowd.leave(f"ahead {number}")  # what is waited for hangs
+        assert crowd.admitted == ["demand", "ahead 2"]
+
+    with_slots(20, 1000, scene)
+
+
+def test_a_read_ahead_that_somebody_comes_to_wait_for_counts_as_one_on_demand() -> None:
+    async def scene(crowd: Crowd) -> None:
+        crowd.servers["narrow"] = Server(ahead_bytes=20)
+        for number in range(6):
+            await crowd.come(f"ahead {number}", 4, ahead=True, needed=number, origin="narrow")
+        assert len(crowd.admitted) == 5
+        crowd.slot_of["ahead 0"].want()
+        assert crowd.slots.is_waited_for
+        for number in range(1, 4):
+            await crowd.leave(f"ahead {number}")
+        assert crowd.admitted == ["ahead 0", "ahead 4"]
+        await crowd.leave("ahead 0")
+        await crowd.leave("ahead 4")
+        assert crowd.admitted == ["ahead 5"]
+        await crowd.leave("ahead 5")
+        assert (crowd.slots.in_use, crowd.slots.bytes_in_use, crowd.slots.is_waited_for) == (0, 0, False)
 
     with_slots(20, 1000, scene)
 

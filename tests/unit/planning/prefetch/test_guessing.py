@@ -47,7 +47,13 @@ class World:
             self.missed.append(block)
             news = self.guessing.missed(("snapshot", *block), SIZE, self._files, self.now)
             self._put(block)
-        while news:
+        if news:
+            self.look()
+
+    def look(self) -> None:
+        """Fetch what is guessed now."""
+        guesses: list[Guess] | None = None
+        while guesses is None or guesses:
             guesses = [
                 guess
                 for search in self.guessing.search(self.room, 10_000, self.now)
@@ -55,7 +61,6 @@ class World:
             ]
             for guess in guesses:
                 self._fetch(guess)
-            news = bool(guesses)
 
     def _fetch(self, guess: Guess) -> None:
         block = guess.name[1:]
@@ -297,3 +302,36 @@ def test_memory_is_bounded_whatever_is_read() -> None:
             decision.choose(search, Found(missing, entries[-1], ended=False))
     assert decision.streams <= guessing.MOST_STREAMS
     assert decision.bytes_ahead <= guessing.MOST_STREAMS * 2 * MOST_AHEAD * SIZE
+
+
+def entering(world: World, numbers: Iterable[int], blocks: int) -> None:
+    """A reader begins each of these files, waits for its first block, and reads so many blocks of it."""
+    for number in numbers:
+        world.read([(number, 0)])
+        if world.guessing.entered("snapshot", number, SIZE, world.now):
+            world.look()
+        world.read((number, block) for block in range(1, blocks))
+
+
+def test_who_goes_through_large_files_waits_for_their_first_blocks_only() -> None:
+    world = World(files=100, blocks=40)
+    entering(world, range(3, 100, 7), 40)
+    assert world.missed == files(range(3, 100, 7))
+    assert {guess.key for guess in world.guessing.take_gone_on()} == {key((number, 1)) for number in range(3, 100, 7)}
+    assert not world.guessing.take_gone_on()
+
+
+def test_who_looks_at_the_beginning_of_large_files_pays_for_a_few_only() -> None:
+    world = World(files=10_000, blocks=40)
+    entering(world, random.Random(0).sample(range(0, 10_000, 11), 500), 1)
+    assert len(world.guessed) == guessing.MOST_ENTERED
+    entering(world, range(1, 10_000, 1009), 40)  # and it does not keep others from being foreseen
+    assert world.guessing.counts.right > 300
+
+
+def test_several_who_wait_for_one_beginning_make_one_stream() -> None:
+    world = World(files=100, blocks=40)
+    world.read([(3, 0)])
+    assert world.guessing.entered("snapshot", 3, SIZE, world.now)
+    assert not world.guessing.entered("snapshot", 3, SIZE, world.now)
+    assert world.guessing.streams == 1

@@ -24,7 +24,8 @@ def share_gone(native: Outcome, reference: Outcome, outcome: Outcome) -> float |
 
 def share_at_best(native: Outcome, bare: Outcome, bandwidth: float) -> float | None:
     """Of the waits that the bare run had beyond those of the native run, the share that anything could take away which
-    begins when the program does: all bytes have to pass the link, and the program computes meanwhile.
+    begins when the program does: all bytes have to pass the link, and the program computes meanwhile. It cannot compute
+    before it has its first samples: the blocks that the bare run read until then have to come before.
 
     bandwidth: bytes per second of the link to the origin; 0 where it has no limit.
     """
@@ -33,6 +34,8 @@ def share_at_best(native: Outcome, bare: Outcome, bandwidth: float) -> float | N
         return None
     first = native.epochs[0]  # later epochs find everything on the node
     left = max(0.0, bare.origin_bytes / bandwidth - (first.end - first.begin))
+    if first.first > first.begin:
+        left = max(left, bare.first_bytes / bandwidth - (first.first - first.begin))
     return max(0.0, 1 - left / there)
 
 
@@ -104,6 +107,7 @@ def _mode_document(outcome: Outcome) -> dict[str, Any]:
     return {
         "wait": round(outcome.wait, 3), "waits": [round(epoch.wait, 3) for epoch in outcome.epochs],
         "seconds": round(outcome.seconds, 2), "wall": round(outcome.wall, 2), "origin_bytes": outcome.origin_bytes,
+        "first_bytes": outcome.first_bytes,
         "stall_seconds": round(outcome.stall_seconds, 2),
         "samples": sum(epoch.samples for epoch in outcome.epochs), "digest": outcome.digest,
     }  # fmt: skip

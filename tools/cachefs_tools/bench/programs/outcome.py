@@ -21,6 +21,7 @@ class Epoch:
     end: float
     wait: float  # seconds that the program waited for data
     samples: int
+    first: float = 0.0  # when it had its first samples and began to compute; 0: it did not tell
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ class Outcome:
     origin_bytes: int = 0
     stall_seconds: float = 0.0  # that reads waited for the origin, of all readers together
     published: Published = Published()
+    # Bytes that left the origin from the begin of the first epoch until that had its first samples.
+    first_bytes: int = 0
 
     @property
     def wait(self) -> float:

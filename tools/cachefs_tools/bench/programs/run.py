@@ -94,12 +94,12 @@ def run_on(node: Node, setting: Setting, one: Program, mode: Mode, work: Path) -
             *command,
         ]
     before, stalled = node.throttle.counters().bytes, _stalled(node.client)
-    watch = Watch(node.client)
+    watch = Watch(node.client, lambda: node.throttle.counters().bytes - before)
     document, wall, said = _finished(command, work, watch.look)
     epochs = tuple(Epoch(**epoch) for epoch in document["epochs"])
     return Outcome(
         mode, document["digest"], epochs, wall, said, node.throttle.counters().bytes - before,
-        _stalled(node.client) - stalled, watch.published(),
+        _stalled(node.client) - stalled, watch.published(), watch.came_between(epochs[0].begin, epochs[0].first),
     )  # fmt: skip
 
 

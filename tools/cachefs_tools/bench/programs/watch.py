@@ -1,6 +1,7 @@
-"""Looks at what is published while a program runs."""
+"""Looks at what is published, and at what the origin gives, while a program runs."""
 
 import time
+from collections.abc import Callable
 
 from cachefs.job_messages import JobView
 from cachefs.messages import Empty
@@ -11,14 +12,16 @@ from cachefs_tools.bench.programs.outcome import Published
 class Watch:
     """Remembers which epochs of which consumers were ever known. The daemon forgets those that are over."""
 
-    def __init__(self, client: DaemonClient) -> None:
-        self._client = client
+    def __init__(self, client: DaemonClient, origin_bytes: Callable[[], int]) -> None:
+        self._client, self._origin_bytes = client, origin_bytes
+        self._came: list[tuple[float, int]] = []  # bytes of the origin until then
         self._known: dict[str, dict[int, float]] = {}
         self._problems: dict[str, None] = {}
 
     def look(self) -> None:
         """Ask the daemon. Raises CachefsError where it does not answer."""
         now = time.monotonic()
+        self._came.append((now, self._origin_bytes()))
         for view in self._client.call(JOB_LIST, Empty()).jobs:
             self.note(view, now)
 
@@ -30,6 +33,11 @@ class Watch:
                 known.setdefault(epoch, now)
             if consumer.problem:
                 self._problems[consumer.problem] = None
+
+    def came_between(self, begin: float, end: float) -> int:
+        """Bytes that the origin gave in that time, from the first look in it to the last."""
+        sizes = [size for seen, size in self._came if begin <= seen <= end]
+        return sizes[-1] - sizes[0] if sizes else 0
 
     def published(self) -> Published:
         """What was seen so far."""
