@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 # up to 1 MiB around a page that a program touches in a mapped file.)
 LEAST_BLOCK: Final = 1 << 20
 LEAST_TIMES: Final = 3
+# Blocks of a file that is read in parts, at least. A smaller one has come as a whole before many parts of it are read,
+# and they only delay that: LMDB of 25 blocks waited 3.2 s with parts, and 2.9 without.
+LEAST_BLOCKS: Final = 32
 # Blocks whose rest is to come, at most. Those that were read before these are left as they are.
 MOST_RESTS: Final = 4096
 # Seconds until it is looked again whether readers wait.
@@ -62,6 +65,8 @@ class PartReads:
     def takes(self, ref: BlockRef, source: BlockSource) -> bool:
         """Is a part of the block to be read, for a reader that waits for it?"""
         if ref.start <= 0 or ref.size <= 0 or source.length < LEAST_BLOCK:
+            return False
+        if source.range.size < LEAST_BLOCKS * source.length:
             return False
         if self._bringing.elsewhere is not None or self._bringing.is_flying(source.key):
             return False

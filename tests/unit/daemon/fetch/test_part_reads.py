@@ -8,6 +8,7 @@ import pytest
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.flights import Answer
+from cachefs_daemon.fetch.part_reads import LEAST_BLOCKS
 from cachefs_daemon.fetch.passing import PassingBlock
 from cachefs_daemon.fetch.slots import FetchSlots
 from cachefs_daemon.fetch.tally import ORIGIN, Became
@@ -40,6 +41,7 @@ class LargeFile:
         self.endpoint = Endpoint(self.url, 64)
         self.reads: list[tuple[int, int]] = []  # offset and length of each
         self.failures: list[CachefsError] = []  # of the next reads
+        self.size = 100 * BLOCK
         self.broken: dict[int, CachefsError] = {}  # by offset: what reads there fail with
         self.held: dict[int, asyncio.Event] = {}  # by offset: reads that wait until it is set
 
@@ -82,7 +84,7 @@ class Bench:
         self.fetcher.read_in_parts()
 
     def resolve(self, ref: BlockRef) -> BlockSource:
-        place = ObjectRange(b"file", b"v1", 100 * BLOCK, ref.number * BLOCK, BLOCK)
+        place = ObjectRange(b"file", b"v1", self.origin.size, ref.number * BLOCK, BLOCK)
         return BlockSource(key_of(ref.number), self.origin, place, ref.snapshot, 1, ref.number)
 
     async def read(self, number: int, start: int, size: int = 4096) -> Answer:
@@ -167,6 +169,15 @@ def test_a_third_read_of_a_block_waits_for_all_of_it(store: OpenStore) -> None:
         assert bench.store.read(key_of(3), answers[2]) == CONTENT  # type: ignore[arg-type]
         hold.set()
         assert await bench.on_node(9) == CONTENT
+
+    on_bench(store, scene)
+
+
+def test_a_small_file_comes_in_whole_blocks(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.origin.size = LEAST_BLOCKS * BLOCK - 1
+        assert isinstance(await bench.read(3, 2 * PIECE_SIZE), Location)
+        assert bench.origin.reads == [(3 * BLOCK, BLOCK)]
 
     on_bench(store, scene)
 
