@@ -1,6 +1,7 @@
 """What one training process has done, for the summary of its run: gathered by its helper, which can ask the daemon."""
 
 import os
+import threading
 import time
 from collections.abc import Collection
 from typing import Final
@@ -34,14 +35,19 @@ class Figures:
         self._gone: dict[int, LoaderRecord] = {}  # loaders that have ended, by their numbers in the process
         # By mount, as the first consumer began; None where nobody has told.
         self._first: dict[str, MountBytes] | None = None
-        self._has_begun = False
+        self._asking: threading.Thread | None = None  # what the mounts have answered, since a consumer began
         self._written_at = 0.0  # monotonic seconds
         self._is_finished = False
 
     def begin(self) -> None:
         """A consumer has begun."""
-        if not self._has_begun:
-            self._has_begun, self._first = True, self._mounts()
+        if self._asking is None:
+            # In a thread, as a busy daemon takes up to TIMEOUT, and meanwhile no order would be published.
+            self._asking = threading.Thread(target=self._ask_first, daemon=True)
+            self._asking.start()
+
+    def _ask_first(self) -> None:
+        self._first = self._mounts()
 
     def end(self, consumer: PublishedConsumer) -> None:
         """A consumer ends."""
@@ -60,6 +66,8 @@ class Figures:
         if self._is_finished:
             return
         self._is_finished = True
+        if self._asking is not None:
+            self._asking.join(TIMEOUT)
         run_record.write(self._record(consumers, None, {}))
         mounts = self._mounts()
         view = self._reporter.job(TIMEOUT) if mounts is not None else None
@@ -99,7 +107,7 @@ class Figures:
                 stalls[kind] = stalls.get(kind, 0.0) + seconds
         first = self._first or {}
         problem = "" if has_answered else refusal(self._client.socket) or "the daemon does not answer"
-        if self._has_begun and self._first is None:
+        if self._asking is not None and self._first is None:
             # Without what the mounts had read before, all of that would seem to be the job's.
             problem, mounts = problem or "the daemon did not answer as the job began", {}
         return ProcessRecord(
