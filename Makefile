@@ -22,10 +22,13 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 # two processors, with the two others of the machine busy, and 564 s on four that others used too.
 # Tests that fail beside others are run once more, alone: tests/second_chance.py. What no signal interrupts, such as a read
 # of a mount that hangs, ends its worker after 400 s. Where that happens again and again, no fifth one is started.
-test: lint
-	$(IN_SHORT_DIRECTORY) $(PYTEST) -p tests.second_chance -n 4 --dist loadfile --no-loadscope-reorder \
+# Types and style are checked meanwhile: that takes one processor for 40 s.
+test: $(VENV)/.ready-test
+	$(IN_SHORT_DIRECTORY) { $(MAKE) --no-print-directory lint >$$directory/lint 2>&1 & lint=$$!; \
+		$(PYTEST) -p tests.second_chance -n 4 --dist loadfile --no-loadscope-reorder \
 		--max-worker-restart 4 -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true \
-		--basetemp=$$directory/t $(PYTEST_OPTIONS)
+		--basetemp=$$directory/t $(PYTEST_OPTIONS); tests=$$?; \
+		wait $$lint; lint=$$?; cat $$directory/lint; exit $$((tests + lint)); }
 
 soak: $(VENV)/.ready-test
 	$(IN_SHORT_DIRECTORY) $(PYTEST) -m soak --timeout=0 --basetemp=$$directory/t $(PYTEST_OPTIONS)
@@ -46,7 +49,8 @@ screenshots: $(VENV)/.ready-test
 
 # As root, with debootstrap: a bare Debian in namespaces of its own.
 test-packages: $(VENV)/.ready-test
-	$(IN_SHORT_DIRECTORY) $(PYTEST) -m packaging --basetemp=$$directory/t tests/packages $(PYTEST_OPTIONS)
+	$(IN_SHORT_DIRECTORY) $(PYTEST) -m packaging --basetemp=$$directory/t tests/packages tests/unit/test_packaging.py \
+		$(PYTEST_OPTIONS)
 
 # What people install, in dist/. The wheel is for all Pythons from 3.11 on, and for the C libraries that its name says.
 deb:

@@ -47,7 +47,9 @@ class Figures:
             self._asking.start()
 
     def _ask_first(self) -> None:
-        self._first = self._mounts()
+        first = self._mounts()
+        if not self._is_finished:  # later than what is read in the end, it would be of no use
+            self._first = first
 
     def end(self, consumer: PublishedConsumer) -> None:
         """A consumer ends."""
@@ -65,9 +67,9 @@ class Figures:
         """Leave all that is known. The process is about to end, or has ended."""
         if self._is_finished:
             return
-        self._is_finished = True
         if self._asking is not None:
             self._asking.join(TIMEOUT)
+        self._is_finished = True
         run_record.write(self._record(consumers, None, {}))
         mounts = self._mounts()
         view = self._reporter.job(TIMEOUT) if mounts is not None else None
@@ -107,7 +109,7 @@ class Figures:
                 stalls[kind] = stalls.get(kind, 0.0) + seconds
         first = self._first or {}
         problem = "" if has_answered else refusal(self._client.socket) or "the daemon does not answer"
-        if self._asking is not None and self._first is None:
+        if self._asking is not None and self._first is None and (is_final or not self._asking.is_alive()):
             # Without what the mounts had read before, all of that would seem to be the job's.
             problem, mounts = problem or "the daemon did not answer as the job began", {}
         return ProcessRecord(

@@ -111,6 +111,7 @@ def test_base_package_installs_without_compiler_and_libfuse(tmp_path: Path) -> N
     assert "SPEC" in run(binaries / "cachefs", "mount", "--help", env=bare)
 
 
+@pytest.mark.packaging
 @pytest.mark.timeout(400)
 def test_every_step_of_the_dockerfile_works(tmp_path: Path) -> None:
     root = tmp_path / "root"

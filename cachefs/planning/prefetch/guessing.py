@@ -43,9 +43,10 @@ _MOST_PASSES: Final = 8
 # Blocks that one search looks at.
 LOOKED_AT: Final = 256
 
-# Large files of a snapshot whose second block is guessed since the first was read, while nobody has gone on to it: so
-# many at most, and as many again as somebody has gone on in.
+# Large files of a snapshot whose second block was guessed since the first was read, and in which nobody has gone on: so
+# many at most, and one more for each in which somebody has, up to as many as the last.
 MOST_ENTERED: Final = 4
+_MOST_MORE: Final = 12
 
 # Where something reads: the order, the snapshot, and the entry (FILE, LISTING) or the place in the log (PASS).
 _Place = tuple[Way, str, int]
@@ -65,14 +66,15 @@ class _Run:
 
 @dataclass(slots=True)
 class _Entered:
-    """Files of a snapshot that readers have entered at their beginning, and those of them that they have gone on in."""
+    """Files of a snapshot whose second block was guessed since a reader began them, and those of them in which one has
+    gone on."""
 
     files: int = 0
     gone_on: int = 0
 
     @property
     def is_enough(self) -> bool:
-        return self.files - self.gone_on >= MOST_ENTERED + self.gone_on
+        return self.files - self.gone_on >= MOST_ENTERED + min(self.gone_on, _MOST_MORE)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -168,15 +170,12 @@ class Guessing:
             log.note(entry, number)
         return bool(begun)
 
-    def entered(self, snapshot: str, entry: int, size: int, now: float) -> bool:
-        """A reader has waited for the beginning of a file that has further blocks, and has got its first one, of *size*
-        bytes. True where the next one is to be looked for: most who begin a large file go through it."""
+    def entered(self, snapshot: str, entry: int, now: float) -> bool:
+        """A reader has waited for the beginning of a file that has further blocks, and has got it. True where the
+        next one is to be looked for: most who begin a large file go through it."""
         place = (Way.FILE, snapshot, entry)
-        counts = self._entered_of(snapshot)
-        if isinstance(self._places.get(place), Stream) or counts.is_enough:
+        if isinstance(self._places.get(place), Stream) or self._entered_of(snapshot).is_enough:
             return False
-        counts.files += 1
-        self._credit(snapshot).undone(size)  # MOST_ENTERED is what these may cost
         self._begin(place, Stream(Way.FILE, snapshot, 0, now, entry=entry, window=1, is_entry=True))
         return True
 
@@ -268,7 +267,7 @@ class Guessing:
 
     def _begin(self, place: _Place, stream: Stream) -> None:
         if len(self._streams) >= MOST_STREAMS:
-            self._end(min(self._streams, key=lambda one: one.seen))
+            self._end(min(self._streams, key=lambda one: (not one.is_idle_entry, one.seen)))
         self._streams[stream] = None
         self._see(stream, stream.seen)
         former = self._places.get(place)
@@ -343,6 +342,9 @@ class Guessing:
         stream.looking = False
         if stream not in self._streams:
             return []
+        if stream.is_first_of_entry and self._entered_of(stream.snapshot).is_enough:
+            self._end(stream)
+            return []
         guesses: list[Guess] = []
         credit = self._credit(stream.snapshot)
         for count, one in enumerate(found.missing):
@@ -365,9 +367,14 @@ class Guessing:
         if self._places.get(place) is stream:
             del self._places[place]
         self._places[self._place_of(stream)] = stream
+        if stream.is_idle_entry and stream.ended:
+            self._end(stream)  # the end of the file is near, and others need the place
 
     def _guess(self, stream: Stream, name: Name, one: Missing) -> Guess:
         guess = Guess(stream, name, one.key, one.size, stream.count)
+        if stream.is_first_of_entry:
+            self._entered_of(stream.snapshot).files += 1
+            self._credit(stream.snapshot).undone(one.size)  # MOST_ENTERED bounds what these cost
         stream.count += 1
         stream.ahead[one.key] = self._by_key[one.key] = self._by_name[name] = guess
         stream.bytes_ahead += one.size
@@ -391,10 +398,14 @@ class Guessing:
             self._out(guess)
             self._book.undone(guess.stream.snapshot, guess.stream.rule, guess.size)
             self._credit(guess.stream.snapshot).undone(guess.size)
+            if guess.is_of_entry:
+                self._entered_of(guess.stream.snapshot).files -= 1
             guess.stream.blocked = True
 
     def _lost(self, guess: Guess) -> None:
         """It was evicted before it was read: too much was fetched ahead."""
+        if guess.is_of_entry:
+            self._entered_of(guess.stream.snapshot).gone_on += 1
         self._out(guess)
         self._book.wrong(guess.stream.snapshot, guess.stream.rule, guess.size)
         guess.stream.lost(guess.index)
@@ -414,14 +425,14 @@ class Guessing:
                 self._count_right(passed)
             else:
                 self._count_wrong(passed)
-        if stream.has_failed:
+        if stream.has_failed or (stream.is_idle_entry and stream.ended):
             self._end(stream)
 
     def _count_right(self, guess: Guess) -> None:
         self._out(guess)
         self._book.right(guess.stream.snapshot, guess.stream.rule, guess.size)
         self._credit(guess.stream.snapshot).right(guess.size)
-        if guess.stream.is_entry and guess.index == 0:
+        if guess.is_of_entry:
             self._entered_of(guess.stream.snapshot).gone_on += 1
             self._gone_on.append(guess)
         guess.stream.grow()

@@ -96,6 +96,16 @@ class Stream:
         return self.window - len(self.ahead)
 
     @property
+    def is_first_of_entry(self) -> bool:
+        """Is what it guesses next the second block of a file whose first one was read?"""
+        return self.is_entry and self.count == 0
+
+    @property
+    def is_idle_entry(self) -> bool:
+        """Has nobody to read what it has guessed, and was it begun by a single read?"""
+        return self.is_entry and not self.ahead
+
+    @property
     def is_trusted(self) -> bool:
         return self.right >= _TRUSTED and self.right >= 4 * self.wrong
 
@@ -120,14 +130,15 @@ class Stream:
     def shrink(self) -> None:
         self.wrong += 1
         self.trust -= 2
-        self.window = max(FEWEST_AHEAD, self.window // 2)
+        self.window = min(self.window, max(FEWEST_AHEAD, self.window // 2))
 
     def lost(self, index: int) -> None:
         """The block that was guessed as number *index* was evicted before it was read, and so may be all that are
         ahead now."""
         if index >= self.learned:
             self.learned = self.count
-            self.window = self.longest = max(FEWEST_AHEAD, len(self.ahead) // 2)
+            self.longest = max(FEWEST_AHEAD, len(self.ahead) // 2)
+            self.window = min(self.window, self.longest)
 
     def is_lost(self, credit: Credit) -> bool:
         """Was so much else read since it was last seen that it is chance when its guesses are read?"""
@@ -160,3 +171,8 @@ class Guess:
     # It is on the node; it is in a page cache, so nobody sees it read.
     landed: bool = False
     pushed: bool = False
+
+    @property
+    def is_of_entry(self) -> bool:
+        """Was it guessed since the first block of its file was read?"""
+        return self.stream.is_entry and self.index == 0

@@ -26,7 +26,7 @@ from cachefs_daemon.fetch.puts import Puts
 from cachefs_daemon.fetch.ranges import Ranges
 from cachefs_daemon.fetch.route import Route
 from cachefs_daemon.fetch.search import Found
-from cachefs_daemon.fetch.slots import FetchSlots
+from cachefs_daemon.fetch.slots import FetchSlots, Slot
 from cachefs_daemon.fetch.tally import ORIGIN, PEER, Became, Tally
 from cachefs_daemon.origin.base import Data
 from cachefs_daemon.origin.patience import Patience
@@ -443,13 +443,28 @@ class Bringing:
             source, patience = flight.source, flight.patience
             try:
                 if parts:
-                    return await completed(source, parts, patience.until, self.tally.discard)
+                    return await self._complete(flight, parts)
                 return await source.origin.read(source.range, patience)
             except CachefsError:
+                parts = ()
                 flight.source = self.renewed(source)
-                if not parts and (flight.source.origin is source.origin or patience.left <= 0):
+                if flight.source.origin is source.origin or patience.left <= 0:
                     raise
-                parts = ()  # all of it is read, with further attempts
+
+    async def _complete(self, flight: Flight, parts: Sequence[Part]) -> Data:
+        """Read what surrounds the *parts*: at once, as far as there are slots for it."""
+        source, slots = flight.source, list[Slot]()
+        for number in range(len(parts)):
+            slot = self._slots.slot(source.key + bytes([number]), 0, source.origin.endpoint, ahead=not flight.demanded)
+            if not slot.ask(_nothing):
+                slot.leave()
+                break
+            slots.append(slot)
+        try:
+            return await completed(source, parts, flight.patience, self.tally.discard, at_once=1 + len(slots))
+        finally:
+            for slot in slots:
+                slot.give_back()
 
     async def _rest(self, flight: Flight, seconds: float) -> None:
         """Between two attempts. Fetches from other origins have the slot meanwhile."""
@@ -525,6 +540,10 @@ class Bringing:
 
 def _stopping() -> CachefsError:
     return CachefsError("the daemon is stopping")
+
+
+def _nothing() -> None:
+    pass
 
 
 def _not_carried(_: BlockSource, __: Tell, ___: Callable[[], None]) -> bool:

@@ -92,20 +92,17 @@ class Guesser:
             if self._guessing.missed(name, size, files, now) or (size and self._sweeper.missed(name, size, key, now)):
                 self._news.set()
             self._tell_gone_on(now)
-            if size and snapshot is not None and ref.number == 0 and ref.start == 0:
-                self._fetcher.bringing.on_landing(key, functools.partial(self._entered, snapshot, ref.entry))
+            if size and ref.number == 0 and ref.start == 0:
+                self._fetcher.bringing.on_landing(key, functools.partial(self._entered, ref.snapshot, ref.entry))
         except Exception:
             self._begin_anew()
 
-    def _entered(self, snapshot: Snapshot, entry: int, flight: Flight) -> None:
+    def _entered(self, snapshot: str, entry: int, flight: Flight) -> None:
         """The first block of a file has come, whose reader waited for its beginning."""
         try:
-            length, (size, _) = flight.source.length, snapshot.file(entry)
-            is_begun = length < size and isinstance(flight.outcome, Location)
-            if is_begun and self._guessing.entered(snapshot.id, entry, length, time.monotonic()):
+            goes_on = not flight.source.is_whole and isinstance(flight.outcome, Location)
+            if goes_on and self._guessing.entered(snapshot, entry, time.monotonic()):
                 self._news.set()
-        except CachefsError as error:
-            log.debug("nothing is guessed of snapshot %s: %s", snapshot.id, error)
         except Exception:
             self._begin_anew()
 
@@ -123,6 +120,7 @@ class Guesser:
     def _tell_gone_on(self, now: float) -> None:
         """That somebody goes through a file from its beginning is evidence of shards, though no reader had to wait."""
         for guess in self._guessing.take_gone_on():
+            self._sweeper.seen([guess.key], now)  # where it was brought for another reason too
             self._sweeper.missed(guess.name, guess.size, guess.key, now)
 
     def _begin_anew(self) -> None:

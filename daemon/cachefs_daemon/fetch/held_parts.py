@@ -89,33 +89,57 @@ def gaps(parts: Sequence[Part], length: int) -> Iterator[tuple[int, int]]:
         yield begin, length
 
 
-async def completed(source: BlockSource, parts: Sequence[Part], until: float, discard: Callable[[int], None]) -> Data:
-    """The whole block, of which the *parts* are here. until: loop time. discard: is told what has come where it fails.
-    Raises as `Origin.read` does, at the first failure."""
-    data, one = bytearray(source.length), source.range
-    came = [len(part.data) for part in parts]
+class GaveUp(OriginUnavailable):
+    """A request failed that is not repeated; another attempt may be made after so many *seconds*."""
 
-    async def fill(begin: int, end: int) -> None:
+    def __init__(self, seconds: float) -> None:
+        super().__init__("it is asked for in another way")
+        self.seconds = seconds
+
+
+async def give_up(seconds: float) -> None:
+    """In place of another attempt after so many seconds."""
+    raise GaveUp(seconds)
+
+
+async def completed(
+    source: BlockSource, parts: Sequence[Part], patience: Patience, discard: Callable[[int], None], *, at_once: int
+) -> Data:
+    """The whole block, of which the *parts* are here. discard: is told what has come where it fails. at_once: requests.
+    Raises as `Origin.read` does."""
+    data, one, turn = bytearray(source.length), source.range, asyncio.Semaphore(at_once)
+    came = [len(part.data) for part in parts]
+    failed: list[tuple[int, int, OriginUnavailable]] = []
+
+    async def fill(begin: int, end: int, patience: Patience) -> None:
         wanted = ObjectRange(one.key, one.version, one.size, one.offset + begin, end - begin)
-        between = await source.origin.read(wanted, Patience(until, give_up))
+        between = await source.origin.read(wanted, patience)
         came.append(len(between))
         if len(between) != wanted.length:
             raise OriginError(f"{source.subject}: got {len(between)} bytes for {wanted.length}")
         data[begin:end] = between
 
+    async def try_to_fill(begin: int, end: int) -> None:
+        async with turn:
+            try:
+                await fill(begin, end, Patience(patience.until, give_up))  # only one can use the block's own
+            except OriginUnavailable as error:
+                failed.append((begin, end, error))
+
+    # One after the other they leave the link idle for the latency of each: LMDB of 79 MB waited 0.4 s longer.
+    tasks = [asyncio.create_task(try_to_fill(begin, end)) for begin, end in gaps(parts, source.length)]
     try:
-        # One after the other they leave the link idle for the latency of each: LMDB of 79 MB waited 0.4 s longer.
-        async with asyncio.TaskGroup() as group:
-            for begin, end in gaps(parts, source.length):
-                group.create_task(fill(begin, end))
-    except BaseException as error:
+        await asyncio.gather(*tasks)
+        for begin, end, error in failed:
+            if isinstance(error, GaveUp):
+                await patience.rest(error.seconds)
+            await fill(begin, end, patience)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         discard(sum(came))
-        raise (error.exceptions[0] if isinstance(error, ExceptionGroup) else error) from None
+        raise
     for part in parts:
         data[part.begin : part.end] = part.data
     return data
-
-
-async def give_up(_: float) -> None:
-    """In place of another attempt: the block is read as a whole, which knows outages."""
-    raise OriginUnavailable("it is asked for with the whole block")

@@ -66,7 +66,8 @@ class PartReads:
         """Is a part of the block to be read, for a reader that waits for it?"""
         if ref.start <= 0 or ref.size <= 0 or source.length < LEAST_BLOCK:
             return False
-        if source.range.size < LEAST_BLOCKS * source.length:
+        block_size = source.range.offset // source.number if source.number else source.length
+        if source.range.size < LEAST_BLOCKS * block_size:
             return False
         if self._bringing.elsewhere is not None or self._bringing.is_flying(source.key):
             return False

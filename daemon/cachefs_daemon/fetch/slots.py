@@ -14,10 +14,12 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Final, Protocol
 
+from cachefs.planning.requests.ahead_bytes import LEAST
+
 # Reads that no longer wait, and are remembered all the same; and those who have waited.
 _FEW: Final = 256
-# While somebody waits, the bytes under way of one server are this part of what reads ahead may otherwise have. It is
-# still twice what keeps the link busy, so that it is noticed where the link takes more (see AheadBytes).
+# While somebody waits, reads ahead of one server have this part of the bytes that they may otherwise have. It is still
+# twice what keeps the link busy, so that it is noticed where the link takes more (see AheadBytes).
 _BESIDE_DEMAND: Final = 2
 # Who has just waited waits again: a worker reads its next block while its first one is decoded.
 _MOMENT: Final = 0.25
@@ -73,11 +75,11 @@ class _Lane:
 
     __slots__ = ("ahead", "bytes_ahead", "bytes_in_use", "demand", "in_use", "in_use_ahead", "server", "waited")
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, waited: float) -> None:
         self.server = server
+        self.waited = waited  # when a read on demand ended last, in monotonic seconds
         self.demand = _Queue()  # by turns
         self.ahead = _Queue()  # what is needed soonest first
-        self.waited = -math.inf  # when a read on demand ended last, in monotonic seconds
         self.in_use = self.in_use_ahead = 0  # slots taken, and those of them that reads ahead have
         self.bytes_in_use = self.bytes_ahead = 0  # of those that have slots, and of those of them that are reads ahead
 
@@ -97,19 +99,22 @@ class _Lane:
     def has_room_ahead(self, size: int) -> bool:
         """Would it take one more of *size* bytes, without the room that is kept for demand?
 
-        While somebody waits there are fewer, as they would take the link from that read. One there may always be, since
-        what is waited for may hang.
+        While somebody waits there are fewer, as they would take the link from that read. But never fewer than on a link
+        of which nothing is known, and whatever is waited for: that may hang.
         """
         width = self.server.width
         if self.in_use >= width or self.in_use_ahead >= _part_ahead(width):
             return False
-        most = self.server.ahead_bytes / (_BESIDE_DEMAND if self.is_waited_for else 1)
-        return self.bytes_ahead == 0 or self.bytes_in_use + size <= most
+        most = self.server.ahead_bytes
+        if most > LEAST and self.is_waited_for:
+            most = max(LEAST, most / _BESIDE_DEMAND)
+        return self.bytes_ahead == 0 or self.bytes_ahead + size <= most
 
     @property
     def is_waited_for(self) -> bool:
         """Does somebody wait for one of these reads, or did a moment ago?"""
-        if self.in_use > self.in_use_ahead or self.demand.by_key:
+        # A read whose bytes come along with those of another one has no slot.
+        if self.in_use > self.in_use_ahead or self.bytes_in_use > self.bytes_ahead or self.demand.by_key:
             return True
         return time.monotonic() < self.waited + _MOMENT
 
@@ -151,6 +156,9 @@ class FetchSlots:
         self._ahead_in_use = 0  # slots taken by reads ahead
         self.in_use = 0  # slots taken
         self.bytes_in_use = 0  # bytes of the reads that have them
+        self._bytes_ahead = 0  # bytes of those of them that are reads ahead
+        self._waited: dict[Server, float] = {}  # when a read on demand of a server ended last, which has no lane now
+        self._timer: asyncio.TimerHandle | None = None  # after the moment in which it has just been waited for
 
     @property
     def most_planned(self) -> int:
@@ -174,7 +182,7 @@ class FetchSlots:
     @property
     def is_waited_for(self) -> bool:
         """Does somebody wait for a read that has a slot, or waits for one?"""
-        return self._demand_queued > 0 or self.in_use > self._ahead_in_use
+        return self._demand_queued > 0 or self.in_use > self._ahead_in_use or self.bytes_in_use > self._bytes_ahead
 
     def waiting(self, server: Server) -> tuple[int, int]:
         """Reads of the *server* that wait for a slot, and those that have one."""
@@ -210,6 +218,7 @@ class FetchSlots:
         self._count(request, lane, -1)
         request.ahead = False
         self._count(request, lane, 1)
+        self._admit()
 
     def take_along(self, key: bytes, server: Server) -> bool:
         """Admit the read *key* in the slot of another read of the *server*, which brings its bytes too. False where it
@@ -227,7 +236,7 @@ class FetchSlots:
         """For `Slot`. True where it has it at once; else *admitted* is called when it has."""
         lane = self._lanes.get(request.server)
         if lane is None:
-            lane = self._lanes[request.server] = _Lane(request.server)
+            lane = self._lanes[request.server] = _Lane(request.server, self._waited.pop(request.server, -math.inf))
         request.slots = 1
         if self._is_next(request, lane):
             self._let_in(request, lane)
@@ -252,7 +261,13 @@ class FetchSlots:
             lane.waited = time.monotonic()
         if self._demand_queued or self.ahead_queued:
             self._admit()
+        if not request.ahead and lane.ahead.by_key and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_MOMENT, self._after_moment)
         self._forget(lane)
+
+    def _after_moment(self) -> None:
+        self._timer = None
+        self._admit()
 
     def _is_next(self, request: "Slot", lane: _Lane) -> bool:
         """Nobody goes before it, and it fits."""
@@ -302,8 +317,10 @@ class FetchSlots:
             self._demand_queued -= 1
 
     def _forget(self, lane: _Lane) -> None:
-        if lane.is_idle:
-            self._lanes.pop(lane.server, None)
+        if lane.is_idle and self._lanes.pop(lane.server, None) is not None:
+            self._waited[lane.server] = lane.waited
+            if len(self._waited) > _FEW:
+                del self._waited[next(iter(self._waited))]
 
     def _count(self, request: "Slot", lane: _Lane, one: int) -> None:
         slots, size = one * request.slots, one * request.size
@@ -313,6 +330,7 @@ class FetchSlots:
         lane.bytes_in_use += size
         if request.ahead:
             self._ahead_in_use += slots
+            self._bytes_ahead += size
             lane.in_use_ahead += slots
             lane.bytes_ahead += size
 

@@ -41,19 +41,20 @@ def test_a_share_is_of_the_waits_beyond_the_native_ones() -> None:
 
 def test_at_best_the_link_is_busy_from_the_first_moment() -> None:
     native, bare = outcome(Mode.NATIVE, 1, 1), outcome(Mode.BARE, 11, 1)  # 10 s of a native first epoch
-    assert share_at_best(native, replace(bare, origin_bytes=150), 10) == pytest.approx(0.5)
-    assert share_at_best(native, replace(bare, origin_bytes=90), 10) == 1
-    assert share_at_best(native, replace(bare, origin_bytes=900), 10) == 0
-    assert share_at_best(native, replace(bare, origin_bytes=900), 0) is None
-    assert share_at_best(native, outcome(Mode.BARE, 1.2, 1), 10) is None
+    assert share_at_best(native, [replace(bare, origin_bytes=150)], 10) == pytest.approx(0.5)
+    assert share_at_best(native, [replace(bare, origin_bytes=90)], 10) == 1
+    assert share_at_best(native, [replace(bare, origin_bytes=900)], 10) == 0
+    assert share_at_best(native, [replace(bare, origin_bytes=900)], 0) is None
+    assert share_at_best(native, [outcome(Mode.BARE, 1.2, 1)], 10) is None
 
 
 def test_at_best_what_the_first_samples_need_has_come_before_them() -> None:
     native, bare = outcome(Mode.NATIVE, 1, 1), replace(outcome(Mode.BARE, 11, 1), origin_bytes=90)
     first = native.epochs[0]
     native = replace(native, epochs=(replace(first, first=first.begin + 1), *native.epochs[1:]))
-    assert share_at_best(native, replace(bare, first_bytes=60), 10) == pytest.approx(0.5)
-    assert share_at_best(native, replace(bare, first_bytes=10), 10) == 1
+    assert share_at_best(native, [replace(bare, first_bytes=60)], 10) == pytest.approx(0.5)
+    assert share_at_best(native, [replace(bare, first_bytes=10)], 10) == 1
+    assert share_at_best(native, [replace(bare, first_bytes=60), replace(bare, first_bytes=35)], 10) == 0.75
 
 
 def test_what_came_is_counted_between_two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,8 +64,9 @@ def test_what_came_is_counted_between_two_looks(monkeypatch: pytest.MonkeyPatch)
     for now in (1.0, 2.0, 3.0, 4.0):
         monkeypatch.setattr(time, "monotonic", lambda now=now: now)
         watch.look()
-    assert watch.came_between(1.5, 3.9) == 400 - 150
-    assert watch.came_between(4.5, 6.0) == 0
+    assert watch.first_bytes([Epoch(1.5, 9.0, 1.0, 5, first=3.9)]) == 400 - 150
+    assert watch.first_bytes([Epoch(4.5, 9.0, 1.0, 5, first=6.0)]) == 0
+    assert watch.first_bytes([]) == 0
 
 
 @pytest.mark.parametrize(

@@ -308,7 +308,7 @@ def entering(world: World, numbers: Iterable[int], blocks: int) -> None:
     """A reader begins each of these files, waits for its first block, and reads so many blocks of it."""
     for number in numbers:
         world.read([(number, 0)])
-        if world.guessing.entered("snapshot", number, SIZE, world.now):
+        if world.guessing.entered("snapshot", number, world.now):
             world.look()
         world.read((number, block) for block in range(1, blocks))
 
@@ -332,6 +332,37 @@ def test_who_looks_at_the_beginning_of_large_files_pays_for_a_few_only() -> None
 def test_several_who_wait_for_one_beginning_make_one_stream() -> None:
     world = World(files=100, blocks=40)
     world.read([(3, 0)])
-    assert world.guessing.entered("snapshot", 3, SIZE, world.now)
-    assert not world.guessing.entered("snapshot", 3, SIZE, world.now)
+    assert world.guessing.entered("snapshot", 3, world.now)
+    assert not world.guessing.entered("snapshot", 3, world.now)
     assert world.guessing.streams == 1
+
+
+def test_only_what_was_guessed_counts_as_begun_in_vain() -> None:
+    world = World(files=1000, blocks=40)
+    world.room = 0
+    entering(world, range(0, 80, 7), 1)
+    world.room = 1 << 40
+    assert not world.guessed
+    entering(world, range(100, 1000, 70), 40)
+    assert world.guessing.counts.right > 300
+
+
+def test_after_an_honest_pass_headers_cost_no_more_than_a_few_blocks() -> None:
+    world = World(files=10_000, blocks=3)
+    entering(world, range(0, 5000, 7), 3)
+    before = len(world.guessed)
+    entering(world, range(5000, 10_000, 7), 1)
+    assert len(world.guessed) - before <= 16
+
+
+def test_files_of_two_blocks_take_no_place_from_a_reader_in_order() -> None:
+    world = World(files=10_000, blocks=100)
+    world.read((9000, number) for number in range(20))
+    waited = len(world.missed)
+    for number in range(20, 60):
+        world._blocks = 2
+        entering(world, range(50 * number, 50 * number + 50, 11), 2)
+        world._blocks = 100
+        world.read([(9000, number)])
+    assert not [block for block in world.missed[waited:] if block[0] == 9000]
+    assert world.guessing.streams <= 2

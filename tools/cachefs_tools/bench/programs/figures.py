@@ -22,20 +22,22 @@ def share_gone(native: Outcome, reference: Outcome, outcome: Outcome) -> float |
     return 1 - (outcome.wait - native.wait) / there if there >= LEAST_WAIT else None
 
 
-def share_at_best(native: Outcome, bare: Outcome, bandwidth: float) -> float | None:
+def share_at_best(native: Outcome, mounted: Sequence[Outcome], bandwidth: float) -> float | None:
     """Of the waits that the bare run had beyond those of the native run, the share that anything could take away which
     begins when the program does: all bytes have to pass the link, and the program computes meanwhile. It cannot compute
-    before it has its first samples: the blocks that the bare run read until then have to come before.
+    before it has its first samples: what had come until then in the run that needed least has to come before. It is an
+    estimate, since another way of fetching may need less.
 
-    bandwidth: bytes per second of the link to the origin; 0 where it has no limit.
+    mounted: the bare run, and others. bandwidth: bytes per second of the link to the origin; 0 where it has no limit.
     """
+    bare = mounted[0]
     there = bare.wait - native.wait
     if there < LEAST_WAIT or not bandwidth or not native.epochs:
         return None
     first = native.epochs[0]  # later epochs find everything on the node
     left = max(0.0, bare.origin_bytes / bandwidth - (first.end - first.begin))
     if first.first > first.begin:
-        left = max(left, bare.first_bytes / bandwidth - (first.first - first.begin))
+        left = max(left, min(one.first_bytes for one in mounted) / bandwidth - (first.first - first.begin))
     return max(0.0, 1 - left / there)
 
 
@@ -68,7 +70,8 @@ def document(program: Program, outcomes: Mapping[Mode, Outcome], bandwidth: floa
                 share = share_gone(native, outcomes[reference], outcomes[mode])
                 result["gone"][f"{mode} of {reference}"] = None if share is None else round(share, 3)
         if Mode.BARE in outcomes:
-            best = share_at_best(native, outcomes[Mode.BARE], bandwidth)
+            mounted = [outcomes[mode] for mode in (Mode.BARE, Mode.MOUNTED, Mode.RUN) if mode in outcomes]
+            best = share_at_best(native, mounted, bandwidth)
             result["at_best"] = None if best is None else round(best, 3)
     if (run := outcomes.get(Mode.RUN)) is not None:
         result["known_from_epoch"], result["known_after"] = known_from(run) or (None, None)

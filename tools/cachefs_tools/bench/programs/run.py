@@ -99,7 +99,7 @@ def run_on(node: Node, setting: Setting, one: Program, mode: Mode, work: Path) -
     epochs = tuple(Epoch(**epoch) for epoch in document["epochs"])
     return Outcome(
         mode, document["digest"], epochs, wall, said, node.throttle.counters().bytes - before,
-        _stalled(node.client) - stalled, watch.published(), watch.came_between(epochs[0].begin, epochs[0].first),
+        _stalled(node.client) - stalled, watch.published(), watch.first_bytes(epochs),
     )  # fmt: skip
 
 

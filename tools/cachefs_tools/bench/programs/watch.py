@@ -1,12 +1,12 @@
 """Looks at what is published, and at what the origin gives, while a program runs."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from cachefs.job_messages import JobView
 from cachefs.messages import Empty
 from cachefs.rpc import JOB_LIST, DaemonClient
-from cachefs_tools.bench.programs.outcome import Published
+from cachefs_tools.bench.programs.outcome import Epoch, Published
 
 
 class Watch:
@@ -20,8 +20,8 @@ class Watch:
 
     def look(self) -> None:
         """Ask the daemon. Raises CachefsError where it does not answer."""
-        now = time.monotonic()
-        self._came.append((now, self._origin_bytes()))
+        came, now = self._origin_bytes(), time.monotonic()
+        self._came.append((now, came))
         for view in self._client.call(JOB_LIST, Empty()).jobs:
             self.note(view, now)
 
@@ -34,9 +34,9 @@ class Watch:
             if consumer.problem:
                 self._problems[consumer.problem] = None
 
-    def came_between(self, begin: float, end: float) -> int:
-        """Bytes that the origin gave in that time, from the first look in it to the last."""
-        sizes = [size for seen, size in self._came if begin <= seen <= end]
+    def first_bytes(self, epochs: Sequence[Epoch]) -> int:
+        """Bytes that the origin gave in the first epoch until it had samples, from the first look in it to the last."""
+        sizes = [size for seen, size in self._came if epochs and epochs[0].begin <= seen <= epochs[0].first]
         return sizes[-1] - sizes[0] if sizes else 0
 
     def published(self) -> Published:
