@@ -31,7 +31,8 @@ test: $(VENV)/.ready-test
 		wait $$lint; lint=$$?; cat $$directory/lint; exit $$((tests + lint)); }
 
 soak: $(VENV)/.ready-test
-	$(IN_SHORT_DIRECTORY) $(PYTEST) -m soak --timeout=0 --basetemp=$$directory/t $(PYTEST_OPTIONS)
+	$(IN_SHORT_DIRECTORY) $(PYTEST) -m soak --timeout=0 --basetemp=$$directory/t $(PYTEST_OPTIONS) && \
+		$(PYTEST) --timeout=0 --hypothesis-profile=soak --basetemp=$$directory/t tests/unit
 
 cluster: $(VENV)/.ready-test
 	$(IN_SHORT_DIRECTORY) $(PYTEST) -m cluster --timeout=0 --basetemp=$$directory/t $(PYTEST_OPTIONS)

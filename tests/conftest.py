@@ -16,8 +16,9 @@ from tests.servers import radosgw as radosgw_server
 from tests.servers import rclone as rclone_server
 from tests.servers.s3 import S3Server
 
-# How long an example takes says how busy the machine is, and nothing about what is tested.
-settings.register_profile("any machine", deadline=None)
+# How long an example takes says how busy the machine is, and nothing about what is tested. `make soak` tries more.
+settings.register_profile("any machine", deadline=None, max_examples=50)
+settings.register_profile("soak", deadline=None, max_examples=1000)
 settings.load_profile("any machine")
 
 # A shell's background jobs have SIGINT ignored, and so would all that tests start and interrupt.
@@ -25,7 +26,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Files that start real processes take up to two minutes each, the others seconds.
-_LONG_FILES = ("tests/node/", "tests/scheduler/", "tests/faults/", "tests/unit/test_packaging.py")
+_LONG_FILES = ("tests/node/", "tests/cluster/", "tests/scheduler/", "tests/faults/", "tests/unit/test_packaging.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

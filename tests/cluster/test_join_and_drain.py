@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
 from cachefs_tools.bench.cluster.placement import homes_by_path
 from cachefs_tools.lab.counters import held_in_ssd
 from cachefs_tools.lab.host import until
@@ -71,6 +72,7 @@ def test_a_node_that_joins_fills_up_from_peers_and_one_that_drains_leaves_nothin
         assert small.origin() == began
 
 
+@pytest.mark.soak
 def test_a_node_that_dies_comes_back_with_its_ssd_and_gets_the_rest_from_peers(
     tmp_path: Path, rclone: S3Server
 ) -> None:
@@ -98,6 +100,7 @@ def test_a_node_that_dies_comes_back_with_its_ssd_and_gets_the_rest_from_peers(
         assert hits(three)["hits_ssd"] > 0
 
 
+@pytest.mark.soak
 def test_a_drain_is_given_up_or_cut_short_and_nothing_is_lost_that_another_one_has(
     tmp_path: Path, rclone: S3Server
 ) -> None:

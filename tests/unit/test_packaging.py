@@ -78,6 +78,7 @@ def helped(command: Path, env: Mapping[str, str]) -> str:
     return asked[1]
 
 
+@pytest.mark.packaging
 def test_base_package_installs_without_compiler_and_libfuse(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()

@@ -416,6 +416,7 @@ def test_names_are_long_and_say_whose_a_job_is(tmp_path: Path, chromium: Browser
             assert page.evaluate("document.documentElement.scrollWidth") == 360
 
 
+@pytest.mark.soak
 def test_a_thousand_datasets_and_64_jobs(tmp_path: Path, chromium: Browser) -> None:
     port = free_port()
     (tmp_path / "origin").mkdir()

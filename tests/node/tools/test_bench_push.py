@@ -41,6 +41,7 @@ def test_paced_readers_with_and_without_heartbeats(tmp_path: Path) -> None:
         assert {"daemon", "mount", "reader"} <= set(run["processor_seconds"])
 
 
+@pytest.mark.soak
 def test_full_speed_with_and_without_pushing(tmp_path: Path) -> None:
     one, two = push(tmp_path, "m2", "--size", str(SIZE), "--turns", "1")
     assert (one["run"], two["run"]) == ("1 readers", "2 readers")
@@ -56,6 +57,7 @@ def test_full_speed_with_and_without_pushing(tmp_path: Path) -> None:
         assert alone["push"].get("push_stored_blocks", 0) == 0
 
 
+@pytest.mark.soak
 def test_a_large_file_in_order_and_in_pieces_from_each_tier(tmp_path: Path) -> None:
     runs = push(tmp_path, "m5", "--size", str(16 << 20))
     assert len({run["run"] for run in runs}) == len(runs) == 8

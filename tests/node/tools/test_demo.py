@@ -86,10 +86,14 @@ def test_demo_measures_each_way_of_reading(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("step", "number"),
-    [("generating", signal.SIGINT), ("starting an S3 server", signal.SIGTERM),
-     ("S3, no cachefs, epoch 1", signal.SIGINT), ("cachefs mount, epoch 1", signal.SIGTERM),
-     ("gets SIGKILL", signal.SIGINT)],
-)  # fmt: skip
+    [
+        ("generating", signal.SIGINT),
+        ("starting an S3 server", signal.SIGTERM),
+        pytest.param("S3, no cachefs, epoch 1", signal.SIGINT, marks=pytest.mark.soak),
+        pytest.param("cachefs mount, epoch 1", signal.SIGTERM, marks=pytest.mark.soak),
+        ("gets SIGKILL", signal.SIGINT),
+    ],
+)
 def test_interrupted_demo_leaves_nothing(tmp_path: Path, step: str, number: signal.Signals) -> None:
     demo = start(tmp_path)
     said = wait_for(demo, step)

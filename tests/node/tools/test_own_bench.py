@@ -73,7 +73,9 @@ def test_what_cannot_be_tried_is_told_in_a_line(daemon: Daemon, arguments: tuple
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("ends", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "ends", [signal.SIGINT, *(pytest.param(one, marks=pytest.mark.soak) for one in (signal.SIGTERM, signal.SIGHUP))]
+)
 def test_interrupted_it_leaves_nothing(daemon: Daemon, ends: signal.Signals) -> None:
     before = left_behind()
     arguments = ("--rate", "1", "--seconds", "60", "--batch", "1", "--workers", "1", "--yes")

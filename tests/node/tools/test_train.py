@@ -64,6 +64,7 @@ def test_tiers_that_hold_everything_fetch_each_byte_once(tmp_path: Path) -> None
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.soak
 def test_small_tiers_fetch_again(tmp_path: Path) -> None:
     result = train(
         tmp_path, "--loader", "plain", "--publish", "none", "--policy", "lru",
@@ -81,6 +82,7 @@ def test_an_unmodified_torch_script_trains(tmp_path: Path) -> None:
     assert run["origin"]["bytes"] == FILES * SIZE
 
 
+@pytest.mark.soak
 def test_the_origin_may_be_any_s3_server(tmp_path: Path, radosgw: S3Server) -> None:
     env = {**os.environ, **radosgw.environment}
     options = ("--loader", "plain", "--publish", "none", "--policy", "minio", "--endpoint", radosgw.endpoint)
@@ -94,7 +96,7 @@ def test_the_origin_may_be_any_s3_server(tmp_path: Path, radosgw: S3Server) -> N
         radosgw.put(BUCKET, {"left": b"nothing"})
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.soak), signal.SIGKILL])
 def test_an_interrupted_run_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
     bench = subprocess.Popen(
         [BENCH, "train", "--files", "200", "--demand", "20", "--publish", "run", "--directory", str(tmp_path)],
