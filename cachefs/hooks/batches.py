@@ -33,6 +33,8 @@ FIRST_LOOK: Final = 100_000_000
 LAST_LOOK: Final = 10_000_000_000
 # Samples of one message, and of a batch that is told, at most: 40 KB.
 MOST_SAMPLES: Final = 4000
+# Whose batches a thread has loaded last.
+_thread = threading.local()
 # Datasets that are looked through, one in the other, to see how samples are loaded.
 _DEPTH: Final = 8
 
@@ -63,13 +65,25 @@ def _begin(fetcher: Any, caller: FrameType) -> None:
     """caller: torch's function that is about to have a batch loaded; `index` is what the sampler gave."""
     reader = opened.reader_of(caller)
     if reader is None:
+        _switch(None)
         return
     if reader.batches is None:
         reader.batches = Batches(reader, is_one_by_one(fetcher.dataset))
+    _switch(reader.batches)
     names = caller.f_locals
     reader.batches.begin(names.get("index"))
     if type(names) is dict and caller.f_code.co_flags & inspect.CO_OPTIMIZED:
         names.clear()  # a copy, before Python 3.13, which the frame would keep until it is asked for again
+
+
+def _switch(batches: "Batches | None") -> None:
+    """This thread loads for a loader, or for one of which nothing is told (None). What it reads now is not of the last
+    batch that it has loaded for another one."""
+    latest: Batches | None = getattr(_thread, "latest", None)
+    if latest is not batches:
+        _thread.latest = batches
+        if latest is not None:
+            latest.pause()
 
 
 class Batches:
@@ -78,6 +92,7 @@ class Batches:
     def __init__(self, reader: opened.Reader, one_by_one: bool) -> None:
         """one_by_one: does the dataset load the samples of a batch one by one, in their order?"""
         self._reader = reader
+        self._process = os.getpid()
         self._one_by_one = one_by_one
         self._helper: opened.Helper | None = None
         self._look_at = 0  # when the helper is looked for (monotonic nanoseconds)
@@ -99,6 +114,11 @@ class Batches:
         self._count += len(samples)
         if self._messages < PROMPT or now >= self._sent + self._pause or self._count > MOST_SAMPLES:
             self._send(now)
+
+    def pause(self) -> None:
+        """The thread loads for another loader now."""
+        if self._helper is not None and self._messages and self._process == os.getpid():  # else that of a parent
+            self._send(time.monotonic_ns(), has_ended=True)
 
     def finish(self) -> None:
         """No batch is loaded any more."""
@@ -129,7 +149,7 @@ class Batches:
             "begun": begun,
             "one_by_one": self._one_by_one,
             "is_prompt": self._messages < PROMPT,
-            "has_ended": has_ended,
+            "ended": now if has_ended else 0,
         }
         with contextlib.suppress(OSError, Unheard):  # the helper is behind, or gone
             self._helper.tell(message)

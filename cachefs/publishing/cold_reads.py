@@ -55,8 +55,8 @@ class ColdReads:
         """A process of the consumer in this slot has begun batches. Raises anything for what makes no sense."""
         now, ways = time.monotonic(), (bool(message["one_by_one"]), bool(message["is_prompt"]))
         begun = [Batch(int(began), slot, tuple(map(int, samples)), *ways) for began, samples in message["begun"]]
-        if message["has_ended"]:
-            begun.append(Batch(time.monotonic_ns(), None))
+        if message["ended"]:
+            begun.append(Batch(int(message["ended"]), None))
         process = self._processes.get(message["pid"])
         if process is None:
             if len(self._processes) >= MOST_PROCESSES:
@@ -65,9 +65,13 @@ class ColdReads:
         process.heard = now
         process.correlation.begin(int(message["thread"]), begun)
 
-    def observed(self) -> Iterator[tuple[int, Observed]]:
-        """Ask the daemon, where processes load batches. Tells the files that samples of consumers have, each with the
-        consumer's slot."""
+    def observed(self, heard_until: int) -> Iterator[tuple[int, Observed]]:
+        """Ask the daemon, where processes load batches. Tells the files that samples of consumers have, each with its
+        consumer's slot.
+
+        heard_until: all batches that began before were told to `begin`, in nanoseconds of the monotonic clock. On busy
+        machines that is long ago, and what later batches read must not be taken for files of those before.
+        """
         now = time.monotonic()
         for number, process in list(self._processes.items()):
             if now > process.heard + SILENT_SECONDS:
@@ -80,7 +84,7 @@ class ColdReads:
             if process_of is not None and path is not None:
                 process_of.correlation.read([Read(read.when, read.thread, path)])
         for process in self._processes.values():
-            yield from process.correlation.settled(time.monotonic_ns())
+            yield from process.correlation.settled(heard_until)
 
     def _told(self, now: float) -> list[FileRead]:
         if now < self._quiet_until:

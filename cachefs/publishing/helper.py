@@ -45,6 +45,8 @@ from cachefs.socket_path import socket_path
 
 # Seconds between two reports of how far a consumer is.
 TICK: Final = 0.25
+# Seconds that a report may be late, since others are still heard.
+LISTENING_SECONDS: Final = 1.0
 # Seconds after which a consumer ends whose loader has ended. A loader that is made anew for every epoch is the same
 # consumer.
 REOPEN_SECONDS: Final = 10.0
@@ -103,6 +105,7 @@ class Helper:
         self._page = page
         self._siblings = Siblings(directory)
         self._places = Places()  # that there were when the last consumer began
+        self._heard_until = 0  # all that was said until then was heard, in nanoseconds of the monotonic clock
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(alive, selectors.EVENT_READ)
@@ -113,14 +116,20 @@ class Helper:
         has_ended = False
         while True:
             wait = 0.0 if has_ended else max(0.0, due - time.monotonic())
-            ready = [key.fileobj for key, _ in self._selector.select(wait)]
+            asked, ready = time.monotonic_ns(), self._ready(wait)
+            if wait and not ready:
+                asked, ready = time.monotonic_ns(), self._ready(0.0)
             for source in ready:
                 if source is self._listener:
                     self._accept()
                 elif isinstance(source, socket.socket) and self._receive(source):
-                    due = 0.0
+                    due = min(due, time.monotonic())
             is_quiet = not any(isinstance(source, socket.socket) for source in ready)
-            if time.monotonic() >= due or (has_ended and is_quiet):
+            if is_quiet:
+                self._heard_until = asked
+            # First all is heard that was said, as far as that does not take long.
+            patience = 0.0 if is_quiet else LISTENING_SECONDS
+            if time.monotonic() >= due + patience or (has_ended and is_quiet):
                 self._tick()
                 due = time.monotonic() + TICK
             if has_ended and is_quiet:
@@ -129,6 +138,9 @@ class Helper:
             if self._alive in ready:
                 has_ended = True
                 self._selector.unregister(self._alive)
+
+    def _ready(self, wait: float) -> list[object]:
+        return [key.fileobj for key, _ in self._selector.select(wait)]
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
@@ -241,7 +253,7 @@ class Helper:
     def _tick(self) -> None:
         now = time.monotonic()
         try:
-            for slot, observed in self._cold.observed():
+            for slot, observed in self._cold.observed(self._heard_until):
                 if slot in self.consumers:
                     self.consumers[slot].observe(observed, self._places)
         except Exception as error:  # others are told of all the same

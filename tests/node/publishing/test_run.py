@@ -158,7 +158,10 @@ def test_all_epochs_of_a_distributed_sampler_follow_from_a_spec(node: Node, epoc
 
 @pytest.mark.parametrize("scenario", GIVEN)
 def test_each_epoch_is_published_as_it_is_read(node: Node, epochs: Epochs, scenario: str) -> None:
-    publish = list(filter(consumer_is(scenario), node.record.of(JobPublish, "all")))[-1]
+    published = list(filter(consumer_is(scenario), node.record.of(JobPublish, "all")))
+    lengths = [(one.consumer, len(node.numbers(one))) for one in published]
+    assert len({*lengths}) == 1, lengths
+    publish = published[-1]
     assert publish.spec is None
     numbers = node.numbers(publish)
     orders = {}
