@@ -367,8 +367,8 @@ class Guessing:
         if self._places.get(place) is stream:
             del self._places[place]
         self._places[self._place_of(stream)] = stream
-        if stream.is_idle_entry and stream.ended:
-            self._end(stream)  # the end of the file is near, and others need the place
+        if stream.is_over:
+            self._end(stream)
 
     def _guess(self, stream: Stream, name: Name, one: Missing) -> Guess:
         guess = Guess(stream, name, one.key, one.size, stream.count)
@@ -425,7 +425,7 @@ class Guessing:
                 self._count_right(passed)
             else:
                 self._count_wrong(passed)
-        if stream.has_failed or (stream.is_idle_entry and stream.ended):
+        if stream.has_failed or stream.is_over:
             self._end(stream)
 
     def _count_right(self, guess: Guess) -> None:

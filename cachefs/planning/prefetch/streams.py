@@ -102,8 +102,13 @@ class Stream:
 
     @property
     def is_idle_entry(self) -> bool:
-        """Has nobody to read what it has guessed, and was it begun by a single read?"""
+        """Was it begun by a single read, and is nothing that it has guessed still to be read?"""
         return self.is_entry and not self.ahead
+
+    @property
+    def is_over(self) -> bool:
+        """Has it come to the end of the one file that it was begun for? Others need its place."""
+        return self.is_idle_entry and self.ended
 
     @property
     def is_trusted(self) -> bool:
