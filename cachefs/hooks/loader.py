@@ -25,7 +25,9 @@ from cachefs.hooks import (
     created,
     guesses,
     held,
+    hugging_face,
     library_iterators,
+    mds,
     mounted,
     opened,
     order,
@@ -33,6 +35,7 @@ from cachefs.hooks import (
     passes,
     rest,
     sequences,
+    shards,
     stream,
     watch,
     webdataset,
@@ -70,8 +73,8 @@ MOST_STOPWATCHES: Final = 256
 Watched = TypeVar("Watched", Watch, Stream)
 # Modules whose functions run while a job goes through a loader.
 _OURS: Final = (
-    batches, created, guesses, held, library_iterators, mounted, opened, order, pace, passes, pure, rest, sequences,
-    stream, watch, webdataset,
+    batches, created, guesses, held, hugging_face, library_iterators, mds, mounted, opened, order, pace, passes, pure,
+    rest, sequences, shards, stream, watch, webdataset,
     attributes, channel, columns, in_memory, notes, page, places, publication, sample_files, tally,
 )  # fmt: skip
 

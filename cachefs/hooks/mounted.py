@@ -13,6 +13,13 @@ MOST_ARGUMENTS: Final = 64
 MOST_CHARACTERS: Final = 4095
 
 
+def local_path(url: str) -> str:
+    """The absolute path that a URL, or a path, names; empty where it names no file of this machine."""
+    path = url.removeprefix("file:").removeprefix("//") if url.startswith("file:") else url
+    is_path = bool(path) and "\0" not in path and not path.startswith("pipe:") and "://" not in path
+    return os.path.abspath(path) if is_path else ""
+
+
 def names_a_mount(found: Listing) -> bool:
     """Does an attribute of the dataset, or an argument of the program, name a mount or something below one?"""
     arguments = (argument.rpartition("=")[2] for argument in sys.argv[1 : 1 + MOST_ARGUMENTS])

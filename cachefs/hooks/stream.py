@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from cachefs.hooks import opened
 from cachefs.hooks.mounted import lists_files_of_a_mount
-from cachefs.hooks.webdataset import shards_of
+from cachefs.hooks.shards import shards_of
 from cachefs.publishing.channel import say_once
 from cachefs.publishing.columns import listing
 from cachefs.publishing.notes import THE_JOB_GOES_ON, Unknown, words
@@ -51,10 +51,8 @@ class Stream:
         shards = shards_of(dataset) if dataset is not None and self._publication is not None else None
         if shards is None or self._publication is None:
             return
-        # Workers that begin anew with each epoch have the pipeline as it is here; others have gone on with theirs.
-        gone = number if self._keeps_workers else 0
-        follows = self._keeps_workers or not self._workers
-        orders = {number: shards.order(self._workers, gone), number + 1: shards.order(self._workers, gone + follows)}
+        found = shards.orders(number, self._workers, keeps_workers=self._keeps_workers)
+        orders = dict(enumerate(found, number))
         for epoch, order in orders.items():
             if self._orders.get(epoch) != order:
                 self._publication.order(epoch, order)

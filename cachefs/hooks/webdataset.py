@@ -7,7 +7,6 @@ as copies, where they have a seed; none of them draws from a generator of the jo
 
 import copy
 import inspect
-import os
 import random
 import sys
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from itertools import islice, zip_longest
 from typing import Any, Final
 
+from cachefs.hooks.mounted import local_path
 from cachefs.publishing.attributes import fields
 from cachefs.publishing.pure import Versions, is_installed, qualified_name
 
@@ -43,9 +43,14 @@ class Shards:
     # How often an epoch goes over all shards.
     passes: int
 
+    def orders(self, begun: int, workers: int, *, keeps_workers: bool) -> list[list[int]]:
+        # Workers that begin anew with each epoch have the pipeline as it is here; others have gone on with theirs.
+        gone = begun if keeps_workers else 0
+        follows = keeps_workers or not workers
+        return [self.order(workers, gone), self.order(workers, gone + follows)]
+
     def order(self, workers: int, ahead: int = 0) -> list[int]:
-        """Numbers of the shards in the order in which the epoch that begins opens them, or the *ahead*-th one of the
-        same workers after it. With several workers, each opens one after the other."""
+        """Of the epoch that begins, or the *ahead*-th one of the same workers after it."""
         found: list[int] = []
         for one in range(ahead * self.passes, (ahead + 1) * self.passes):
             of_workers = [list(self._of_worker(worker, max(1, workers), one)) for worker in range(max(1, workers))]
@@ -87,7 +92,7 @@ def shards_of(dataset: Any) -> Shards | None:
     urls, seed = listed.get("urls"), listed.get("seed")
     if qualified_name(type(pipeline[0])) != _LIST or type(urls) is not list or not 0 < len(urls) <= MOST_SHARDS:
         return None
-    files = tuple(map(_path_of, urls))
+    files = tuple(local_path(url) if type(url) is str else "" for url in urls)
     if not all(files) or type(seed) not in (int, float, type(None)):
         return None
     for stage in pipeline[1:MOST_STAGES]:
@@ -100,14 +105,6 @@ def shards_of(dataset: Any) -> Shards | None:
             return None
         stages.append(stage)
     return None
-
-
-def _path_of(url: Any) -> str:
-    """The path that a url names; empty where it names none."""
-    if type(url) is not str or "\0" in url:
-        return ""
-    path = url.removeprefix("file:").removeprefix("//") if url.startswith("file:") else url
-    return "" if path.startswith("pipe:") or "://" in path else os.path.abspath(path)
 
 
 def _opens(stage: Any) -> bool:

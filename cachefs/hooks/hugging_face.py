@@ -1,0 +1,157 @@
+"""The files of a Hugging Face dataset that is streamed, and the order in which its epochs open them.
+
+The dataset is a chain of iterables. The last one has the files among the arguments of what reads them (`data_files`
+after `load_dataset`, in the order in which `shuffle` has put them); the others pass on what it gives. Each epoch
+shuffles the files anew, with a generator that it makes of its number; nodes and workers then take turns.
+"""
+
+import copy
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any, Final
+
+import numpy
+
+from cachefs.hooks.mounted import local_path
+from cachefs.hooks.order import array_in
+from cachefs.publishing.attributes import fields
+from cachefs.publishing.columns import text_of
+from cachefs.publishing.pure import Versions, is_installed, qualified_name
+
+_DATASETS: Final = Versions("datasets", (2, 16), (5, 3))
+_MODULE: Final = "datasets.iterable_dataset"
+# Iterables that read files, and those that neither change which files are read nor in which order.
+_READING: Final = ("ExamplesIterable", "ArrowExamplesIterable")
+_PASSING: Final = (
+    "MappedExamplesIterable", "FilteredExamplesIterable", "FormattedExamplesIterable", "TypedExamplesIterable",
+    "RebatchedArrowExamplesIterable", "BufferShuffledExamplesIterable", "SelectColumnsIterable",
+)  # fmt: skip
+# Files, and iterables of a chain, that are looked at.
+MOST_SHARDS: Final = 1 << 20
+MOST_ITERABLES: Final = 32
+
+
+@dataclass(frozen=True)
+class Shards:
+    """What is read of a dataset as an epoch begins."""
+
+    files: tuple[str, ...]
+    # Which file each of the library's shards reads: several where `reshard` has cut files.
+    read: tuple[int, ...]
+    # The number of the epoch, as the dataset has it.
+    epoch: int
+    # What `shuffle` was given, where that shuffles the files of each epoch; None where it has done so already.
+    generator: numpy.random.Generator | None
+    # Are the files shuffled again in each epoch but that of number 0?
+    shuffles_again: bool
+    rank: int
+    world_size: int
+
+    def orders(self, begun: int, workers: int, *, keeps_workers: bool) -> list[list[int]]:
+        # The documented way is to set the epoch before each one. Who has not done so by the second never will.
+        following = self.epoch + (self.epoch >= begun)
+        return [self._order(self.epoch, workers), self._order(following, workers)]
+
+    def _order(self, epoch: int, workers: int) -> list[int]:
+        shards = list(range(len(self.read)))
+        generator = self._generator(epoch)
+        if generator is not None:
+            generator.shuffle(shards)
+        # Where nodes cannot share the shards equally, each reads all of them, and skips the others' examples.
+        if self.world_size and len(shards) % self.world_size == 0:
+            shards = shards[self.rank :: self.world_size]
+        of_workers = [shards[worker :: max(1, workers)] for worker in range(max(1, workers))]
+        opened = (self.read[one] for together in zip_longest(*of_workers) for one in together if one is not None)
+        return list(dict.fromkeys(opened))
+
+    def _generator(self, epoch: int) -> numpy.random.Generator | None:
+        if self.generator is None:
+            return numpy.random.default_rng(epoch) if self.shuffles_again and epoch else None
+        generator = copy.deepcopy(self.generator)
+        if epoch == 0:
+            return generator
+        seed = int(generator.integers(0, 1 << 63)) - epoch
+        return numpy.random.default_rng(seed if seed >= 0 else seed + (1 << 63))
+
+
+def shards_of(dataset: Any) -> Shards | None:
+    """None for anything else than a stream of Hugging Face whose files are on this machine, and come in an order that
+    follows from it."""
+    if not is_installed(_DATASETS) or _MODULE not in sys.modules:
+        return None
+    if qualified_name(type(dataset)) != f"{_MODULE}.IterableDataset":
+        return None
+    own = fields(dataset)
+    epoch, shared = _epoch_in(own.get("_epoch")), own.get("_distributed")
+    listed = _files_read(own.get("_ex_iterable"))
+    # One that goes on in the middle of an epoch does not read its first files.
+    if listed is None or epoch is None or own.get("_starting_state_dict") is not None:
+        return None
+    rank, world_size = (0, 0) if shared is None else _place(fields(shared))
+    is_lazy = "_shuffling" in own
+    generator = fields(own["_shuffling"]).get("generator") if is_lazy and own["_shuffling"] is not None else None
+    if rank >= max(1, world_size) or not (generator is None or type(generator) is numpy.random.Generator):
+        return None
+    files = tuple(dict.fromkeys(listed))
+    numbers = {path: number for number, path in enumerate(files)}
+    read = tuple(numbers[path] for path in listed)
+    return Shards(files, read, epoch, generator, not is_lazy, rank, world_size)
+
+
+def _epoch_in(value: Any) -> int | None:
+    """The number in a tensor that persistent workers share, or a number."""
+    if type(value) is int:
+        return value
+    array = array_in(value)
+    return int(array) if array is not None and array.ndim == 0 else None
+
+
+def _place(shared: dict[str, Any]) -> tuple[int, int]:
+    """(rank, world size) of a dataset that nodes share; one that is not there where it is shared in another way."""
+    rank, world_size = shared.get("rank"), shared.get("world_size")
+    if type(rank) is not int or type(world_size) is not int or shared.get("strategy", "auto") != "auto":
+        return 1, 0
+    return rank, world_size
+
+
+def _files_read(iterable: Any) -> list[str] | None:
+    """The file of each shard, in the order in which an epoch without shuffling reads them."""
+    for _ in range(MOST_ITERABLES):
+        module, _, name = qualified_name(type(iterable)).rpartition(".")
+        if module != _MODULE:
+            return None
+        if name in _READING:
+            arguments = fields(iterable).get("kwargs")
+            return _first_files(arguments) if type(arguments) is dict else None
+        if name not in _PASSING:
+            return None
+        iterable = fields(iterable).get("ex_iterable")
+    return None
+
+
+def _first_files(arguments: dict[str, Any]) -> list[str] | None:
+    """Of the lists of a reader's arguments, all of which have one entry per shard, the first one of files."""
+    lists = [value for value in arguments.values() if type(value) is list]
+    if len(set(map(len, lists))) != 1 or not 0 < len(lists[0]) <= MOST_SHARDS:
+        return None
+    for entries in lists:
+        if _file_in(entries[0]):
+            paths = list(map(_file_in, entries))
+            return paths if all(paths) else None
+    return None
+
+
+def _file_in(entry: Any) -> str:
+    """The path in an entry, which may be a generator of the paths below one (FilesIterable); empty without one."""
+    text = text_of(entry)
+    if text is None:
+        texts = list(_texts(fields(entry).get("args")))
+        text = texts[0] if len(texts) == 1 else ""
+    return local_path(text) if "::" not in text else ""
+
+
+def _texts(value: Any) -> Iterator[str]:
+    for one in value if type(value) in (tuple, list) else ():
+        yield from [one] if type(one) is str else _texts(one)

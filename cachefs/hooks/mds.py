@@ -1,0 +1,137 @@
+"""The shards of a mosaicml-streaming dataset (MDS, as its `index.json` lists them), and in which order they are read.
+
+Which sample each worker of each rank reads when follows from the dataset's seed, the number of the epoch and how many
+nodes, ranks and workers there are. The library computes that of the dataset's attributes, with generators that it makes
+there. It is asked for it once more, with a copy of the attributes, where it has nothing to warn of.
+"""
+
+import inspect
+import os
+import sys
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, Final
+
+import numpy
+from numpy.typing import NDArray
+
+from cachefs.hooks.mounted import local_path
+from cachefs.publishing.attributes import fields
+from cachefs.publishing.pure import Versions, is_installed
+
+_STREAMING: Final = Versions("streaming", (0, 8), (0, 14))
+_MODULE: Final = "streaming.base.dataset"
+# Methods of a dataset that say which samples are read; none of them may be of a derived class.
+_OWN: Final = ("__iter__", "_get_work", "_resume", "resample_streams", "prepare_shard")
+# Samples of an epoch whose order is computed, at most, while the job waits: 0.45 us each. The one after it is so where
+# there are no more than these.
+MOST_SAMPLES: Final = 1 << 21
+MOST_FURTHER: Final = 1 << 20
+MOST_SHARDS: Final = 1 << 20
+# Of the library: where nobody says how many nodes samples are shuffled for, these are for more of them than there are;
+# and the least samples among which one of the others shuffles.
+_FINE: Final = ("py1s", "py2s")
+_NODES_EACH: Final = 64
+_LEAST_BLOCK: Final = 1 << 18
+_BLOCK_OF_ALL: Final = 4_000_000
+
+Samples = NDArray[numpy.int64]
+
+
+@dataclass(frozen=True)
+class Shards:
+    """What is read of a dataset as an epoch begins."""
+
+    files: tuple[str, ...]
+    # The first sample of each shard, shape (shards,).
+    first_samples: Samples
+    # Attributes of the dataset, as the library computes with them.
+    attributes: dict[str, Any]
+    # What it computes with, unbound.
+    resample: Any
+    epoch: int
+
+    def orders(self, begun: int, workers: int, *, keeps_workers: bool) -> list[list[int]]:
+        epochs = 2 if self.attributes["epoch_size"] <= MOST_FURTHER else 1
+        return [self._order(self.epoch + ahead, workers) for ahead in range(epochs)]
+
+    def _order(self, epoch: int, workers: int) -> list[int]:
+        world = fields(self.attributes["_parallel_rank_world"])
+        nodes, ranks = world["num_nodes"], world["ranks_per_node"]
+        samples = self._samples(
+            epoch, SimpleNamespace(num_nodes=nodes, ranks_per_node=ranks, workers_per_rank=max(1, workers))
+        )
+        mine: Samples = samples[world["node"], world["rank_of_node"]]
+        # Workers take turns, by batch: shape (workers, batches, samples) to (batches, workers, samples).
+        turns = mine.transpose(1, 0, 2).reshape(-1)
+        shards = numpy.searchsorted(self.first_samples, turns[turns >= 0], side="right") - 1
+        _, begins = numpy.unique(shards, return_index=True)
+        return [int(number) for number in shards[numpy.sort(begins)]]
+
+    def _samples(self, epoch: int, world: Any) -> Samples:
+        """Numbers of samples, shape (nodes, ranks of a node, workers of a rank, batches, samples of a batch)."""
+        dataset = SimpleNamespace(**self.attributes)
+        dataset.resample_streams = partial(self.resample, dataset)
+        generate = sys.modules["streaming.base.batching.random"].generate_work_random_batching
+        found: Samples = generate(dataset, world, epoch, 0)
+        return found
+
+
+def shards_of(dataset: Any) -> Shards | None:
+    """None for anything else than a dataset of mosaicml-streaming whose shards are on this machine, and come in an
+    order that follows from it."""
+    if not is_installed(_STREAMING) or _MODULE not in sys.modules:
+        return None
+    kind = sys.modules[_MODULE].StreamingDataset
+    if not all(inspect.getattr_static(type(dataset), name, None) is vars(kind).get(name, kind) for name in _OWN):
+        return None
+    own = fields(dataset)
+    shards, streams = own.get("shards"), own.get("streams")
+    if type(shards) is not list or type(streams) is not list or not 0 < len(shards) <= MOST_SHARDS:
+        return None
+    # One that goes on in the middle of an epoch does not read its first shards.
+    if own.get("batching_method") != "random" or "_resume_shm" in own:
+        return None
+    attributes = _completed(own)
+    if attributes["epoch_size"] > MOST_SAMPLES or _would_warn(attributes):
+        return None
+    files = tuple(
+        _file_of(shard, streams[stream]) for shard, stream in zip(shards, own["stream_per_shard"], strict=True)
+    )
+    if not all(files) or len(set(files)) != len(files):
+        return None
+    return Shards(
+        files, own["sample_offset_per_shard"], attributes, kind.resample_streams, int(own["_next_epoch"].get())
+    )
+
+
+def _completed(own: dict[str, Any]) -> dict[str, Any]:
+    """The attributes with what the library sets as an epoch begins, where nobody has given it."""
+    nodes = fields(own["_parallel_rank_world"])["num_nodes"]
+    canonical = own["num_canonical_nodes"] or (_NODES_EACH * nodes if own["shuffle_algo"] in _FINE else nodes)
+    block = own["shuffle_block_size"] or max(_BLOCK_OF_ALL // canonical, _LEAST_BLOCK)
+    return {**own, "num_canonical_nodes": canonical, "shuffle_block_size": block}
+
+
+def _would_warn(attributes: dict[str, Any]) -> bool:
+    """Would the library warn of something? It is not to do so twice, nor to fail before the job asks it."""
+    world, canonical = fields(attributes["_parallel_rank_world"]), attributes["num_canonical_nodes"]
+    nodes, samples = world["num_nodes"], attributes["epoch_size"]
+    is_even = canonical % nodes == 0 or nodes % canonical == 0
+    is_plenty = samples > canonical and samples // nodes >= 2 * world["ranks_per_node"]
+    largest = int(attributes["samples_per_shard"].max())
+    is_fine = attributes["shuffle_algo"] != "py1e" or largest <= attributes["shuffle_block_size"] * 3 // 4
+    return not (is_even and is_plenty and is_fine and type(attributes["batch_size"]) is int)
+
+
+def _file_of(shard: Any, stream: Any) -> str:
+    """The path from which a shard comes: it is read where it lies, or copied from where it is stored, where it may be
+    compressed. Empty where that is no file of this machine, or several."""
+    found, stored = fields(shard), fields(stream)
+    remote, packed, whole = stored.get("remote"), found.get("zip_data"), found.get("raw_data")
+    info = packed if remote and packed is not None else whole
+    directory = remote or found.get("dirname")
+    if info is None or type(directory) is not str:
+        return ""
+    return local_path(os.path.join(directory, found.get("split") or "", info.basename))
