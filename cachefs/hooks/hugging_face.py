@@ -20,7 +20,7 @@ from cachefs.publishing.attributes import fields
 from cachefs.publishing.columns import text_of
 from cachefs.publishing.pure import Versions, is_installed, qualified_name
 
-_DATASETS: Final = Versions("datasets", (2, 16), (5, 3))
+_DATASETS: Final = Versions("datasets", (2, 21), (5, 0))
 _MODULE: Final = "datasets.iterable_dataset"
 # Iterables that read files, and those that neither change which files are read nor in which order.
 _READING: Final = ("ExamplesIterable", "ArrowExamplesIterable")
@@ -89,10 +89,10 @@ def shards_of(dataset: Any) -> Shards | None:
     # One that goes on in the middle of an epoch does not read its first files.
     if listed is None or epoch is None or own.get("_starting_state_dict") is not None:
         return None
-    rank, world_size = (0, 0) if shared is None else _place(fields(shared))
+    rank, world_size = (fields(shared).get(name, 0) for name in ("rank", "world_size"))
     is_lazy = "_shuffling" in own
     generator = fields(own["_shuffling"]).get("generator") if is_lazy and own["_shuffling"] is not None else None
-    if rank >= max(1, world_size) or not (generator is None or type(generator) is numpy.random.Generator):
+    if {type(rank), type(world_size)} != {int} or not (generator is None or type(generator) is numpy.random.Generator):
         return None
     files = tuple(dict.fromkeys(listed))
     numbers = {path: number for number, path in enumerate(files)}
@@ -106,14 +106,6 @@ def _epoch_in(value: Any) -> int | None:
         return value
     array = array_in(value)
     return int(array) if array is not None and array.ndim == 0 else None
-
-
-def _place(shared: dict[str, Any]) -> tuple[int, int]:
-    """(rank, world size) of a dataset that nodes share; one that is not there where it is shared in another way."""
-    rank, world_size = shared.get("rank"), shared.get("world_size")
-    if type(rank) is not int or type(world_size) is not int or shared.get("strategy", "auto") != "auto":
-        return 1, 0
-    return rank, world_size
 
 
 def _files_read(iterable: Any) -> list[str] | None:
