@@ -16,12 +16,15 @@ from cachefs.run import STARTUP
 from tests.daemon import Daemon
 from tests.mounting import mounted
 from tests.node.equivalence.datasets import FILES
+from tests.node.equivalence.library_setups import LIBRARY_SETUPS, WRITE_MDS
 from tests.node.equivalence.setups import SETUPS
 
 # All set-ups take some 90 s of processor time; on a machine with a load of 25 that was five minutes.
 pytestmark = pytest.mark.timeout(900)
 
 HERE = Path(__file__).parent
+# That has the libraries of the programs: `make programs`.
+PYTHON = os.environ.get("PROGRAMS_PYTHON")
 CACHEFS = Path(sys.executable).with_name("cachefs")
 ENVIRONMENT = {**os.environ, "PYTHONHASHSEED": "0"}
 
@@ -35,11 +38,17 @@ class Node:
         return [str(CACHEFS), "run", "--job", name, "--socket", str(self.socket), "--", *map(str, command)]
 
     def start(
-        self, out: Path, names: Sequence[str], *, watched: bool, extra: Mapping[str, str] | None = None
+        self,
+        out: Path,
+        names: Sequence[str],
+        *,
+        watched: bool,
+        extra: Mapping[str, str] | None = None,
+        python: str = sys.executable,
     ) -> "subprocess.Popen[str]":
         """Run these set-ups; what is seen of them lies in *out*."""
         out.mkdir()
-        command = [sys.executable, str(HERE / "warm_process.py"), str(self.root), str(out), *names]
+        command = [python, str(HERE / "warm_process.py"), str(self.root), str(out), *names]
         return subprocess.Popen(
             self.run(*command) if watched else command,
             env={**ENVIRONMENT, **(extra or {})},
@@ -56,6 +65,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
         path = top / f"class{number % 5}" / f"{number:03}.bin"
         path.parent.mkdir(exist_ok=True)
         path.write_text(str(number))
+    if PYTHON:
+        subprocess.run([PYTHON, "-c", WRITE_MDS, str(top)], check=True, timeout=100)
     with Daemon(tmp_path_factory.mktemp("node")) as daemon:
         daemon.add_dataset("numbers", f"file://{top}")
         with mounted(daemon.socket, "numbers", tmp_path_factory.mktemp("mnt") / "numbers") as mount:
@@ -102,6 +113,28 @@ def lines(path: Path) -> list[str]:
 def test_a_set_up_is_the_same(seen: tuple[Path, Path], name: str) -> None:
     alone, watched = (place / name for place in seen)
     assert (alone / "status").exists()
+    assert differences(alone, watched) == []
+
+
+@pytest.fixture(scope="module")
+def seen_of_libraries(node: Node, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The same of the set-ups that need the programs' libraries, one after the other: the library of MDS looks
+    at what other processes of it share, and leaves that open."""
+    assert PYTHON, "PROGRAMS_PYTHON does not name an interpreter: see make programs"
+    top = tmp_path_factory.mktemp("libraries")
+    extra = {"HF_HOME": str(top / "home"), "HF_HUB_OFFLINE": "1", "EQUIVALENCE_AT_ONCE": "1"}
+    for name in ("alone", "watched"):
+        process = node.start(top / name, list(LIBRARY_SETUPS), watched=name == "watched", extra=extra, python=PYTHON)
+        said, _ = process.communicate(timeout=800)
+        assert process.returncode == 0, said
+    return top / "alone", top / "watched"
+
+
+@pytest.mark.programs
+@pytest.mark.parametrize("name", LIBRARY_SETUPS)
+def test_a_set_up_with_a_large_library_is_the_same(seen_of_libraries: tuple[Path, Path], name: str) -> None:
+    alone, watched = (place / name for place in seen_of_libraries)
+    assert (alone / "status").read_text() == "0", (alone / "stderr").read_text()
     assert differences(alone, watched) == []
 
 

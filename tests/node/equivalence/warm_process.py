@@ -22,10 +22,13 @@ sys.path[0] = str(Path(__file__).parents[3])
 import numpy  # noqa: E402
 import torch  # noqa: E402
 
+from tests.node.equivalence.library_setups import LIBRARY_SETUPS  # noqa: E402
 from tests.node.equivalence.setups import SETUPS, SetUp  # noqa: E402
 
+ALL = {**SETUPS, **LIBRARY_SETUPS}
+
 # Processes at a time.
-AT_ONCE = 2
+AT_ONCE = int(os.environ.get("EQUIVALENCE_AT_ONCE", "2"))
 
 
 def main(root: str, out: str, names: list[str]) -> None:
@@ -38,7 +41,7 @@ def main(root: str, out: str, names: list[str]) -> None:
             name = waiting.pop(0)
             child = os.fork()
             if not child:
-                run(SETUPS[name], root, Path(out, name))
+                run(ALL[name], root, Path(out, name))
                 return
             running[child] = name
             continue
@@ -106,6 +109,7 @@ def describe(fd: str) -> str:
     with contextlib.suppress(OSError):
         target = os.readlink(f"/proc/self/fd/{fd}").split(":[")[0].replace(os.getcwd(), "")
         target = re.sub(r"pym-\d+-\w+", "pym", target)
+        target = re.sub(r"^/dev/shm/\d{6}_", "/dev/shm/mds_", target)  # the first number that no other dataset has
         if re.search(r"/cachefs-.*/page$|memfd:cachefs-page", target):
             return ""  # the memory that is shared with the helper
         if target != "socket":
