@@ -25,7 +25,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 # Types and style are checked meanwhile: that takes one processor for 40 s.
 test: $(VENV)/.ready-test
 	$(IN_SHORT_DIRECTORY) { $(MAKE) --no-print-directory lint >$$directory/lint 2>&1 & lint=$$!; \
-		$(PYTEST) -p tests.second_chance -n 4 --dist loadfile --no-loadscope-reorder \
+		$(PYTEST) -p tests.second_chance -n 6 --dist loadfile --no-loadscope-reorder \
 		--max-worker-restart 4 -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true \
 		--basetemp=$$directory/t $(PYTEST_OPTIONS); tests=$$?; \
 		wait $$lint; lint=$$?; cat $$directory/lint; exit $$((tests + lint)); }

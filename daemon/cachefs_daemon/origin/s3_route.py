@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import quote, urlsplit
 
-from botocore.utils import get_environ_proxies
-
 from cachefs_daemon.origin.http_pool import Server
 from cachefs_daemon.origin.sigv4 import ALGORITHM
 
@@ -80,6 +78,8 @@ def _route(client: Any, request: Any) -> Route:
     headers = {name.lower(): _text(value) for name, value in request.headers.items()}
     if url.query or not url.path.endswith("/" + _KEY) or url.hostname is None or url.username is not None:
         raise NoRoute(f"the URL of its objects is {request.url}")
+    from botocore.utils import get_environ_proxies  # takes 0.07 s to import, and daemons without S3 do not need it
+
     if url.scheme in get_environ_proxies(client.meta.endpoint_url):
         raise NoRoute("a proxy is configured")
     host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
