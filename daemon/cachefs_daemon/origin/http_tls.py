@@ -5,8 +5,6 @@ import os
 import ssl
 from typing import Any
 
-from botocore.httpsession import create_urllib3_context, get_cert_path
-
 
 def noticed(done: "asyncio.Future[Any]") -> None:
     """A failure is looked at, though all who waited for it may have gone."""
@@ -38,6 +36,8 @@ class Tls:
             self._sessions[connection.server_hostname] = connection.session
 
     def _load(self) -> ssl.SSLContext:
+        from botocore.httpsession import create_urllib3_context, get_cert_path  # takes 0.05 s to import
+
         context: ssl.SSLContext = create_urllib3_context()
         context.check_hostname = True
         # Sessions of TLS 1.2 are resumed by tickets with most servers.
