@@ -79,7 +79,7 @@ class Shards:
 def shards_of(dataset: Any) -> Shards | None:
     """None for anything else than a stream of Hugging Face whose files are on this machine, and come in an order that
     follows from it."""
-    if not is_installed(_DATASETS) or _MODULE not in sys.modules:
+    if _MODULE not in sys.modules or not is_installed(_DATASETS):
         return None
     if qualified_name(type(dataset)) != f"{_MODULE}.IterableDataset":
         return None
@@ -136,12 +136,13 @@ def _first_files(arguments: dict[str, Any]) -> list[str] | None:
 
 
 def _file_in(entry: Any) -> str:
-    """The path in an entry, which may be a generator of the paths below one (FilesIterable); empty without one."""
+    """The path in an entry, which may be a generator of the paths below one (FilesIterable); empty without one. After
+    "::" comes the file that has the others in it."""
     text = text_of(entry)
     if text is None:
         texts = list(_texts(fields(entry).get("args")))
         text = texts[0] if len(texts) == 1 else ""
-    return local_path(text) if "::" not in text else ""
+    return local_path(text.rpartition("::")[2])
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -35,6 +35,8 @@ _FINE: Final = ("py1s", "py2s")
 _NODES_EACH: Final = 64
 _LEAST_BLOCK: Final = 1 << 18
 _BLOCK_OF_ALL: Final = 4_000_000
+# The state of a shard that lies where it is read.
+_LOCAL: Final = 3
 
 Samples = NDArray[numpy.int64]
 
@@ -51,12 +53,18 @@ class Shards:
     # What it computes with, unbound.
     resample: Any
     epoch: int
+    # Whether each shard is read from its file in this epoch, and in the one after it, shape (shards,): one that the
+    # library copies to a directory of its own is read once.
+    is_read: NDArray[numpy.bool_]
+    is_read_again: NDArray[numpy.bool_]
 
     def orders(self, begun: int, workers: int, *, keeps_workers: bool) -> list[list[int]]:
-        epochs = 2 if self.attributes["epoch_size"] <= MOST_FURTHER else 1
-        return [self._order(self.epoch + ahead, workers) for ahead in range(epochs)]
+        first = self._order(self.epoch, workers, self.is_read)
+        if self.attributes["epoch_size"] > MOST_FURTHER or not self.is_read_again.any():
+            return [first]
+        return [first, self._order(self.epoch + 1, workers, self.is_read_again)]
 
-    def _order(self, epoch: int, workers: int) -> list[int]:
+    def _order(self, epoch: int, workers: int, is_read: NDArray[numpy.bool_]) -> list[int]:
         world = fields(self.attributes["_parallel_rank_world"])
         nodes, ranks = world["num_nodes"], world["ranks_per_node"]
         samples = self._samples(
@@ -67,7 +75,7 @@ class Shards:
         turns = mine.transpose(1, 0, 2).reshape(-1)
         shards = numpy.searchsorted(self.first_samples, turns[turns >= 0], side="right") - 1
         _, begins = numpy.unique(shards, return_index=True)
-        return [int(number) for number in shards[numpy.sort(begins)]]
+        return [int(number) for number in shards[numpy.sort(begins)] if is_read[number]]
 
     def _samples(self, epoch: int, world: Any) -> Samples:
         """Numbers of samples, shape (nodes, ranks of a node, workers of a rank, batches, samples of a batch)."""
@@ -81,7 +89,7 @@ class Shards:
 def shards_of(dataset: Any) -> Shards | None:
     """None for anything else than a dataset of mosaicml-streaming whose shards are on this machine, and come in an
     order that follows from it."""
-    if not is_installed(_STREAMING) or _MODULE not in sys.modules:
+    if _MODULE not in sys.modules or not is_installed(_STREAMING):
         return None
     kind = sys.modules[_MODULE].StreamingDataset
     if not all(inspect.getattr_static(type(dataset), name, None) is vars(kind).get(name, kind) for name in _OWN):
@@ -101,8 +109,14 @@ def shards_of(dataset: Any) -> Shards | None:
     )
     if not all(files) or len(set(files)) != len(files):
         return None
+    is_copied = numpy.array([bool(fields(stream).get("remote")) for stream in streams])[own["stream_per_shard"]]
+    is_read = ~is_copied | (own["_shard_states"].numpy() != _LOCAL)
+    is_read_again = ~is_copied | bool(own["cache_limit"])
+    if not is_read.any():
+        return None
+    epoch = int(own["_next_epoch"].get())
     return Shards(
-        files, own["sample_offset_per_shard"], attributes, kind.resample_streams, int(own["_next_epoch"].get())
+        files, own["sample_offset_per_shard"], attributes, kind.resample_streams, epoch, is_read, is_read_again
     )
 
 

@@ -7,6 +7,7 @@ name, how many workers, the number of each of its files, and for each epoch the 
 
 import json
 import pickle
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -93,6 +94,7 @@ def read_mds(top: Path) -> None:
     for name, options in made.items():
         for workers, keeps in WAYS:
             clean_stale_shared_memory()
+            shutil.rmtree(top / "copied", ignore_errors=True)
             dataset = StreamingDataset(batch_size=8, **options)
             starts = dataset.sample_offset_per_shard
             loader = DataLoader(dataset, 8, num_workers=workers, persistent_workers=keeps)
@@ -128,8 +130,8 @@ def tell(
         if hasattr(dataset, "set_epoch"):
             dataset.set_epoch(epoch)
         shards = shards_of(dataset)
-        foreseen.append(shards.orders(epoch, workers, keeps_workers=keeps))
-        files = shards.files
+        foreseen.append(shards.orders(epoch, workers, keeps_workers=keeps) if shards is not None else [])
+        files = files or shards.files
         assert epoch or visible(dataset) == before
         read.append(list(dict.fromkeys(next(epochs))))
     numbers = [int("".join(filter(str.isdigit, Path(path).stem))) for path in files]
