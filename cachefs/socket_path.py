@@ -36,7 +36,10 @@ def refusal(socket: Path) -> str:
 def is_forbidden(socket: Path) -> bool:
     """Is there a socket that this user may not connect to?"""
     try:
-        socket.stat()
+        before = socket.stat()
+        may = os.access(socket, os.W_OK, effective_ids=True)
+        # A daemon that starts takes away what an earlier one has left, which nobody may use then.
+        after = socket.stat()
+        return not may and (after.st_ino, after.st_ctime_ns) == (before.st_ino, before.st_ctime_ns)
     except OSError as error:
         return isinstance(error, PermissionError)
-    return not os.access(socket, os.W_OK, effective_ids=True)

@@ -53,7 +53,7 @@ def test_reads_through_a_mount_go_on_while_no_tier_can_hold_anything(tmp_path: P
                 assert status.tiers[0].blocks == 0
                 # A large block is read piece by piece: not each of them costs the origin a block.
                 assert status.fetched_bytes < 4 * sum(SIZES.values())
-                assert not status.errors
+                assert {error.subject for error in status.errors} <= {"memory tier"}
                 (memory / "somebody else's").unlink()
                 drop_pages(mount)
                 # The tier is looked at every two seconds; until then blocks still pass.
