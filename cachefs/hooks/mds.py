@@ -6,6 +6,8 @@ there. It is asked for it once more, with a copy of the attributes, where it has
 """
 
 import inspect
+import json
+import logging
 import os
 import sys
 from dataclasses import dataclass
@@ -24,11 +26,12 @@ _STREAMING: Final = Versions("streaming", (0, 8), (0, 14))
 _MODULE: Final = "streaming.base.dataset"
 # Methods of a dataset that say which samples are read; none of them may be of a derived class.
 _OWN: Final = ("__iter__", "_get_work", "_resume", "resample_streams", "prepare_shard")
-# Samples of an epoch whose order is computed, at most, while the job waits: 0.45 us each. The one after it is so where
-# there are no more than these.
-MOST_SAMPLES: Final = 1 << 21
-MOST_FURTHER: Final = 1 << 20
-MOST_SHARDS: Final = 1 << 20
+# Samples, and shards, of a dataset whose order is computed, at most, in each rank and while the job waits: 0.3 us and
+# 250 bytes for a sample, and 15 us for a shard. The order of the epoch after it is computed too where there are fewer
+# samples than these.
+MOST_SAMPLES: Final = 3 << 19
+MOST_FURTHER: Final = 1 << 18
+MOST_SHARDS: Final = 1 << 14
 # Of the library: where nobody says how many nodes samples are shuffled for, these are for more of them than there are;
 # and the least samples among which one of the others shuffles.
 _FINE: Final = ("py1s", "py2s")
@@ -60,7 +63,7 @@ class Shards:
 
     def orders(self, begun: int, workers: int, *, keeps_workers: bool) -> list[list[int]]:
         first = self._order(self.epoch, workers, self.is_read)
-        if self.attributes["epoch_size"] > MOST_FURTHER or not self.is_read_again.any():
+        if self.attributes["num_samples"] > MOST_FURTHER or not self.is_read_again.any():
             return [first]
         return [first, self._order(self.epoch + 1, workers, self.is_read_again)]
 
@@ -98,23 +101,22 @@ def shards_of(dataset: Any) -> Shards | None:
     shards, streams = own.get("shards"), own.get("streams")
     if type(shards) is not list or type(streams) is not list or not 0 < len(shards) <= MOST_SHARDS:
         return None
-    # One that goes on in the middle of an epoch does not read its first shards.
-    if own.get("batching_method") != "random" or "_resume_shm" in own:
+    epoch = int(own["_next_epoch"].get())
+    if own.get("batching_method") != "random" or _is_resumed(own, epoch):
         return None
     attributes = _completed(own)
-    if attributes["epoch_size"] > MOST_SAMPLES or _would_warn(attributes):
+    if max(attributes["num_samples"], attributes["epoch_size"]) > MOST_SAMPLES or _would_say_something(attributes):
         return None
     files = tuple(
         _file_of(shard, streams[stream]) for shard, stream in zip(shards, own["stream_per_shard"], strict=True)
     )
     if not all(files) or len(set(files)) != len(files):
         return None
-    is_copied = numpy.array([bool(fields(stream).get("remote")) for stream in streams])[own["stream_per_shard"]]
+    is_copied = numpy.array([_is_copied(fields(stream)) for stream in streams])[own["stream_per_shard"]]
     is_read = ~is_copied | (own["_shard_states"].numpy() != _LOCAL)
     is_read_again = ~is_copied | bool(own["cache_limit"])
     if not is_read.any():
         return None
-    epoch = int(own["_next_epoch"].get())
     return Shards(
         files, own["sample_offset_per_shard"], attributes, kind.resample_streams, epoch, is_read, is_read_again
     )
@@ -128,14 +130,33 @@ def _completed(own: dict[str, Any]) -> dict[str, Any]:
     return {**own, "num_canonical_nodes": canonical, "shuffle_block_size": block}
 
 
-def _would_warn(attributes: dict[str, Any]) -> bool:
-    """Would the library warn of something? It is not to do so twice, nor to fail before the job asks it."""
+def _is_resumed(own: dict[str, Any], epoch: int) -> bool:
+    """Does this epoch go on where a checkpoint was made? It does not read its first shards then."""
+    if "_resume_shm" not in own:
+        return False
+    text = bytes(own["_resume_shm"].buf).partition(b"\0")[0]
+    return int(json.loads(text)["epoch"]) >= epoch
+
+
+def _is_copied(stream: dict[str, Any]) -> bool:
+    remote, local = stream.get("remote"), stream.get("local")
+    return bool(remote) and local_path(str(remote)) != local_path(str(local))
+
+
+def _would_say_something(attributes: dict[str, Any]) -> bool:
+    """Would the library warn, log or raise? It is not to do so twice, nor before the job asks it."""
+    if logging.getLogger(f"{_MODULE.rpartition('.')[0]}.partition").isEnabledFor(logging.DEBUG):
+        return True
     world, canonical = fields(attributes["_parallel_rank_world"]), attributes["num_canonical_nodes"]
     nodes, samples = world["num_nodes"], attributes["epoch_size"]
     is_even = canonical % nodes == 0 or nodes % canonical == 0
     is_plenty = samples > canonical and samples // nodes >= 2 * world["ranks_per_node"]
     largest = int(attributes["samples_per_shard"].max())
-    is_fine = attributes["shuffle_algo"] != "py1e" or largest <= attributes["shuffle_block_size"] * 3 // 4
+    is_fine = (
+        not attributes["shuffle"]
+        or attributes["shuffle_algo"] != "py1e"
+        or largest <= attributes["shuffle_block_size"] * 3 // 4
+    )
     return not (is_even and is_plenty and is_fine and type(attributes["batch_size"]) is int)
 
 

@@ -5,8 +5,9 @@ import weakref
 from typing import Any, Final
 
 from cachefs.hooks import opened
+from cachefs.hooks.library_iterators import skipped
 from cachefs.hooks.mounted import lists_files_of_a_mount
-from cachefs.hooks.shards import shards_of
+from cachefs.hooks.shards import Shards, shards_of
 from cachefs.publishing.channel import say_once
 from cachefs.publishing.columns import listing
 from cachefs.publishing.notes import THE_JOB_GOES_ON, Unknown, words
@@ -37,18 +38,18 @@ class Stream:
         self._publication: Publication | None = None
         self._orders: dict[int, list[int]] = {}  # as published, by epoch
         weakref.finalize(self, opened.forget, self.number, self._mark, os.getpid())
-        shards = shards_of(loader.dataset)
+        self._files: tuple[str, ...] = ()  # that were published
+        self._is_elsewhere = False  # its files are below no mount
+        self._shards()
         # Shards whose order is not known are brought one after the other, as who reads one shows.
-        self._is_told = shards is not None or lists_files_of_a_mount(listing(loader.dataset))
-        if shards is not None and any(map(Places().mount_of, shards.files[:: max(1, len(shards.files) // PROBES)])):
-            self._publish_as(Publication(shards.files, {**opening, "workers": self._workers, "prefetch": 1}))
+        self._is_told = bool(self._files) or lists_files_of_a_mount(listing(loader.dataset))
 
     def begin(self, iterator: Any) -> None:
         """An epoch begins."""
         number = self._begun
         self._begun += 1
-        dataset = self._dataset()
-        shards = shards_of(dataset) if dataset is not None and self._publication is not None else None
+        # A loader that goes on in the middle of an epoch has its workers leave out the shards that were read.
+        shards = None if skipped(iterator) else self._shards()
         if shards is None or self._publication is None:
             return
         found = shards.orders(number, self._workers, keeps_workers=self._keeps_workers)
@@ -58,6 +59,21 @@ class Stream:
                 self._publication.order(epoch, order)
         self._orders = orders
         self._publication.progress(number, 0)
+
+    def _shards(self) -> Shards | None:
+        """Of the epoch that begins, where they are below a mount. Their files are published the first time."""
+        dataset = self._dataset()
+        shards = shards_of(dataset) if dataset is not None and not self._is_elsewhere else None
+        if shards is None or shards.files == self._files:
+            return shards
+        self._is_elsewhere = not any(map(Places().mount_of, shards.files[:: max(1, len(shards.files) // PROBES)]))
+        if self._is_elsewhere:
+            return None
+        if self._publication is not None:
+            self._publication.close()
+        self._files, self._orders = shards.files, {}
+        self._publish_as(Publication(shards.files, {**self._opening, "workers": self._workers, "prefetch": 1}))
+        return shards
 
     def _publish_as(self, publication: Publication) -> None:
         self._publication = publication

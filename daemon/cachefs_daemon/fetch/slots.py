@@ -182,11 +182,11 @@ class FetchSlots:
 
     @property
     def is_waited_for(self) -> bool:
-        """Does somebody wait for a read that was asked for on demand?
+        """Does somebody wait for a slot, or for a read that had its slot on demand?
 
-        A read ahead that somebody has come to wait for is no reason to hold back others that nobody waits for: it shows
-        that they come too late. (Three copies of 100 small files each, on a busy machine: 42 waited, and 56 where it
-        was.)
+        A read ahead that somebody has come to wait for since it began is no reason to hold back others that nobody
+        waits for: it shows that they come too late. (Three copies of 100 small files each, on a busy machine: 42 reads
+        waited, and 56 where it was.)
         """
         return self._demand_queued > 0 or self.bytes_in_use > self._bytes_ahead + self._bytes_promoted
 

@@ -26,7 +26,7 @@ WAYS = ((0, False), (1, False), (3, False), (3, True))
 
 
 def read_hugging_face(top: Path) -> None:
-    from datasets import interleave_datasets, load_dataset
+    from datasets import IterableDataset, interleave_datasets, load_dataset
     from datasets.distributed import split_dataset_by_node
 
     files = {kind: [str(top / f"{shard:02}.{kind}") for shard in range(SHARDS)] for kind in ("txt", "json")}
@@ -59,14 +59,25 @@ def read_hugging_face(top: Path) -> None:
                     yield [int(row["text"]) for row in loader]
 
             tell(name, workers, keeps, dataset, hugging_face.shards_of, epochs())
-    unknown = [load().skip(3), load().take(3), interleave_datasets([load(), load("json")])]
-    gone_on = load()
-    gone_on.load_state_dict(gone_on.state_dict())
-    say(name="unknown", found=[hugging_face.shards_of(dataset) is not None for dataset in (*unknown, gone_on)])
+    gone_on, later = load(), load()
+    for one in (gone_on, later):
+        one.load_state_dict(one.state_dict())
+    later.set_epoch(1)
+    texts = IterableDataset.from_generator(given_texts, gen_kwargs={"names": ["part-0", "part-1"]})
+    unknown = [load().skip(3), load().take(3), interleave_datasets([load(), load("json")]), gone_on, texts]
+    say(
+        name="unknown",
+        found=[hugging_face.shards_of(dataset) is not None for dataset in unknown],
+        known=hugging_face.shards_of(later) is not None,
+    )
 
 
 def same(row: Any) -> Any:
     return row
+
+
+def given_texts(names: list[str]) -> Iterator[dict[str, str]]:
+    yield from ({"text": name} for name in names)
 
 
 def always(row: Any) -> bool:
@@ -88,6 +99,7 @@ def read_mds(top: Path) -> None:
         "py2s": {"local": written, "shuffle": True, "shuffle_algo": "py2s", "num_canonical_nodes": 2},
         "py1br": {"local": written, "shuffle": True, "shuffle_algo": "py1br", "shuffle_block_size": 100},
         "naive": {"local": written, "shuffle": True, "shuffle_algo": "naive"},
+        "in place": {"remote": written, "local": written, "shuffle": True},
         "copied": {"remote": written, "local": str(top / "copied"), "shuffle": True},
         "short epochs": {"local": written, "shuffle": True, "epoch_size": 150},
     }
@@ -116,9 +128,14 @@ def read_mds(top: Path) -> None:
     coarse = StreamingDataset(batch_size=8, local=written, shuffle=True, shuffle_block_size=8)
     warns = mds.shards_of(coarse)
     resumed = StreamingDataset(batch_size=8, remote=written, local=str(top / "resumed"))
-    resumed.load_state_dict(resumed.state_dict(0, True))
+    resumed.load_state_dict({**resumed.state_dict(8, True), "epoch": 0})
     unknown = (own, warns, mds.shards_of(resumed))
-    say(name="unknown", found=[found is not None for found in unknown])
+    resumed.next_epoch = 1
+    say(
+        name="unknown",
+        found=[found is not None for found in unknown],
+        known=mds.shards_of(resumed) is not None,
+    )
 
 
 def tell(
