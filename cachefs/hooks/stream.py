@@ -72,7 +72,8 @@ class Stream:
         if self._publication is not None:
             self._publication.close()
         self._files, self._orders = shards.files, {}
-        self._publish_as(Publication(shards.files, {**self._opening, "workers": self._workers, "prefetch": 1}))
+        opening = {**self._opening, "workers": self._workers, "prefetch": 1, "shards": True}
+        self._publish_as(Publication(shards.files, opening))
         return shards
 
     def _publish_as(self, publication: Publication) -> None:

@@ -157,5 +157,16 @@ def _bytes(consumer: PublishedConsumer, view: JobView | None) -> float:
     for number, share in enumerate(consumer.shares):
         mean = means.get(name if number == 0 else f"{name}+{number}", 0.0)
         per_sample = 1.0 if share.is_plain else len(share.samples) / max(1, share.length)
-        total += mean * per_sample * consumer.tally.samples
+        total += mean * per_sample * _delivered(consumer)
     return total
+
+
+def _delivered(consumer: PublishedConsumer) -> float:
+    """Its samples that the loader has delivered. Where they are shards: those of whole epochs, and of the epoch that it
+    is in the same part as of the loader's samples, which are as many as in the epochs before."""
+    tally = consumer.tally
+    if not consumer.opening.shards:
+        return float(tally.samples)
+    before = (tally.samples - tally.epoch_samples) / max(1, tally.epochs - 1)
+    part = min(1.0, tally.epoch_samples / before) if before else 1.0
+    return consumer.opening.length * (max(0, tally.epochs - 1) + part)

@@ -74,6 +74,11 @@ def known_words(name: str, samples: int, epoch: int, *, by_rule: bool) -> str:
     return f"loader {name}: {samples:,} samples an epoch, read ahead from epoch {epoch} on{how}"
 
 
+def shards_words(name: str, shards: int, epoch: int) -> str:
+    """The same of a stream of so many shards."""
+    return f"loader {name}: {shards:,} shards an epoch, read ahead from epoch {epoch} on"
+
+
 def unsettled_words(name: str) -> str:
     """One line of a loader that has ended before it was understood."""
     return f"loader {name}: it ended before it was understood"

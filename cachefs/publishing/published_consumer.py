@@ -21,6 +21,7 @@ from cachefs.publishing.notes import (
     known_words,
     learned_words,
     loader_name,
+    shards_words,
     unsettled_words,
     words,
 )
@@ -58,6 +59,8 @@ class Opening(msgspec.Struct, frozen=True):
     compare: bool = False
     # The samples are all files below this directory, in order of their path bytes.
     tree: str = ""
+    # Its samples are shards, of which each holds many of its loader's.
+    shards: bool = False
     # The samples are the records of the files (JobPublish.map.indexer).
     indexer: str = ""
     # The directory that relative paths start from.
@@ -279,7 +282,12 @@ class PublishedConsumer:
     @property
     def line(self) -> str:
         """What is understood of it, for its user; empty while that is being found out, or where a note says it."""
-        if not self.loader or self.note or self._lacks_files or not self._knows_the_epoch:
+        if not self.loader or self.note or self._lacks_files:
+            return ""
+        order = self.orders.get(self.epoch) if self.opening.shards else None
+        if order is not None:
+            return shards_words(self.loader, len(order), max(1, self.tally.epochs))
+        if not self._knows_the_epoch:
             return ""
         if self.is_learning and self._rule is None:
             return learned_words(self.loader, max(2, self.tally.epochs))

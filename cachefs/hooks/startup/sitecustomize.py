@@ -95,6 +95,18 @@ def say_summary(top):
         last_words.say(top)
     except (Exception, KeyboardInterrupt):
         pass
+    finally:
+        if getattr(sys, "last_type", None) is KeyboardInterrupt:
+            end_as_interrupted()
+
+
+def end_as_interrupted():
+    """Python ends by SIGINT where the last text that it has run was interrupted. Ours has run others since: dataclasses
+    are made in that way."""
+    try:  # noqa: SIM105  # see above
+        exec("raise KeyboardInterrupt")
+    except KeyboardInterrupt:
+        pass
 
 
 def is_ours(path):

@@ -56,6 +56,10 @@ def test_what_is_published_is_the_order_in_which_shards_come(tmp_path: Path, wor
         snapshot.close()
     assert watched.stdout.replace(str(mount), str(top)) == alone.stdout
     assert complaints(watched.stderr) == []
+    [line] = [line for line in watched.stderr.splitlines() if line.startswith("cachefs: loader ")]
+    assert line.endswith(f": {SHARDS} shards an epoch, read ahead from epoch 1 on")
+    [served] = [line for line in watched.stderr.splitlines() if line.startswith("cachefs: served by")]
+    assert f" of {2 * sum(path.stat().st_size for path in top.iterdir()) / 1024:.0f} KiB" in served
     read = [[Path(url).name for url in json.loads(line)] for line in watched.stdout.splitlines()]
     assert len(read) == 2
     assert read[0] != read[1]

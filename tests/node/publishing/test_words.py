@@ -123,6 +123,15 @@ def test_a_loop_whose_files_are_learned(node: Node, tmp_path: Path) -> None:
     assert [consumer["problem"] for consumer in view["consumers"]] == ["", ""]
 
 
+@pytest.mark.parametrize("quiet", [(), ("--quiet",)])
+def test_who_is_interrupted_ends_by_the_signal(node: Node, quiet: tuple[str, ...]) -> None:
+    program = "import os, signal, time, torch.utils.data; os.kill(os.getpid(), signal.SIGINT); time.sleep(9)"
+    line = [CACHEFS, "run", *quiet, "--socket", node.daemon.socket, "--", sys.executable, "-c", program]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == -signal.SIGINT
+    assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
+
+
 def test_processes_of_one_run_have_one_summary(node: Node) -> None:
     ran = node.run("listed", "--epochs", "2", "ranks", "2", job="ranks")
     assert ran.stdout == f"{2 * EPOCH}\n" * 2
