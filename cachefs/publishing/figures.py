@@ -169,4 +169,6 @@ def _delivered(consumer: PublishedConsumer) -> float:
         return float(tally.samples)
     before = (tally.samples - tally.epoch_samples) / max(1, tally.epochs - 1)
     part = min(1.0, tally.epoch_samples / before) if before else 1.0
-    return consumer.opening.length * (max(0, tally.epochs - 1) + part)
+    # A rank of many reads some of them.
+    shards = max(map(len, consumer.orders.values()), default=consumer.opening.length)
+    return shards * (max(0, tally.epochs - 1) + part)
