@@ -18,8 +18,8 @@ IN_SHORT_DIRECTORY := directory=$$(mktemp -d /tmp/t.XXXX) && trap "rm -rf $$dire
 # Tests start some hundred processes of Python. Without byte code each takes 0.15 s more.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
-# Four test files at a time, in the order of tests/conftest.py: tests mostly wait. 2,480 tests took 670 s in this way on
-# two processors, with the two others of the machine busy, and 564 s on four that others used too.
+# Six test files at a time, in the order of tests/conftest.py: tests mostly wait. On two processors 6,433 tests took 16:00
+# minutes in this way, and 18:31 with four at a time.
 # Tests that fail beside others are run once more, alone: tests/second_chance.py. What no signal interrupts, such as a read
 # of a mount that hangs, ends its worker after 400 s. Where that happens again and again, no fifth one is started.
 # Types and style are checked meanwhile: that takes one processor for 40 s.
