@@ -9,13 +9,13 @@ import copy
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import islice
 from typing import Any, Final
 
 import numpy
 
-from cachefs.hooks.mounted import local_path
 from cachefs.hooks.order import array_in
+from cachefs.hooks.shards import in_turns, local_path
 from cachefs.publishing.attributes import fields
 from cachefs.publishing.columns import text_of
 from cachefs.publishing.pure import Versions, is_installed, qualified_name
@@ -62,9 +62,8 @@ class Shards:
         # Where nodes cannot share the shards equally, each reads all of them, and skips the others' examples.
         if self.world_size and len(shards) % self.world_size == 0:
             shards = shards[self.rank :: self.world_size]
-        of_workers = [shards[worker :: max(1, workers)] for worker in range(max(1, workers))]
-        opened = (self.read[one] for together in zip_longest(*of_workers) for one in together if one is not None)
-        return list(dict.fromkeys(opened))
+        opened = in_turns(shards[worker :: max(1, workers)] for worker in range(max(1, workers)))
+        return list(dict.fromkeys(self.read[one] for one in opened))
 
     def _generator(self, epoch: int) -> numpy.random.Generator | None:
         if self.generator is None:
@@ -145,7 +144,7 @@ def _file_in(entry: Any) -> str:
     "::" comes the file that has the others in it."""
     text = text_of(entry)
     if text is None:
-        texts = list(_texts(fields(entry).get("args")))
+        texts = list(islice(_texts(fields(entry).get("args")), 2))
         text = texts[0] if len(texts) == 1 else ""
     path = text.rpartition("::")[2]
     # The library makes paths absolute. Texts that a generator is given may be anything.

@@ -18,7 +18,7 @@ from typing import Any, Final
 import numpy
 from numpy.typing import NDArray
 
-from cachefs.hooks.mounted import local_path
+from cachefs.hooks.shards import local_path
 from cachefs.publishing.attributes import fields
 from cachefs.publishing.pure import Versions, is_installed
 

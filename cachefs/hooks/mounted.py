@@ -1,7 +1,6 @@
 """Whether what a dataset names, or the program's arguments, lies below a mount of cachefs."""
 
 import os
-import re
 import sys
 from collections.abc import Iterable
 from typing import Final
@@ -9,18 +8,9 @@ from typing import Final
 from cachefs.publishing.columns import Listing
 from cachefs.publishing.places import Places
 
-# In front of a path; and of what is none.
-_FILE: Final = re.compile(r"file:(//(localhost(?=/))?)?")
-_ELSEWHERE: Final = re.compile(r"pipe:|[A-Za-z][A-Za-z0-9+.-]*:/")
 # Arguments of the program that are looked at, and characters that a path may have.
 MOST_ARGUMENTS: Final = 64
 MOST_CHARACTERS: Final = 4095
-
-
-def local_path(url: str) -> str:
-    """The absolute path that a URL, or a path, names; empty where it names no file of this machine."""
-    path = _FILE.sub("", url)
-    return os.path.abspath(path) if path and "\0" not in path and not _ELSEWHERE.match(path) else ""
 
 
 def names_a_mount(found: Listing) -> bool:

@@ -1,11 +1,14 @@
-"""The shards of a stream, and the order in which its epochs open them, as the library that reads them lists them."""
+"""The shards of a stream, and the order in which its epochs open them: what all libraries have in common."""
 
-from typing import Any, Protocol
+import os
+import re
+from collections.abc import Iterable
+from itertools import zip_longest
+from typing import Final, Protocol
 
-from cachefs.hooks import hugging_face, mds, webdataset
-
-# Numbers of shards.
-Order = list[int]
+# In front of a path; and of what is none.
+_FILE: Final = re.compile(r"file:(//(localhost(?=/))?)?")
+_ELSEWHERE: Final = re.compile(r"pipe:|[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
 class Shards(Protocol):
@@ -15,7 +18,7 @@ class Shards(Protocol):
     def files(self) -> tuple[str, ...]:
         """Absolute paths of the shards, each once."""
 
-    def orders(self, begun: int, workers: int, *, keeps_workers: bool) -> list[Order]:
+    def orders(self, begun: int, workers: int, *, keeps_workers: bool) -> list[list[int]]:
         """Numbers of the shards in the order in which the epoch that begins opens them, and, where somebody can tell,
         those of the epoch after it. With several workers, each opens one after the other.
 
@@ -23,6 +26,12 @@ class Shards(Protocol):
         """
 
 
-def shards_of(dataset: Any) -> Shards | None:
-    """None where the shards are no files, or where their order does not follow from what can be read."""
-    return webdataset.shards_of(dataset) or hugging_face.shards_of(dataset) or mds.shards_of(dataset)
+def in_turns(of_workers: Iterable[Iterable[int]]) -> list[int]:
+    """The first of each worker, then the second of each."""
+    return [one for together in zip_longest(*of_workers) for one in together if one is not None]
+
+
+def local_path(url: str) -> str:
+    """The absolute path that a URL, or a path, names; empty where it names no file of this machine."""
+    path = _FILE.sub("", url)
+    return os.path.abspath(path) if path and "\0" not in path and not _ELSEWHERE.match(path) else ""

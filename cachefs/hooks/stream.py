@@ -4,10 +4,10 @@ import os
 import weakref
 from typing import Any, Final
 
-from cachefs.hooks import opened
+from cachefs.hooks import hugging_face, mds, opened, webdataset
 from cachefs.hooks.library_iterators import skipped
 from cachefs.hooks.mounted import lists_files_of_a_mount
-from cachefs.hooks.shards import Shards, shards_of
+from cachefs.hooks.shards import Shards
 from cachefs.publishing.channel import say_once
 from cachefs.publishing.columns import listing
 from cachefs.publishing.notes import THE_JOB_GOES_ON, Unknown, words
@@ -18,6 +18,11 @@ from cachefs.publishing.tally import Stopwatch
 
 # Shards that are looked at to see whether they are below a mount.
 PROBES: Final = 16
+
+
+def shards_of(dataset: Any) -> Shards | None:
+    """None where the shards are no files, or where their order does not follow from what can be read."""
+    return webdataset.shards_of(dataset) or hugging_face.shards_of(dataset) or mds.shards_of(dataset)
 
 
 class Stream:
@@ -40,17 +45,16 @@ class Stream:
         weakref.finalize(self, opened.forget, self.number, self._mark, os.getpid())
         self._files: tuple[str, ...] = ()  # that were published
         self._is_elsewhere = False  # its files are below no mount
-        self._shards()
         # Shards whose order is not known are brought one after the other, as who reads one shows.
-        self._is_told = bool(self._files) or lists_files_of_a_mount(listing(loader.dataset))
+        self._is_told = lists_files_of_a_mount(listing(loader.dataset))
 
     def begin(self, iterator: Any) -> None:
         """An epoch begins."""
         number = self._begun
         self._begun += 1
+        shards = self._shards()
         # A loader that goes on in the middle of an epoch has its workers leave out the shards that were read.
-        shards = None if skipped(iterator) else self._shards()
-        if shards is None or self._publication is None:
+        if shards is None or self._publication is None or skipped(iterator):
             return
         found = shards.orders(number, self._workers, keeps_workers=self._keeps_workers)
         orders = dict(enumerate(found, number))
@@ -82,7 +86,7 @@ class Stream:
 
     def drew(self, index: Any, iterator: Any, delivered: int) -> None:
         """A batch was asked for."""
-        path = "" if self._is_told else opened.what_was_opened(self.number, self._mark)
+        path = "" if self._files or self._is_told else opened.what_was_opened(self.number, self._mark)
         if path:
             self._is_told = True
             self._publish_as(Publication((), self._opening))

@@ -11,10 +11,10 @@ import random
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice, zip_longest
+from itertools import islice
 from typing import Any, Final
 
-from cachefs.hooks.mounted import local_path
+from cachefs.hooks.shards import in_turns, local_path
 from cachefs.publishing.attributes import fields
 from cachefs.publishing.pure import Versions, is_installed, qualified_name
 
@@ -53,8 +53,7 @@ class Shards:
         """Of the epoch that begins, or the *ahead*-th one of the same workers after it."""
         found: list[int] = []
         for one in range(ahead * self.passes, (ahead + 1) * self.passes):
-            of_workers = [list(self._of_worker(worker, max(1, workers), one)) for worker in range(max(1, workers))]
-            found += [shard for together in zip_longest(*of_workers) for shard in together if shard is not None]
+            found += in_turns(list(self._of_worker(worker, max(1, workers), one)) for worker in range(max(1, workers)))
         return found
 
     def _of_worker(self, worker: int, workers: int, ahead: int) -> Iterator[int]:

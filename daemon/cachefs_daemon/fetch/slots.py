@@ -156,8 +156,7 @@ class FetchSlots:
         self._ahead_in_use = 0  # slots taken by reads ahead
         self.in_use = 0  # slots taken
         self.bytes_in_use = 0  # bytes of the reads that have them
-        self._bytes_ahead = 0  # bytes of those of them that are reads ahead
-        self._bytes_promoted = 0  # and of those that were, until somebody came to wait for them
+        self._bytes_on_demand = 0  # bytes of those of them that were admitted as reads on demand
         self._waited: dict[Server, float] = {}  # when a read on demand of a server ended last, which has no lane now
         self._timer: asyncio.TimerHandle | None = None  # after the moment in which it has just been waited for
 
@@ -188,7 +187,7 @@ class FetchSlots:
         waits for: it shows that they come too late. (Three copies of 100 small files each, on a busy machine: 42 reads
         waited, and 56 where it was.)
         """
-        return self._demand_queued > 0 or self.bytes_in_use > self._bytes_ahead + self._bytes_promoted
+        return self._demand_queued > 0 or self._bytes_on_demand > 0
 
     def waiting(self, server: Server) -> tuple[int, int]:
         """Reads of the *server* that wait for a slot, and those that have one."""
@@ -222,8 +221,7 @@ class FetchSlots:
         """For `Slot`."""
         lane = self._lanes[request.server]
         self._count(request, lane, -1)
-        request.ahead, request.promoted = False, True
-        self._bytes_promoted += request.size
+        request.ahead = False
         self._count(request, lane, 1)
         self._admit()
 
@@ -264,9 +262,9 @@ class FetchSlots:
         """For `Slot`."""
         lane = self._lanes[request.server]
         self._count(request, lane, -1)
-        if request.promoted:
-            self._bytes_promoted -= request.size
-            request.promoted = False
+        if request.on_demand:
+            self._bytes_on_demand -= request.size
+            request.on_demand = False
         if not request.ahead:
             lane.waited = time.monotonic()
         if self._demand_queued or self.ahead_queued:
@@ -340,7 +338,6 @@ class FetchSlots:
         lane.bytes_in_use += size
         if request.ahead:
             self._ahead_in_use += slots
-            self._bytes_ahead += size
             lane.in_use_ahead += slots
             lane.bytes_ahead += size
 
@@ -390,7 +387,9 @@ class FetchSlots:
 
     def _let_in(self, request: "Slot", lane: _Lane) -> None:
         self._count(request, lane, 1)
-        request.held = True
+        request.held, request.on_demand = True, not request.ahead
+        if request.on_demand:
+            self._bytes_on_demand += request.size
         admitted, request.admitted = request.admitted, None
         if admitted is not None:
             admitted()
@@ -413,8 +412,8 @@ class Slot:
     """The slot of one read: waited for, held, or given back for a while."""
 
     __slots__ = (
-        "_slots", "admitted", "ahead", "asker", "held", "key", "needed", "number", "promoted", "rank", "server", "size",
-        "slots",
+        "_slots", "admitted", "ahead", "asker", "held", "key", "needed", "number", "on_demand", "rank", "server",
+        "size", "slots",
     )  # fmt: skip
 
     def __init__(self, slots: FetchSlots, key: bytes, size: int, server: Server, ahead: bool, needed: float) -> None:
@@ -422,10 +421,10 @@ class Slot:
         self.key = key
         self.size = size
         self.server = server
-        self.ahead = ahead  # it waits, or was admitted, as a read ahead
+        self.ahead = ahead  # it waits, or was admitted, as a read ahead, and nobody has come to wait for it since
         self.needed = needed
         self.held = False
-        self.promoted = False  # somebody has come to wait for it since it was admitted as a read ahead
+        self.on_demand = False  # it is held, and was admitted as a read on demand
         self.asker = ASKER.get()
         self.rank = 0.0  # among those that wait: the lowest goes first
         self.number = 0  # of those that had to wait, in the order in which they came
