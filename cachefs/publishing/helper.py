@@ -181,7 +181,7 @@ class Helper:
             self.reporter.say(_of_system(error))
         except CachefsError as error:
             self.reporter.say(str(error))
-        except Exception as error:
+        except Exception as error:  # what a message lacks may raise anything; the job is told
             self.reporter.say(f"a message of the training process makes no sense ({error!r:.300})")
         return True
 

@@ -38,6 +38,6 @@ if __name__ == "__main__":
         from cachefs.publishing.helper import main
 
         main(directory, int(owner), int(alive), int(listener), int(page), job)
-    except BaseException as error:
+    except BaseException as error:  # of a process that only runs the helper; it ends with it
         Page(int(page)).say(f"publishing has failed ({error!r}); the job goes on without it")
         raise

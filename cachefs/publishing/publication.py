@@ -1,6 +1,5 @@
 """One consumer's sequence, as the training process that has it publishes it."""
 
-import contextlib
 import os
 import weakref
 from array import array
@@ -14,6 +13,7 @@ import numpy
 from numpy.typing import NDArray
 
 from cachefs.publishing.channel import Channel, Op, channel, process_name, warn
+from cachefs.publishing.foreign import is_foreign, suppress_own
 from cachefs.publishing.page import MOST
 from cachefs.publishing.rank import found_rank
 from cachefs.publishing.tally import Tally
@@ -82,6 +82,8 @@ class Publication:
         try:
             number, order = _number("epoch", epoch, 0), as_order(samples)
         except Exception as error:
+            if is_foreign(error):
+                raise
             _warn(f"cannot publish the order of epoch {epoch!r:.80}", error)
             return
         self._send({"op": Op.ORDER, "epoch": number, "part": part}, order)
@@ -94,6 +96,8 @@ class Publication:
                 raise ValueError(f"a number of more than {_LONG} bits")
             number = _number("epoch", epoch, 0)
         except Exception as error:
+            if is_foreign(error):
+                raise
             _warn("cannot publish a sampler", error)
             return
         self._send({"op": Op.SPEC, "spec": fields, "epoch": number})
@@ -117,6 +121,8 @@ class Publication:
             channel.page.set_position(self._slot, index(epoch), index(position))
             channel.hear()
         except Exception as error:
+            if is_foreign(error):
+                raise
             _warn("cannot publish how far the job is", error)
 
     def tally(self, tally: Tally) -> None:
@@ -140,6 +146,8 @@ class Publication:
             message = {"op": Op.OPEN, "opening": self._describe(self._channel.descends)}
             self._channel.line.send(message, _joined(self._files))
         except Exception as error:
+            if is_foreign(error):
+                raise
             self._fail(error)
 
     def _describe(self, descends: bool) -> dict[str, Any]:
@@ -175,6 +183,8 @@ class Publication:
                 self._channel.hear()
                 self._channel.line.send({**message, "slot": self._slot}, bulk)
             except Exception as error:
+                if is_foreign(error):
+                    raise
                 self._fail(error)
 
     def _fail(self, problem: object) -> None:
@@ -195,7 +205,7 @@ def _close(publication: Publication, process: int) -> None:
 
 
 def _warn(what: str, problem: object) -> None:
-    with contextlib.suppress(Exception):
+    with suppress_own(Exception):  # the text of a problem may be the job's own
         warn(f"{what} ({str(problem) or type(problem).__name__})")
 
 

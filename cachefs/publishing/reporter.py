@@ -135,7 +135,7 @@ class Reporter:
         try:
             for number in range(len(consumer.shares)):
                 self._route.call(JOB_PROGRESS, self._progress(consumer, number, ended=True), TIMEOUT)
-        except Exception:
+        except Exception:  # whatever ails the way to the daemon
             return  # the consumer ends with its process or its lease
 
     def _publish(self, consumer: PublishedConsumer) -> None:

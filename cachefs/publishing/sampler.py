@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from operator import index
 from typing import Any
 
+from cachefs.publishing.foreign import is_foreign, suppress_own
 from cachefs.publishing.publication import Publication
 from cachefs.publishing.sample_files import listed_files
 
@@ -51,7 +52,9 @@ def publish(  # noqa: PLR0913  # a call in somebody's script: one keyword for ea
         else:
             paths = _paths(files)
         fields = None if sampler is None else _fields(sampler)
-    except Exception as error:
+    except Exception as error:  # what the job gives may be of any kind
+        if is_foreign(error):
+            raise
         return Publication.none(error)
     publication = Publication(paths, opening, rank=rank, name=consumer)
     if fields is not None:
@@ -90,10 +93,9 @@ class PublishedSampler:
 
     def _epoch(self) -> int:
         """The epoch that the wrapped sampler is set to; where it does not know any, epochs are counted."""
-        try:
+        with suppress_own(Exception):  # whatever asking a sampler of the job raises
             return index(self.sampler.epoch)
-        except Exception:
-            return self._iterations
+        return self._iterations
 
     def __len__(self) -> int:
         return len(self.sampler)

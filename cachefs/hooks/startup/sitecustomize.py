@@ -45,9 +45,20 @@ def watch(dataloader):
         from cachefs.hooks import loader
 
         loader.install(dataloader)
-    except Exception as error:
+    except Exception as error:  # whatever this torch lacks
+        if is_foreign(error):
+            raise
         text = "cachefs: cannot watch torch's DataLoader ({!r}); the job goes on unpublished\n"
         sys.stderr.write(text.format(error))
+
+
+def is_foreign(error):
+    """Has the job raised it, such as a signal handler of its own?"""
+    try:
+        from cachefs.publishing import foreign
+    except ImportError:
+        return False
+    return foreign.is_foreign(error)
 
 
 def find_cachefs():
@@ -94,7 +105,7 @@ def say_summary(top):
 
         last_words.say(top)
     except (Exception, KeyboardInterrupt):
-        pass
+        pass  # no code of the job is left that could be told of it: Python would only print it
     finally:
         if getattr(sys, "last_type", None) is KeyboardInterrupt:
             end_as_interrupted()

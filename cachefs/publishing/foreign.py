@@ -1,0 +1,56 @@
+"""Tells what the job raises from what cachefs raises, where code of cachefs runs in the job's process.
+
+Python runs a signal handler of the job between any two instructions of the main thread, also between those of cachefs.
+What the handler raises comes out of cachefs' own functions and belongs to the job, so code that catches its own
+failures raises it again: `except Exception as error: if is_foreign(error): raise`. That includes an `except OSError`,
+as handlers of timeouts raise TimeoutError. Only code that runs in a process of cachefs (the helper) need not ask.
+
+A signal handler or trace function that discards the frame that it is given cannot be told from a function of cachefs.
+"""
+
+import contextlib
+import os
+import sys
+from types import FrameType, TracebackType
+from typing import Final
+
+# Flag of functions that have `*arguments` (inspect.CO_VARARGS, whose module is slow to import).
+CO_VARARGS: Final = 4
+_PACKAGE: Final = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+# Packages whose exceptions arise in C code that cachefs calls, besides the standard library's.
+_CALLED: Final = frozenset({"cachefs", "datasets", "numpy", "pyarrow", "streaming", "torch", "webdataset"})
+
+
+def is_foreign(error: BaseException) -> bool:
+    """Returns whether the job raised this exception, which the caller has just caught.
+
+    The job did where a signal handler or a trace function did, or another thread, by PyThreadState_SetAsyncExc. Code of
+    the job that cachefs calls itself does not count.
+    """
+    traceback = error.__traceback__
+    outer: FrameType | None = None
+    while traceback is not None:
+        frame = traceback.tb_frame
+        if outer is not None and _is_given(frame, outer):
+            return True
+        outer, traceback = frame, traceback.tb_next
+    if outer is None or not outer.f_code.co_filename.startswith(_PACKAGE):
+        return False
+    package = type(error).__module__.partition(".")[0]
+    return package not in sys.stdlib_module_names and package not in _CALLED
+
+
+def _is_given(frame: FrameType, outer: FrameType) -> bool:
+    """Returns whether *outer*, the frame in which *frame* began, is an argument of *frame*, as the interrupted frame is
+    of signal handlers and trace functions."""
+    code = frame.f_code
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & CO_VARARGS)]
+    values = [frame.f_locals.get(name) for name in names]
+    return any(value is outer or (type(value) is tuple and any(one is outer for one in value)) for value in values)
+
+
+class suppress_own(contextlib.suppress):
+    """Suppresses exceptions of these types, as contextlib.suppress does, unless the job raised them."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
+        return bool(super().__exit__(kind, error, at)) and error is not None and not is_foreign(error)

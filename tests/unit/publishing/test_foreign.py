@@ -1,0 +1,127 @@
+"""Which exceptions in code of cachefs are the job's own."""
+
+import ctypes
+import functools
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+
+from cachefs.publishing import foreign
+from cachefs.publishing.foreign import is_foreign, suppress_own
+
+
+class Late(Exception):
+    """The job's own."""
+
+
+def raising(error: BaseException) -> None:
+    raise error
+
+
+class Callables:
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        raise TimeoutError
+
+    def method(self, number: int, frame: FrameType | None) -> None:
+        self.further(frame)
+
+    def further(self, frame: FrameType | None) -> None:
+        raise TimeoutError
+
+
+def with_reason(reason: str, number: int, frame: FrameType | None) -> None:
+    raise RuntimeError(reason)
+
+
+@pytest.fixture(params=["any", "lambda", "object", "method", "partial", "wrapped"])
+def handler(request: pytest.FixtureRequest) -> Iterator[None]:
+    def ring(*_: Any) -> None:
+        raise Late
+
+    @functools.wraps(ring)
+    def wrapped(*given: Any, **named: Any) -> None:
+        ring()
+
+    handlers: dict[str, Callable[[int, FrameType | None], Any]] = {
+        "any": ring,
+        "lambda": lambda number, frame: raising(ValueError("late")),
+        "object": Callables(),
+        "method": Callables().method,
+        "partial": functools.partial(with_reason, "late"),
+        "wrapped": wrapped,
+    }
+    before = signal.signal(signal.SIGUSR2, handlers[request.param])
+    yield
+    signal.signal(signal.SIGUSR2, before)
+
+
+def caught(run: Callable[[], object]) -> Exception:
+    try:
+        run()
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def test_what_a_signal_handler_raises_is_foreign(handler: None) -> None:
+    assert is_foreign(caught(lambda: signal.raise_signal(signal.SIGUSR2)))
+    assert is_foreign(caught(lambda: list(map(signal.raise_signal, [signal.SIGUSR2]))))
+
+
+def test_failures_of_cachefs_and_of_what_it_calls_are_its_own() -> None:
+    class Dataset:
+        def __len__(self) -> int:
+            raise Late
+
+    assert not is_foreign(caught(lambda: 1 // 0))
+    assert not is_foreign(caught(lambda: os.stat("/absent")))
+    assert not is_foreign(caught(lambda: len(Dataset())))
+    assert not is_foreign(caught(lambda: raising(Late())))
+
+
+def test_what_a_trace_function_raises_is_foreign() -> None:
+    def trace(frame: FrameType, event: str, given: Any) -> None:
+        raise Late
+
+    def traced() -> None:
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            len([])
+            caught(lambda: None)
+        finally:
+            sys.settrace(before)
+
+    assert is_foreign(caught(traced))
+
+
+def of_cachefs(source: str) -> CodeType:
+    """Code that counts as cachefs' own."""
+    return compile(source, foreign.__file__, "exec")
+
+
+def test_what_another_thread_has_raised_here_is_foreign() -> None:
+    code = of_cachefs("try:\n    send(thread, late)\n    len([])\nexcept Exception as error: found = error")
+    names: dict[str, Any] = {
+        "send": ctypes.pythonapi.PyThreadState_SetAsyncExc,
+        "thread": ctypes.c_ulong(threading.get_ident()),
+        "late": ctypes.py_object(Late),
+    }
+    exec(code, names)
+    assert type(names["found"]) is Late
+    assert is_foreign(names["found"])
+
+
+def test_only_own_exceptions_are_suppressed(handler: None) -> None:
+    with suppress_own(OSError):
+        os.stat("/absent")
+    with pytest.raises((Late, ValueError, TimeoutError, RuntimeError)), suppress_own(Exception):
+        signal.raise_signal(signal.SIGUSR2)
+    with pytest.raises(KeyError), suppress_own(OSError):
+        raise KeyError
