@@ -193,7 +193,7 @@ class Node:
         if self._home_routes is not None:
             self._home_routes.is_filling = filling.is_filling
         draining = Draining(self.membership, self.sharing.shared, lambda: bool(self.jobs.consumers))
-        self._endless += [filling.run, draining.join]
+        self._endless += [filling.run, draining.run]
         return draining
 
     def _make_reception(self) -> None:

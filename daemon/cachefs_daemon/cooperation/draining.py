@@ -1,6 +1,13 @@
-"""A node joins the ring once it knows what the others know, and leaves it without losing what only it holds."""
+"""Joining the ring, and leaving it without losing what only this node holds.
+
+A node joins once it has heard what the others know. It leaves after a drain: it announces "draining", other nodes take
+over its blocks, and it is done when a node that stays has them. Several nodes may announce at the same moment, each
+having seen another one active. So a draining node looks again whenever the view changes: where no node is left that
+stays, the first of the draining nodes by name takes its drain back, and the others go on.
+"""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Final
@@ -23,9 +30,13 @@ DRAIN: Final = "/drain"
 # Seconds that a node which joins waits until it has heard of the others.
 JOIN_SECONDS: Final = 5.0
 _POLL: Final = 0.05
+# Seconds that the next node by name waits for the one before it to take its drain back.
+STAY_SECONDS: Final = 3.0
 ASK_SECONDS: Final = 5.0
 _MOST_ANSWER: Final = 256 << 10
 _UNDO: Final = b"undo"
+# Names of nodes in a message.
+_SHOWN: Final = 5
 
 
 class Draining:
@@ -38,7 +49,30 @@ class Draining:
         self._has_readers = has_readers
         self._draining = False
         self._has_left = False
+        self._changed = asyncio.Event()  # the view has, or this node drains
+        membership.listen(lambda _: self._changed.set())
         shared.endpoint.add("POST", DRAIN, self._answer)
+
+    async def run(self) -> None:
+        """Join, and then look after a drain. Runs as long as the daemon."""
+        await self.join()
+        loop = asyncio.get_running_loop()
+        alone_since: float | None = None
+        while True:
+            self._changed.clear()
+            pause = None
+            if not self._is_last():
+                alone_since = None
+            else:
+                alone_since = loop.time() if alone_since is None else alone_since
+                pause = alone_since + STAY_SECONDS * self._rank() - loop.time()
+                if pause <= 0:
+                    alone_since = None
+                    await self._take_back()
+                    continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._changed.wait()
 
     async def join(self) -> None:
         """Count for placement, once the other nodes have said what they know, or have had time to."""
@@ -65,6 +99,37 @@ class Draining:
             what = "stay" if undo else "drain"
             raise PeerFailed(f"node {record.name} at {record.address} cannot be told to {what}: {error}") from None
 
+    def _is_last(self) -> bool:
+        """Return whether this node drains although no other node stays: none is active, and none that counts for
+        placement may come back."""
+        view = self._membership.view
+        return (
+            self._draining
+            and not self._has_left
+            and not any(one.state == "active" or (one.state == "away" and one.id in view.ring) for one in view.others)
+        )
+
+    def _rank(self) -> int:
+        """Return how many draining nodes come before this one by name and id: the first stays."""
+        view = self._membership.view
+        mine = view.mine
+        assert mine is not None
+        draining = [(one.name, one.id) for one in view.reachable if one.state == "draining"]
+        return sum(1 for one in draining if one < (mine.name, mine.id))
+
+    async def _take_back(self) -> None:
+        log.warning("no other node stays in the cluster: %s; this node takes its drain back, and stays", self._others())
+        self._draining = False
+        await self._membership.announce("active")
+
+    def _others(self) -> str:
+        """Describe why the other nodes cannot take over."""
+        names = sorted(one.name for one in self._membership.view.reachable if one.state == "draining")
+        if not names:
+            return "there is none"
+        shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+        return f"{shown} drain{'s' * (len(names) == 1)} too"
+
     async def stay_here(self) -> DrainStatus:
         """This node does not leave after all, and takes its part again. Raises ConfigError where it has left."""
         mine = self._membership.view.mine
@@ -79,19 +144,20 @@ class Draining:
         return DrainStatus(mine.id, mine.name)
 
     async def drain_here(self) -> DrainStatus:
-        """As `drain`, of this node. Raises ConfigError where nobody can take over."""
-        view = self._membership.view
-        mine = view.mine
-        others = [one for one in view.reachable if one.state == "active"]
+        """Drain this node, as `drain`. Raises ConfigError where no other node can take over."""
+        mine = self._membership.view.mine
         if mine is None:
             raise ConfigError("this node is in no cluster")
         if not self._draining:
-            if not others:
-                raise ConfigError("no other node can take over what this one holds; nothing is drained")
+            if not self._active_others():
+                raise ConfigError(
+                    f"no other node can take over what this one holds ({self._others()}); nothing is drained"
+                )
             self._draining = True
             log.info("this node drains: others take over what it holds")
             await self._membership.announce("draining")
-        status = self._status(mine, others)
+            self._changed.set()
+        status = self._status(mine)
         if status.done and not self._has_left and not self._has_readers():
             self._has_left = True
             log.info(
@@ -101,13 +167,17 @@ class Draining:
             await self._membership.leave()
         return msgspec.structs.replace(status, has_left=self._has_left)
 
-    def _status(self, mine: NodeRecord, others: list[NodeRecord]) -> DrainStatus:
-        view = self._membership.view
+    def _active_others(self) -> list[NodeRecord]:
+        return [one for one in self._membership.view.reachable if one.state == "active"]
+
+    def _status(self, mine: NodeRecord) -> DrainStatus:
+        view, others = self._membership.view, self._active_others()
         if self._has_left:
             return DrainStatus(mine.id, mine.name, done=True)
         lacking = not_filled(self._shared, view, others)
         blocks, size = sum(one[1] for one in lacking), sum(one[2] for one in lacking)
-        done = view.me not in view.ring and not lacking
+        stays = [one for one in others if one.id in view.ring]
+        done = view.me not in view.ring and bool(stays) and not lacking
         return DrainStatus(mine.id, mine.name, blocks, size, [one[0].name for one in lacking], done)
 
     def _find(self, node: str) -> NodeRecord:
