@@ -44,6 +44,7 @@ class DatasetChanges:
         dataset, catalog = self._catalog.get(request.name), self._catalog
         before = dataset.record.options
         now = reaching.changed(before, request.change)
+        reaching.check_lengths(dataset.record.url, now)
         found = reaching.Look()
         if now != before:
             origin = catalog.opened(request.name, now)

@@ -166,6 +166,7 @@ class Catalog:
         """
         name = request.name
         self.check_new(name, request.url)
+        reaching.check_lengths(request.url, request.options)
         origin = open_origin(request.url, request.options, self._settings)
         resumed = 0
         stamp = self.stamp()

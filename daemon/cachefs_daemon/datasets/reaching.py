@@ -22,6 +22,9 @@ from cachefs_daemon.origin.base import Origin
 # Objects that are looked at in the new way, at most, and seconds that this may take.
 MOST_LOOKED_AT: Final = 1000
 LOOK_SECONDS: Final = 60.0
+# Characters of a URL, and of an option.
+MOST_URL: Final = 4096
+MOST_OPTION: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,16 @@ class Look:
     looked_at: int = 0
     # Of these, those that are in the snapshot, with the same size and version.
     alike: int = 0
+
+
+def check_lengths(url: str, options: OriginOptions) -> None:
+    """Check what a dataset is reached by. The daemon that a dataset is added to, and the daemons that hear of it from
+    another node, have these bounds in common. Raises ConfigError."""
+    if len(url) > MOST_URL or not url.isprintable():
+        raise ConfigError(f"the URL of a dataset has at most {MOST_URL:,} characters, all of them printable")
+    for name, text in msgspec.structs.asdict(options).items():
+        if isinstance(text, str) and (len(text) > MOST_OPTION or not text.isprintable()):
+            raise ConfigError(f"option {name} has at most {MOST_OPTION:,} characters, all of them printable")
 
 
 def changed(options: OriginOptions, change: OriginChange) -> OriginOptions:

@@ -49,6 +49,7 @@ class Problem(Enum):
     SIZE = auto()  # its sampler is for another number of samples
     SAMPLES = auto()  # its orders name samples that do not exist
     EPOCH = auto()  # it reads an epoch that it has not published
+    SHARED = auto()  # other nodes do not learn of it
 
 
 class _Part(NamedTuple):
@@ -296,6 +297,12 @@ class Consumer:
     def _oldest(self) -> int:
         """No epoch before this one is needed."""
         return self.follower.place[0] if self.follower is not None else 0
+
+    def note_unshared(self, why: str) -> None:
+        """Say why other nodes of the cluster do not take what it has published; "": they do."""
+        self._problems.pop(Problem.SHARED, None)
+        if why:
+            self._problems[Problem.SHARED] = f"other nodes of the cluster do not learn of it: {why}"
 
     # --- its sequence ---------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from cachefs.errors import ConfigError
 from cachefs.job_messages import MAX_CONSUMER_NAME, MAX_JOB_NAME, MAX_NOTE, JobPublish, LoaderView, SampleMap
 from cachefs.planning.sequences.sampler_spec import MAX_SAMPLES
 from cachefs_daemon.jobs.owners import given_name
+from cachefs_daemon.sharing.sections import check_reader
 
 # With the owner, see cachefs_daemon.jobs.owners.
 _NAME: Final = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._:@+-]{{0,{MAX_JOB_NAME - 1}}}(~\w+)?")
@@ -28,8 +29,6 @@ def check(request: JobPublish) -> None:
         raise ConfigError(f"{name!r} cannot name a job: use 1 to 128 of A-Z a-z 0-9 . _ : @ + -")
     if not 0 < request.lease <= MAX_LEASE:
         raise ConfigError(f"job {name}: lease {request.lease:g} s: expected more than 0, and at most a week")
-    if not 0 <= request.rank < request.world_size:
-        raise ConfigError(f"job {name}: rank {request.rank} is not below the world size {request.world_size}")
     if request.workers < 0 or request.batch_size < 1 or request.prefetch < 0:
         raise ConfigError(f"job {name}: workers, batch size and prefetch cannot be negative, or a batch empty")
     if max(request.workers, request.prefetch) > MAX_WORKERS or request.batch_size > MAX_SAMPLES:
@@ -41,11 +40,10 @@ def check(request: JobPublish) -> None:
     if request.workers * request.batch_size * request.prefetch > MAX_SAMPLES:
         raise ConfigError(f"job {name}: no loader reads more than {MAX_SAMPLES:,} samples ahead")
     try:
-        if request.spec is not None:
-            request.spec.check()
+        check_reader(request)
         if request.map is not None:
             _check_map(request.map)
-    except ConfigError as error:
+    except (ConfigError, ValueError) as error:
         raise ConfigError(f"job {name}: {error}") from None
 
 

@@ -10,6 +10,7 @@ import msgspec
 
 from cachefs.job_messages import SampleMap
 from cachefs.planning.sequences.sampler import Order
+from cachefs.sizes import format_size
 from cachefs_daemon.jobs.consumer import Consumer
 from cachefs_daemon.jobs.registry import JobRegistry
 from cachefs_daemon.jobs.sample_maps import TREE
@@ -30,6 +31,8 @@ log = logging.getLogger(__name__)
 # Seconds between two looks at what has changed, and at where the consumers are.
 LOOK_SECONDS: Final = 0.25
 PROGRESS_SECONDS: Final = 1.0
+# Seconds after which a consumer of which other nodes took nothing is tried again: this node may say less by then.
+RETRY_SECONDS: Final = 10.0
 
 
 @dataclass(slots=True)
@@ -40,7 +43,10 @@ class _Told:
     orders: dict[int, tuple[Order, OrderRef]] = field(default_factory=dict)
     # Digest and bytes of its sample map; None: not computed yet.
     map: tuple[str, int] | None = None
-    is_too_large: bool = False
+    # What was published last, in this form: only what differs is encoded.
+    facts: ConsumerFacts | None = None
+    # Monotonic seconds when facts that were not taken are published again; 0: they were taken.
+    again: float = 0.0
 
 
 class SharedConsumers:
@@ -74,9 +80,7 @@ class SharedConsumers:
                 self._shared.remove(CONSUMERS, name)
                 self._shared.remove(PROGRESS, name)
         for name, consumer in consumers.items():
-            facts = await self._facts(consumer)
-            if facts is not None:
-                self._shared.publish(CONSUMERS, name, facts)
+            await self._tell_of(name, consumer)
         keys = {one.key for one in consumers.values()}
         if not self._told.keys() <= keys:
             self._told = {key: told for key, told in self._told.items() if key in keys}
@@ -85,22 +89,30 @@ class SharedConsumers:
         wanted = {ref.digest for told in self._told.values() for _, ref in told.orders.values()}
         self._blobs.keep(wanted | {digest for _, (digest, _) in self._maps})
 
+    async def _tell_of(self, name: str, consumer: Consumer) -> None:
+        told = self._told.setdefault(consumer.key, _Told())
+        if told.map is None:
+            told.map = await self._map_of(consumer)
+        facts = await self._facts(consumer, told, told.map)
+        now = time.monotonic()
+        if facts == told.facts and not 0 < told.again <= now:
+            return
+        if facts.map_size > MOST_BLOB:
+            refusal = f"its sample map has {format_size(facts.map_size)}, and they take {format_size(MOST_BLOB)}"
+            if told.facts is None:
+                log.warning("consumer %s: other nodes do not learn of it: %s", name, refusal)
+        else:
+            refusal = self._shared.publish(CONSUMERS, name, facts)
+        told.facts, told.again = facts, now + RETRY_SECONDS if refusal else 0.0
+        consumer.note_unshared(refusal)
+
     def _tell_places(self) -> None:
         for consumer in self._jobs.consumers:
             name, place = _name(consumer), consumer.place
             if place is not None and self._shared.says(CONSUMERS, name):
                 self._shared.publish(PROGRESS, name, ConsumerProgress(*place, round(consumer.rate, 3)))
 
-    async def _facts(self, consumer: Consumer) -> ConsumerFacts | None:
-        """None where it cannot be told."""
-        told = self._told.setdefault(consumer.key, _Told())
-        if told.map is None:
-            told.map = await self._map_of(consumer)
-        if told.is_too_large or told.map[1] > MOST_BLOB:
-            if not told.is_too_large:
-                told.is_too_large = True
-                log.warning("consumer %s: its sample map is too large for other nodes to learn it", _name(consumer))
-            return None
+    async def _facts(self, consumer: Consumer, told: _Told, sample_map: tuple[str, int]) -> ConsumerFacts:
         request = consumer.request
         return ConsumerFacts(
             job=request.job,
@@ -111,8 +123,8 @@ class SharedConsumers:
             world_size=request.world_size,
             spec=request.spec,
             orders=await self._orders_of(consumer, told),
-            map=told.map[0],
-            map_size=told.map[1],
+            map=sample_map[0],
+            map_size=sample_map[1],
             workers=request.workers,
             batch_size=request.batch_size,
             prefetch=request.prefetch,

@@ -1,6 +1,7 @@
 """What this node publishes, with the version at which each value changed: so that each other node is sent what it has
 not seen."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
@@ -35,6 +36,7 @@ class OwnPart:
         self.version = 1  # a receiver that says 0 has seen nothing
         self.size = 0  # bytes of all values
         self._entries: dict[tuple[str, str], _Entry] = {}  # by version, as each change goes to the end
+        self._counts: Counter[str] = Counter()  # values by section
         self._removed = 0  # entries that are there only since others have to learn that they are gone
         self._known_since = 0  # who has seen less has to be sent everything
 
@@ -47,6 +49,7 @@ class OwnPart:
         if before is not None:
             del self._entries[section, name]
             self._removed -= before.value is None
+        self._counts[section] += (value is not None) - (before is not None and before.value is not None)
         self.version += 1
         self._entries[section, name] = _Entry(self.version, value)
         self._removed += value is None
@@ -58,6 +61,10 @@ class OwnPart:
     def names(self, section: str) -> list[str]:
         """Of the values that there are."""
         return [name for (own, name), entry in self._entries.items() if own == section and entry.value is not None]
+
+    def count(self, section: str) -> int:
+        """Count the values that there are."""
+        return self._counts[section]
 
     def get(self, section: str, name: str) -> bytes | None:
         entry = self._entries.get((section, name))

@@ -13,18 +13,17 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from cachefs.errors import CachefsError
-from cachefs.job_messages import MAX_CONSUMER_NAME, MAX_JOB_NAME
+from cachefs.job_messages import MAX_CONSUMER_NAME, MAX_JOB_NAME, JobPublish
 from cachefs.messages import OriginOptions
 from cachefs.planning.sequences.sampler_spec import MAX_EPOCHS, MAX_SAMPLES, SamplerSpec
 from cachefs_daemon.cluster.view import is_id
+from cachefs_daemon.datasets.reaching import MOST_URL, check_lengths
 from cachefs_daemon.datasets.stamps import MOST_ADDS, MOST_CLOCK, MOST_REMOVALS, NO_STAMP, Stamp
 
 # Orders that a consumer's facts name, the nearest epochs first. About N/4 to N/2 epochs ahead suffice for N nodes.
 MOST_ORDERS: Final = 256
 # Two jobs of different users may have one name; so their names have the owners, of at most this many characters.
 MOST_OWNER: Final = 32
-MOST_URL: Final = 4096
-MOST_OPTION: Final = 1024
 MOST_SIZE: Final = 1 << 60
 MOST_LOADER: Final = 1 << 32  # workers, batches and ranks: what is larger nobody has
 
@@ -187,10 +186,8 @@ def _check_dataset(name: str, value: SharedDataset) -> None:
     _check_stamps([value.reached], 1)
     if not value.added:
         return
-    _require(0 < len(value.url) <= MOST_URL and value.url.isprintable(), "a URL that nobody has")
-    options = (getattr(value.options, field) for field in value.options.__struct_fields__)
-    texts = [option for option in options if isinstance(option, str)]
-    _require(all(len(text) <= MOST_OPTION and text.isprintable() for text in texts), "options that nobody has")
+    _require(bool(value.url), "a dataset without a URL")
+    check_lengths(value.url, value.options)
     _require(is_digest(value.snapshot), "no id of a snapshot")
     _require(0 < value.file_size <= MOST_SIZE and 0 < value.block_size <= MOST_SIZE, "sizes that nothing has")
     _require(0 < value.share <= 1 and 0 <= value.ttl < math.inf, "limits that nobody sets")
@@ -203,21 +200,35 @@ def _check_mounted(name: str, value: MountedDataset) -> None:
     _require(value.mountpoint.isprintable(), "a path that cannot be shown")
 
 
-def _check_consumer(name: str, value: ConsumerFacts) -> None:
-    _require(_is_consumer(name) and name == consumer_name(value.job, value.consumer), "a name that no consumer has")
-    _require(_DATASET.fullmatch(value.dataset) is not None, "a dataset that nobody has")
-    _require(is_digest(value.snapshot), "no id of a snapshot")
-    _require(0 <= value.rank < value.world_size < MOST_LOADER, "a rank that nobody has")
+def check_reader(value: ConsumerFacts | JobPublish) -> None:
+    """Check what a consumer says of itself. The daemon that takes it from a job and the daemons that take it from
+    another node have these bounds in common. Raises ValueError and ConfigError, in words."""
+    _require(_is_consumer(consumer_name(value.job, value.consumer)), "a name that no consumer has")
+    _require(
+        0 <= value.rank < value.world_size < MOST_LOADER,
+        f"rank {value.rank} of {value.world_size}: expected a rank below the world size, and a world size below "
+        f"{MOST_LOADER:,}",
+    )
+    for what, number in (
+        ("workers", value.workers), ("samples in a batch", value.batch_size), ("batches", value.prefetch),
+    ):  # fmt: skip
+        _require(0 <= number < MOST_LOADER, f"{number} {what}: expected 0 to {MOST_LOADER - 1:,}")
     if value.spec is not None:
         value.spec.check()
+
+
+def _check_consumer(name: str, value: ConsumerFacts) -> None:
+    _require(name == consumer_name(value.job, value.consumer), "a name that no consumer has")
+    check_reader(value)
+    _require(_DATASET.fullmatch(value.dataset) is not None, "a dataset that nobody has")
+    _require(is_digest(value.snapshot), "no id of a snapshot")
     epochs = [order.epoch for order in value.orders]
     _require(len(epochs) <= MOST_ORDERS and epochs == sorted(set(epochs)), "orders that are in no order")
     for order in value.orders:
         _require(0 <= order.epoch < MAX_EPOCHS and 0 <= order.samples <= MAX_SAMPLES, "an order that nobody has")
         _require(is_digest(order.digest), "no digest of an order")
     _require(not value.map or (is_digest(value.map) and value.map_size > 0), "no digest of a map")
-    loader = (value.workers, value.batch_size, value.prefetch, value.map_size)
-    _require(all(0 <= number < MOST_LOADER for number in loader), "a loader that nobody has")
+    _require(0 <= value.map_size < MOST_LOADER, f"a sample map of {value.map_size} bytes")
 
 
 def _check_progress(name: str, value: ConsumerProgress) -> None:

@@ -52,6 +52,8 @@ MOST_FOLLOWED: Final = 16
 ASKED_AT_ONCE: Final = 32
 # Seconds for which news about consumers are gathered before it is decided anew whose progress is followed.
 FOLLOW_PAUSE: Final = 0.2
+# Refused values that are remembered, so that each is logged once.
+_MOST_REFUSED: Final = 16384
 
 Value = TypeVar("Value", bound=msgspec.Struct)
 # id of the node, name of the value, the value; None: it is gone
@@ -76,6 +78,8 @@ class SharedState:
         # Gives this node's counters, packed by msgpack, to those who ask.
         self.counters: Callable[[], Awaitable[bytes]] | None = None
         self._facts, self._progress = OwnPart(), OwnPart()
+        # By section and name: a mark of the value that other nodes would not take, and that was logged.
+        self._refused: dict[tuple[str, str], int] = {}
         self._listeners: defaultdict[str, list[Listener]] = defaultdict(list)  # by section
         self._followers: dict[str, Follower] = {}  # by id of the node
         # By who waits: id and incarnation, as two machines may have been given one name. Set when there is news.
@@ -107,20 +111,37 @@ class SharedState:
 
     # --- what this node says -----------------------------------------------------------------------------------------
 
-    def publish(self, section: Section[Value], name: str, value: Value) -> None:
-        """All nodes shall know this value of this node, in place of what it said before under that name."""
-        raw = section.encode(value)
+    def publish(self, section: Section[Value], name: str, value: Value) -> str:
+        """Tell all nodes this value of this node, in place of what it said before under that name. Returns why they
+        would not take it, or "". Logs that once for each value, however often it is published."""
+        raw, part = section.encode(value), self._part(section)
+        before = part.get(section.name, name)
+        if raw == before:
+            return ""
         try:
             section.decode(name, raw)
-            if self._part(section).size + len(raw) > MOST_OF_NODE:
-                raise ValueError(f"this node says more than {MOST_OF_NODE:,} bytes already")
-        except ValueError as error:  # nobody would take it
-            log.error("%s %r cannot be told to other nodes: %s", section.name, name, error)
-            return
+            if before is None and part.count(section.name) >= section.most:
+                raise ValueError(f"this node says {section.most:,} of them already")
+            if part.size - len(before or b"") + len(raw) > MOST_OF_NODE:
+                raise ValueError(f"this node says nearly {MOST_OF_NODE:,} bytes already")
+        except ValueError as error:
+            self._refuse(section, name, raw, str(error))
+            return str(error)
+        self._refused.pop((section.name, name), None)
         self._set(section, name, raw)
+        return ""
+
+    def _refuse(self, section: Section[Any], name: str, raw: bytes, why: str) -> None:
+        key, mark = (section.name, name), hash((raw, why))
+        if self._refused.pop(key, None) != mark:
+            log.error("%s %r cannot be told to other nodes: %s", section.name, name, why)
+        self._refused[key] = mark
+        if len(self._refused) > _MOST_REFUSED:
+            del self._refused[next(iter(self._refused))]
 
     def remove(self, section: Section[Any], name: str) -> None:
-        """It does not hold any more."""
+        """Tell all nodes that the value does not hold any more."""
+        self._refused.pop((section.name, name), None)
         self._set(section, name, None)
 
     def says(self, section: Section[Any], name: str) -> bool:

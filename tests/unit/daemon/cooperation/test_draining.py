@@ -86,7 +86,7 @@ async def test_of_nodes_that_all_drain_at_once_the_first_by_name_stays_and_the_o
                 assert not (await node.draining.drain_here()).done
         await until(lambda: first.record.state == "active")
         assert [one.record.state for one in others] == ["draining"] * (count - 1)
-        with pytest.raises(ConfigError, match="drains? too"):
+        with pytest.raises(ConfigError, match=r"drains? too"):
             await first.draining.drain_here()
         deliver(nodes)
 

@@ -2,6 +2,7 @@
 
 import pytest
 from cachefs_daemon.jobs.publish_checks import check
+from cachefs_daemon.sharing.sections import CONSUMERS, ConsumerFacts, consumer_name
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -88,3 +89,32 @@ def test_each_epoch_of_a_sampler_that_is_not_refused_has_an_order(
         for epoch in {0, epochs - 1}:
             order = epoch_order(spec, epoch)
             assert not len(order) or int(order.max()) < size
+
+
+@given(
+    rank=st.sampled_from(_EDGES),
+    world=st.sampled_from(_EDGES),
+    workers=st.sampled_from(_EDGES),
+    batch=st.sampled_from(_EDGES),
+    prefetch=st.sampled_from(_EDGES),
+    consumer=st.one_of(st.text(max_size=5), st.just("c" * 257)),
+    job=st.sampled_from(["j", "j~1000", "j~control", "a/b", "", "j" * 129, "j~"]),
+)
+@example(rank=0, world=2**33, workers=0, batch=1, prefetch=0, consumer="0", job="j")
+def test_what_a_daemon_takes_from_a_job_other_daemons_take_from_it(
+    rank: int, world: int, workers: int, batch: int, prefetch: int, consumer: str, job: str
+) -> None:
+    request = JobPublish(
+        job=job, dataset="d", consumer=consumer, rank=rank, world_size=world, workers=workers, batch_size=batch,
+        prefetch=prefetch,
+    )  # fmt: skip
+    try:
+        check(request)
+    except ConfigError:
+        return
+    facts = ConsumerFacts(
+        job=job, consumer=consumer, dataset="d", snapshot="0" * 32, rank=rank, world_size=world, workers=workers,
+        batch_size=batch, prefetch=prefetch,
+    )  # fmt: skip
+    name = consumer_name(job, consumer)
+    assert CONSUMERS.decode(name, CONSUMERS.encode(facts)) == facts

@@ -50,3 +50,16 @@ def test_progress_goes_to_those_who_follow_the_job():
             await until(lambda: second.consumers.remote_consumers()[0].progress == ConsumerProgress(1, 3, 100.0))
 
     asyncio.run(scenario())
+
+
+def test_a_node_says_no_more_values_than_others_take():
+    async def scenario() -> None:
+        async with sharing_nodes(1) as (node,):
+            for number in range(MOUNTED.most):
+                assert node.shared.publish(MOUNTED, f"d{number}", MountedDataset(mountpoint="/m")) == ""
+            assert "already" in node.shared.publish(MOUNTED, "more", MountedDataset(mountpoint="/m"))
+            assert node.shared.publish(MOUNTED, "d0", MountedDataset(mountpoint="/other")) == ""
+            node.shared.remove(MOUNTED, "d1")
+            assert node.shared.publish(MOUNTED, "more", MountedDataset(mountpoint="/m")) == ""
+
+    asyncio.run(scenario())
