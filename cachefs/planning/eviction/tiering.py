@@ -81,6 +81,12 @@ def transient_room(budget: int, largest: int, capacity: int) -> int:
     return min(max(budget // 8, 4 * largest), capacity)
 
 
+def is_roomy(tier: TierRoom) -> bool:
+    """Has the tier room for blocks without evicting others? Room is made in larger steps than it is needed in, so a
+    little free room is that of a full tier."""
+    return not tier.problem and tier.free > tier.capacity >> _FREE_SHIFT
+
+
 @dataclass(frozen=True, slots=True)
 class TierPolicies:
     """The policies of a node's tiers."""

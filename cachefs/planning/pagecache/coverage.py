@@ -1,6 +1,6 @@
-"""Which blocks need no place in the memory tier: the mounts that may read them have them in their page caches."""
+"""Which blocks are in the page caches of the mounts that may read them, and what the tiers make of it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 import numpy as np
@@ -66,9 +66,27 @@ class Coverage:
                 return True
         return False
 
+
+class MemoryCoverage:
+    """What the memory tier gives up first: blocks in page caches of which the tier below keeps a copy that lasts.
+
+    A page cache promises nothing: the kernel takes pages back, and so do programs. So a block leaves memory early only
+    for the tier below, and only where that tier has room, or would evict a block that is read later.
+    """
+
+    def __init__(self, coverage: Coverage, kept_below: Callable[[], float]) -> None:
+        """kept_below: the tier below takes every block whose score is less than this; -inf where it takes none."""
+        self._coverage = coverage
+        self._kept_below = kept_below
+
+    def holds(self, snapshot: str, ids: Numbers) -> npt.NDArray[np.bool_]:
+        """As `Coverage.holds`."""
+        return self._coverage.holds(snapshot, ids)
+
     def defer(self, snapshot: str, ids: Numbers, scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Change the scores of blocks (float64, shape (n,), in seconds; the highest is evicted first) so that blocks in
-        page caches are evicted before all others that are read again. Returns *scores*."""
-        if self._mounts:
-            scores[self.holds(snapshot, ids)] += LATER
+        """Change the scores of blocks (float64, shape (n,); the highest is evicted first) so that blocks in page caches
+        that the tier below keeps are evicted before all others that are read again. Returns *scores*."""
+        held = self._coverage.holds(snapshot, ids)
+        if held.any():
+            scores[held & (scores < self._kept_below())] += LATER
         return scores

@@ -1,6 +1,8 @@
 """Opens and recovers everything the store is made of, and closes it in order."""
 
 import dataclasses
+import functools
+import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -10,10 +12,11 @@ from cachefs.block import MEMORY, SSD
 from cachefs.planning.blocks.presence import Presence
 from cachefs.planning.cluster.standing import Standing
 from cachefs.planning.eviction.policies import Policy, open_policy
+from cachefs.planning.eviction.policies.ranked import Ranked
 from cachefs.planning.eviction.policies.uses import Uses
 from cachefs.planning.eviction.quotas import Quotas
-from cachefs.planning.eviction.tiering import Place, Tiering, TierPolicies, transient_room
-from cachefs.planning.pagecache.coverage import Coverage
+from cachefs.planning.eviction.tiering import Place, Tiering, TierPolicies, is_roomy, transient_room
+from cachefs.planning.pagecache.coverage import Coverage, MemoryCoverage
 from cachefs.planning.sequences.plan import Plan
 from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.store import capacity
@@ -139,12 +142,13 @@ def _tiering(tiers: Sequence[Tier], index: IndexWriter, foresight: Foresight, bl
     uses = Uses()
 
     def policies() -> list[Policy]:
-        # Blocks in the page cache need not be in memory twice; the SSD tier keeps them.
-        covered = [foresight.coverage if tier.number == MEMORY else None for tier in tiers]
-        return [
-            open_policy(tier.config.policy, foresight.plan, one, uses, foresight.standing)
-            for tier, one in zip(tiers, covered, strict=True)
-        ]  # fmt: skip
+        opened: list[Policy] = []
+        for tier in reversed(tiers):
+            # Blocks in the page cache need not be in memory twice, where the tier below keeps them.
+            below = functools.partial(_kept_below, tiers[SSD], opened[0]) if opened else lambda: -math.inf
+            covered = MemoryCoverage(foresight.coverage, below) if tier.number == MEMORY else None
+            opened.insert(0, open_policy(tier.config.policy, foresight.plan, covered, uses, foresight.standing))
+        return opened
 
     def place_of(key: bytes) -> Place | None:
         location = index.get(key)
@@ -154,6 +158,13 @@ def _tiering(tiers: Sequence[Tier], index: IndexWriter, foresight: Foresight, bl
     quotas = Quotas(capacities, policies, foresight.plan)
     transient = _transient(tiers, block_size)
     return Tiering(tiers, TierPolicies(policies(), uses), quotas, foresight.presence, place_of, transient)
+
+
+def _kept_below(tier: Tier, policy: Policy) -> float:
+    """The score below which *tier*, which has that policy, takes a block."""
+    if tier.problem or not isinstance(policy, Ranked):
+        return -math.inf
+    return math.inf if is_roomy(tier) else policy.next_score
 
 
 def _transient(tiers: Sequence[Tier], block_size: int) -> int:

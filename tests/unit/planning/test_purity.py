@@ -63,7 +63,7 @@ from cachefs.planning.blocks.presence import ABSENT, Presence
 from cachefs.planning.blocks.samples import Samples
 from cachefs.planning.blocks.space import BlockSpace
 from cachefs.planning.eviction.policies import POLICIES, open_policy
-from cachefs.planning.pagecache.coverage import Coverage
+from cachefs.planning.pagecache.coverage import Coverage, MemoryCoverage
 from cachefs.planning.prefetch.lookahead import Lookahead
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
@@ -77,7 +77,7 @@ presence.watch(space)
 for job, seed in (("a", 1), ("b", 2)):
     spec = SamplerSpec(kind="torch-distributed", size=100, seed=seed)
     plan.set_epoch(job, "s", 0, samples.reads(epoch_order(spec, 0)).blocks, last=True)
-policies = [open_policy(name, plan, Coverage(plan)) for name in POLICIES]
+policies = [open_policy(name, plan, MemoryCoverage(Coverage(plan), lambda: 0.0)) for name in POLICIES]
 for upcoming in Lookahead(plan, ABSENT).take(presence.states, 60.0, 50, 1 << 20):
     key = space.key(upcoming.number)
     for policy in policies:

@@ -18,7 +18,7 @@ from cachefs.planning.eviction.policies.lru import Lru
 from cachefs.planning.eviction.policies.minio import Minio
 from cachefs.planning.eviction.policies.refcount import Refcount
 from cachefs.planning.eviction.policies.uses import Uses
-from cachefs.planning.pagecache.coverage import Coverage
+from cachefs.planning.pagecache.coverage import MemoryCoverage
 from cachefs.planning.sequences.plan import Plan
 
 
@@ -84,7 +84,9 @@ class Policy(Protocol):
         ...
 
 
-POLICIES: Final[Mapping[PolicyName, Callable[[Plan, Coverage | None, Uses | None, Standing | None], Policy]]] = {
+_Maker = Callable[[Plan, MemoryCoverage | None, Uses | None, Standing | None], Policy]
+
+POLICIES: Final[Mapping[PolicyName, _Maker]] = {
     PolicyName.CLAIRVOYANT: lambda plan, cached, uses, standing: Clairvoyant(plan, cached, standing),
     PolicyName.ALSD: lambda plan, cached, uses, standing: Alsd(plan, cached, standing),
     PolicyName.REFCOUNT: lambda plan, cached, uses, standing: Refcount(plan, cached, standing),
@@ -98,13 +100,13 @@ POLICIES: Final[Mapping[PolicyName, Callable[[Plan, Coverage | None, Uses | None
 def open_policy(
     name: str,
     plan: Plan,
-    cached: Coverage | None = None,
+    cached: MemoryCoverage | None = None,
     uses: Uses | None = None,
     standing: Standing | None = None,
 ) -> Policy:
-    """The policy of one tier. Policies that know the future know it from *plan*, and evict what is *cached* first, or
-    in a cluster what is not this node's to keep, as *standing* says. uses: what tiers have in common between which
-    blocks move. Raises ConfigError for a name that is not in POLICIES."""
+    """The policy of one tier. Policies that know the future know it from *plan*, and evict first what is
+    *cached* and kept below, or in a cluster what is not this node's to keep, as *standing* says. uses: what tiers have
+    in common between which blocks move. Raises ConfigError for a name that is not in POLICIES."""
     try:
         return POLICIES[PolicyName(name)](plan, cached, uses, standing)
     except ValueError:

@@ -19,7 +19,7 @@ import numpy as np
 from cachefs.planning.blocks.space import Numbers
 from cachefs.planning.cluster.standing import Standing
 from cachefs.planning.eviction.policies.ranked import Ranked
-from cachefs.planning.pagecache.coverage import Coverage
+from cachefs.planning.pagecache.coverage import MemoryCoverage
 from cachefs.planning.sequences.course import Future, Seconds
 from cachefs.planning.sequences.epoch import UNKNOWN
 from cachefs.planning.sequences.plan import Plan
@@ -34,7 +34,7 @@ class Alsd(Ranked):
     def __init__(
         self,
         plan: Plan,
-        cached: Coverage | None = None,
+        cached: MemoryCoverage | None = None,
         standing: Standing | None = None,
         certain: int = CERTAIN_READS,
     ) -> None:

@@ -5,9 +5,10 @@ look at all blocks the candidates are those with the highest scores. Later only 
 meanwhile can score higher than a candidate, and such a block becomes a candidate too. So eviction is exact, but for the
 different speed of two consumers.
 
-What is in the page cache goes before what is not (see cachefs.planning.pagecache.coverage), and there blocks come and
-go between two looks at all: what came there since is no candidate yet and stays in memory a little longer, at most
-until half of the candidates are taken; what has left it ranks by its own next read at once.
+What is in the page cache, and would be kept by the tier below, goes before what is not (see MemoryCoverage in
+cachefs.planning.pagecache.coverage). There blocks come and go between two looks at all: what came there since is no
+candidate yet and stays in memory a little longer, at most until half of the candidates are taken; what has left it
+ranks by its own next read at once.
 
 In a cluster, copies of what other nodes hold go before all else (see cachefs.planning.cluster.standing). There are few,
 as they go as soon as they were read, so they are kept in a list of their own, and all of them are looked at each time.
@@ -28,7 +29,7 @@ import numpy.typing as npt
 
 from cachefs.planning.blocks.space import NO_BLOCK, BlockSpace, Numbers, distinct
 from cachefs.planning.cluster.standing import RAISED, Standing
-from cachefs.planning.pagecache.coverage import Coverage
+from cachefs.planning.pagecache.coverage import MemoryCoverage
 from cachefs.planning.sequences.course import Seconds
 from cachefs.planning.sequences.plan import Plan
 
@@ -66,9 +67,9 @@ class Ranked:
     # Up to which score a copy is about to be read and does not go first; None: as `Standing.near` says, in seconds.
     _NEAR: ClassVar[float | None] = None
 
-    def __init__(self, plan: Plan, cached: Coverage | None = None, standing: Standing | None = None) -> None:
-        """cached: what page caches hold, which is evicted first; None where that is no reason. standing: which blocks
-        are this node's to keep; None where there is no other node."""
+    def __init__(self, plan: Plan, cached: MemoryCoverage | None = None, standing: Standing | None = None) -> None:
+        """cached: what page caches hold and the tier below keeps, which is evicted first; None where that is no reason.
+        standing: which blocks are this node's to keep; None where there is no other node."""
         self.bytes = 0  # size of all blocks it holds
         self._plan = plan
         self._cached = cached
@@ -210,6 +211,17 @@ class Ranked:
                     self._taken += len(found)
                     return list(found)
         return ()
+
+    @property
+    def next_score(self) -> float:
+        """The score of a block that it would evict now for one that scores less, as of its last look; inf where that
+        may be any block. -inf where it has not looked yet, or evicts nothing."""
+        if not self.evicts:
+            return -math.inf
+        if self._unplanned or self._unsettled:
+            return math.inf
+        scores = (self._deferred(snapshot, one.candidates) for snapshot, one in self._members.items())
+        return max((float(some.max()) for some in scores if len(some)), default=-math.inf)
 
     def replaceable(self, incoming: bytes) -> int:
         """About how many bytes would be evicted for this block: those of unplanned blocks, and of candidates with a

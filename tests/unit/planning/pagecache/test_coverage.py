@@ -11,7 +11,8 @@ from cachefs_daemon.store.storage import StoreConfig
 
 from cachefs.block import MEMORY, SSD
 from cachefs.planning.blocks.space import BlockSpace
-from cachefs.planning.pagecache.coverage import Coverage
+from cachefs.planning.eviction.policies.clairvoyant import Clairvoyant
+from cachefs.planning.pagecache.coverage import Coverage, MemoryCoverage
 from cachefs.planning.pagecache.lookahead import Reader, all_tripwires
 from cachefs.planning.pagecache.states import COMING, HELD, OUT
 from cachefs.planning.sequences.plan import Plan
@@ -104,8 +105,38 @@ def test_only_what_every_mount_has_and_keeps_is_held() -> None:
     cached.show([first, second, having(snapshot="other")], {"space": leaving})
     assert np.flatnonzero(cached.holds("space", IDS)).tolist() == [2, 4]
     first.states["space"][4] = OUT
-    assert cached.defer("space", IDS, np.zeros(COUNT)).nonzero()[0].tolist() == [2]
+    assert MemoryCoverage(cached, lambda: 1.0).defer("space", IDS, np.zeros(COUNT)).nonzero()[0].tolist() == [2]
     assert not cached.holds("unknown", IDS).any()
+
+
+@pytest.mark.parametrize("policy", ["clairvoyant", "alsd"])
+def test_what_is_held_stays_in_memory_where_no_tier_below_keeps_it(policy: str) -> None:
+    """Page caches promise nothing: with a memory tier alone, its copy is the only one that lasts."""
+    contents = np.frombuffer(b"".join(key_of(number)[:16] for number in IDS), [("high", "<u8"), ("low", "<u8")])
+    with memory_directory() as root, opened(store_config(root, memory=4 << 20, ssd=0, policy=policy)) as store:
+        store.plan.add_space(BlockSpace("space", BLOCK_SIZE, np.full(COUNT, 100_000, np.int64), contents))
+        store.plan.set_epoch("job", "space", 0, IDS, last=True)
+        fill(store, range(30))
+        store.coverage.show([having(*range(20))], {})
+        fill(store, range(100, 118))
+        assert readable(store, range(30)) == set(range(30))
+
+
+@pytest.mark.parametrize(
+    ("kept_below", "victims"),
+    [(0.1705, [170, 169, 168]), (0.1515, [151, 150, 199]), (0.1, [199, 198, 197]), (np.inf, [179, 178, 177])],
+)
+def test_what_is_held_leaves_memory_only_where_the_tier_below_keeps_it(kept_below: float, victims: list[int]) -> None:
+    """Per block, and not per configuration: a full SSD tier takes what is read sooner than what it has."""
+    plan, space = Plan(), space_of([100] * COUNT)
+    plan.add_space(space)
+    plan.set_epoch("job", "space", 0, IDS, last=True)  # block n is read in n milliseconds
+    coverage = Coverage(plan)
+    coverage.show([having(*range(150, 180))], {})
+    policy, keys = Clairvoyant(plan, MemoryCoverage(coverage, lambda: kept_below)), space.keys(IDS)
+    for number in range(140, COUNT):
+        policy.added(keys[number], 100)
+    assert policy.victims(300, (), [keys[0]]) == [keys[number] for number in victims]
 
 
 def test_tripwires_of_this_epoch_and_the_next_are_leaving() -> None:

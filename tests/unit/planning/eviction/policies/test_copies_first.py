@@ -1,5 +1,6 @@
 """In a cluster, copies of what other nodes keep go first: the policies, beside a model that sorts everything."""
 
+import math
 import random
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from cachefs.planning.blocks.space import Ids
 from cachefs.planning.cluster.standing import RAISED, Mine, Standing
 from cachefs.planning.eviction.policies import open_policy
 from cachefs.planning.eviction.policies.clairvoyant import Clairvoyant
-from cachefs.planning.pagecache.coverage import Coverage
+from cachefs.planning.pagecache.coverage import Coverage, MemoryCoverage
 from cachefs.planning.pagecache.states import HELD
 from cachefs.planning.sequences.plan import Plan
 from tests.simulated import space_of
@@ -140,7 +141,7 @@ def test_what_is_mine_stays_in_memory_though_it_is_in_page_caches() -> None:
     coverage = Coverage(plan)
     coverage.show([Mount({"space": states})], {})
     for standing, victim in ((None, 199), (standing_of(range(BLOCKS)), 999)):
-        policy = Clairvoyant(plan, coverage, standing)
+        policy = Clairvoyant(plan, MemoryCoverage(coverage, lambda: math.inf), standing)
         for number in range(100, 1000):
             policy.added(KEYS[number], SIZE)
         assert policy.victims(SIZE, (), [KEYS[50]]) == [KEYS[victim]]
@@ -151,7 +152,7 @@ def test_a_copy_in_all_page_caches_goes_even_while_it_is_about_to_be_read() -> N
     states = np.zeros(BLOCKS, np.uint8)
     coverage, standing = Coverage(plan), standing_of(range(100, BLOCKS))
     coverage.show([Mount({"space": states})], {})
-    policy = Clairvoyant(plan, coverage, standing)
+    policy = Clairvoyant(plan, MemoryCoverage(coverage, lambda: math.inf), standing)
     for number in range(200):
         policy.added(KEYS[number], SIZE)
     standing.near = 20.0
