@@ -72,6 +72,8 @@ class SnapshotReport(Message, frozen=True):
     shards: Annotated[bytes, msgspec.Meta(max_length=256)] = b""
     # Is all of it pinned?
     pinned: bool = False
+    # Looks since the daemon started, some seconds apart, that found reads of a mount which shows a dataset of it.
+    reads: Count = 0
 
 
 class RunningJob(Message, frozen=True, array_like=True):

@@ -220,6 +220,7 @@ class Node:
                 threads=self.threads,
                 usage=storage.usage,
                 traffic=self._traffic,
+                reads=self.mounts.reads,
             )
         )
         means = Means(self.catalog, self.pins, self.quotas, storage, self.threads, warmups, draining.drain_here)

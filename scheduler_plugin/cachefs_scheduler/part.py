@@ -11,3 +11,6 @@ class Part(Protocol):
 
     async def stop(self) -> None:
         """End all tasks. May be called without `start`."""
+
+    def follows(self) -> str:
+        """Return why this replica gives no orders: another one leads, or none does yet. "" where this one leads."""

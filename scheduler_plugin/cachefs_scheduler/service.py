@@ -47,11 +47,11 @@ class Service:
         seeds = [(host, port + 1) for host, port in map(split_address, config.cluster.nodes)]
         self._following = Following(self.view, self._asking, seeds)
         self.policies = Policies(config)
-        self.warmings = Warmings(self.view, self._asking, allowed=config.cluster.orders)
+        self.warmings = Warmings(self.view, self._asking, self._refusal)
         book = Book(config.queue.most_jobs, config.queue.forgotten)
         self.advisor = Advisor(self.view, book, self.policies, self.warmings, config.queue.copy_from)
         self._cleaning = Cleaning(self.view, book, self.policies, self.warmings, self.advisor.reads)
-        answers = Answers(self.view, self.advisor, self.warmings)
+        answers = Answers(self.view, self.advisor, self.warmings, self._follows)
         self._server = Server(config.service, self.advisor, answers, self._metrics)
         self._parts: list[Part] = []
         if config.kube is not None:
@@ -95,6 +95,16 @@ class Service:
             os.close(self._lock)
             self._lock = None
 
+    def _follows(self) -> str:
+        """Return why this replica does not act; "" where it leads, or is the only one."""
+        return next((why for part in self._parts if (why := part.follows())), "")
+
+    def _refusal(self) -> str:
+        """Return why this service gives nodes no orders; "" where it does."""
+        if not self._config.cluster.orders:
+            return "cluster.orders is false, so this service gives no orders"
+        return self._follows()
+
     def _metrics(self) -> str:
         return metrics(self.view, self.advisor, self.warmings)
 
@@ -112,8 +122,9 @@ class Service:
         while True:
             await self._news.wait()
             self._news.clear()
-            self.advisor.moves.settle()
-            self.advisor.settle()
+            if not self._follows():
+                self.advisor.moves.settle()
+                self.advisor.settle()
             await asyncio.sleep(SETTLE_SECONDS)
 
     async def _clean(self) -> None:
@@ -121,7 +132,8 @@ class Service:
             await asyncio.sleep(CLEAN_SECONDS)
             self.advisor.forget_lapsed()
             self.warmings.drop_lost(time.monotonic())
-            self._cleaning.step()
+            if not self._follows():
+                self._cleaning.step()
             self.view.forget_unknown({one.snapshot for one in self.advisor.book})
             self._news.set()
 

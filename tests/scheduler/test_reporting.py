@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from cachefs.messages import Selection
 from cachefs.observe_messages import ORDER_PATH, REPORT_PATH, NodeReport, Order, OrderKind
 from cachefs.rpc import EVICT
+from tests.mounting import mounted
 from tests.scheduler.observed import LOOKER, SCHEDULER, Observed, made_files, observed
 
 FILES = 1024
@@ -62,6 +64,14 @@ def test_pins_limits_and_evictions_are_carried_out(node: Observed) -> None:
     freed = node.order(Order(kind=OrderKind.EVICT, dataset="set"))
     assert (freed.blocks, freed.bytes) == (FILES, 10_000 * FILES)
     assert not node.until(lambda report: held(report) == 0).snapshots[0].pinned
+
+
+def test_reads_of_a_mount_are_told_though_no_job_has_published_them(node: Observed, tmp_path: Path) -> None:
+    with mounted(node.daemon.socket, "set", tmp_path / "m") as mount:
+        before = node.until(lambda report: bool(report.snapshots))
+        path = next(path for path in mount.rglob("*") if path.is_file())
+        path.read_bytes()
+        node.until(lambda report: report.snapshots[0].reads == before.snapshots[0].reads + 1, before)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def expired(nodes: Sequence[NodeFacts], rules: Mapping[str, CleaningRule]) -> tu
     one that is well says nothing for half a minute where nothing happens, so a shorter TTL is no reason.
     """
     return tuple(
-        Eviction(node.name, snapshot, copy.bytes, f"nobody has read it there for {copy.idle + node.age:,.0f} s")
+        Eviction(node.name, snapshot, copy.bytes, f"no reader has used it for {copy.idle + node.age:,.0f} s")
         for node in nodes
         for snapshot, copy in node.copies.items()
         if (rule := rules.get(snapshot)) is not None

@@ -148,6 +148,11 @@ class MountRegistry:
             total.update(mount.told_here())
         return total
 
+    def reads(self) -> dict[str, tuple[MountSpec, int]]:
+        """By id of each mount: what it shows, and how many reads have reached it. Reads that the kernel answers from
+        its page cache do not."""
+        return {name: (mount.spec, mount.counters()["read"]) for name, mount in self._mounts.items()}
+
     def lives(self, mount: str) -> bool:
         """Is there a living mount with this id?"""
         known = self._mounts.get(mount)

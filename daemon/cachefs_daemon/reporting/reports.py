@@ -3,13 +3,14 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from cachefs.errors import CachefsError
+from cachefs.mount_spec import MountSpec
 from cachefs.observe_messages import (
     LEAST_PAUSE,
     MOST_RATE,
@@ -63,6 +64,31 @@ class Sources:
     usage: Callable[[], list[TierUsage]]
     # Bytes since the start: from origins, from other nodes, to other nodes.
     traffic: Callable[[], tuple[int, int, int]]
+    # By id of each mount: what it shows, and how many reads have reached it.
+    reads: Callable[[], Mapping[str, tuple[MountSpec, int]]]
+
+
+class DatasetReads:
+    """Counts looks that found new reads of a dataset, at most one in `_SMALL_NEWS` seconds for each dataset: a number
+    that changes is news for observers, and while a mount reads it would change each second."""
+
+    def __init__(self) -> None:
+        self._mounts: dict[str, int] = {}  # reads of each mount at the last look
+        self._counted: dict[str, tuple[int, float]] = {}  # by dataset: looks, and the time of the last one
+
+    def look(self, reads: Mapping[str, tuple[MountSpec, int]], datasets: Collection[str], now: float) -> None:
+        """reads: as Sources.reads gives them. datasets: all that there are. now: monotonic seconds."""
+        found = [spec for mount, (spec, count) in reads.items() if count > self._mounts.get(mount, 0)]
+        self._counted = {name: one for name, one in self._counted.items() if name in datasets}
+        for name in datasets if found else ():
+            looks, last = self._counted.get(name, (0, -_SMALL_NEWS))
+            if now - last >= _SMALL_NEWS and any(spec.shows(name) for spec in found):
+                self._counted[name] = looks + 1, now
+        self._mounts = {mount: count for mount, (_, count) in reads.items()}
+
+    def of(self, dataset: str) -> int:
+        """Return the number of looks so far that found reads of it."""
+        return self._counted.get(dataset, (0, 0.0))[0]
 
 
 class Reports:
@@ -71,6 +97,7 @@ class Reports:
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._load = LoadMeter()
+        self._reads = DatasetReads()
         self._snapshots: dict[str, SnapshotReport] = {}
         self._changed_at: dict[str, int] = {}  # by snapshot: the version in which it became as it is
         self._gone_at = 0  # the version in which a snapshot was there last that is gone
@@ -125,6 +152,7 @@ class Reports:
         sources = self._sources
         jobs = self._jobs()
         wanted, names = self._wanted(jobs)
+        self._reads.look(sources.reads(), {name for several in names.values() for name in several}, time.monotonic())
         different = await sources.threads.planning(sources.residency.follow, OBSERVERS, wanted)
         usage = await sources.threads.run(sources.usage)
         version = self._version + 1
@@ -149,10 +177,13 @@ class Reports:
         for name, snapshot in wanted.items():
             known = self._snapshots.get(name)
             pinned = self._is_pinned(names[name])
-            if known is not None and name not in different and (known.datasets, known.pinned) == (names[name], pinned):
+            reads = sum(map(self._reads.of, names[name]))
+            same = known is not None and (known.datasets, known.pinned, known.reads) == (names[name], pinned, reads)
+            if same and name not in different:
                 continue
             counted = self._sources.residency.of(name)
-            report = _snapshot_report(snapshot, counted, names[name], pinned)
+            facts = {"datasets": names[name], "pinned": pinned, "reads": reads}
+            report = msgspec.structs.replace(_snapshot_report(snapshot, counted), **facts)
             if report != known:
                 self._snapshots[name], self._changed_at[name], changed = report, version, True
         return changed
@@ -227,10 +258,10 @@ class Reports:
         return small and time.monotonic() - self._told > _SMALL_NEWS
 
 
-def _snapshot_report(snapshot: Snapshot, counted: ShardBytes | None, names: list[str], pinned: bool) -> SnapshotReport:
+def _snapshot_report(snapshot: Snapshot, counted: ShardBytes | None) -> SnapshotReport:
+    """How much of the snapshot is here."""
     if counted is None:
-        size = snapshot.bytes
-        return SnapshotReport(snapshot.id, size, snapshot.files, names, pinned=pinned)
+        return SnapshotReport(snapshot.id, snapshot.bytes, snapshot.files)
     _, memory, ssd = counted.bytes.sum(axis=1).tolist()
     space = counted.space
-    return SnapshotReport(snapshot.id, space.bytes, space.count, names, memory, ssd, counted.parts().tobytes(), pinned)
+    return SnapshotReport(snapshot.id, space.bytes, space.count, [], memory, ssd, counted.parts().tobytes())

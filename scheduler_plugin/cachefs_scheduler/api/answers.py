@@ -1,6 +1,7 @@
 """What each call of the API answers: records in, records out."""
 
 import time
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
@@ -39,10 +40,14 @@ MOST_SHOWN: Final = 1000
 class Answers:
     """Used on the event loop."""
 
-    def __init__(self, view: ClusterView, advisor: Advisor, warmings: Warmings) -> None:
+    def __init__(
+        self, view: ClusterView, advisor: Advisor, warmings: Warmings, follows: Callable[[], str] = str
+    ) -> None:
+        """follows: why this replica may not be told anything, as another one leads; "" where this one does."""
         self._view = view
         self._advisor = advisor
         self._warmings = warmings
+        self._follows = follows
         self._started = time.monotonic()
 
     def status(self) -> SchedulerStatus:
@@ -172,7 +177,8 @@ class Answers:
         )
 
     def change_policy(self, request: DatasetPolicy) -> PolicyStatus:
-        """Raises ConfigError, StoreFull."""
+        """Raises ConfigError, StoreFull, and Busy on a replica that does not lead: the one that does would not know."""
+        self._must_lead()
         before = self._advisor.policies.of(request.dataset).cleanup
         self._advisor.policies.change(request)
         self._advisor.changed()
@@ -185,7 +191,8 @@ class Answers:
         return self._policy(request.dataset)
 
     async def scale(self, request: ScaleAsk) -> ScaleDone:
-        """Raises NotFound, ConfigError."""
+        """Raises NotFound, ConfigError, and Busy on a replica that does not lead."""
+        self._must_lead()
         wanted = [bool(request.job), bool(request.dataset), bool(request.drain)]
         if sum(wanted) != 1:
             raise ConfigError("name one of: a job with its nodes, a dataset with its number of copies, a node to drain")
@@ -203,13 +210,16 @@ class Answers:
             return ScaleDone(text=[f"the data of {request.job} follow it to {', '.join(request.nodes)}"])
         return await self._copies(request.dataset, request.copies)
 
+    def _must_lead(self) -> None:
+        """Raises Busy."""
+        if why := self._follows():
+            raise Busy(f"{why}: ask that one (kubectl exec POD -- cachectl sched ...)")
+
     def _drain(self, node: str) -> ScaleDone:
         if node not in self._view.nodes:
             raise NotFound(f"no node is called {node!r}; `cachectl sched status` lists those that are known")
-        if not self._warmings.allowed:
-            raise ConfigError(
-                "cluster.orders is false, so this service gives no orders; run `cachectl drain` on the node"
-            )
+        if refusal := self._warmings.refusal():
+            raise ConfigError(f"{refusal}; run `cachectl drain` on the node")
         if not self._warmings.tell(node, Order(kind=OrderKind.DRAIN)):
             raise Busy(f"{node} is not told to drain: too many orders are being given; try again later")
         return ScaleDone(text=[f"{node} is told to drain; `cachectl drain {node}` says how far it is"])

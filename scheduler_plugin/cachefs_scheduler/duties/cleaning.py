@@ -1,7 +1,11 @@
-"""What is evicted, or pinned, on nodes as datasets' policies say, when no job reads it."""
+"""Evicts or pins snapshots on nodes as their datasets' policies say.
+
+A node of a cluster is the home of blocks that other nodes read. So the time-to-live counts from the last read on any
+node, and not on the node whose copy goes.
+"""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -45,7 +49,7 @@ class Cleaning:
         names = {snapshot: name for name, snapshot in current.items()}
         placed = {(node, one.snapshot) for one in self._book for node in one.nodes}
         if not self._left:
-            self._reads.keep_only(set(self._view.nodes))
+            self._reads.keep_only(set(self._view.nodes), rules.keys())
             self._left = sorted(self._view.nodes)
         looked = 0
         while self._left and looked < MOST_COPIES:
@@ -55,21 +59,25 @@ class Cleaning:
                 continue
             looked += 1 + len(facts.copies)
             self._reads.keep(name, facts.copies.keys() & rules.keys())
+            self._note_reads(facts, rules.keys(), placed, now)
             copies = {
-                one: replace(copy, idle=now - self._noted(name, one, facts.jobs, placed, now))
+                one: replace(copy, idle=now - self._reads.latest(one, now))
                 for one, copy in facts.copies.items()
                 if one in rules
             }
             self._clean(replace(facts, copies=copies), rules, names, now)
 
-    def _noted(
-        self, node: str, snapshot: str, jobs: Mapping[str, int], placed: set[tuple[str, str]], now: float
-    ) -> float:
-        """When it was read there last, which is noted."""
-        reads = bool(jobs.get(snapshot)) or (node, snapshot) in placed
-        when = now if reads else self._reads.last(node, snapshot, now)
-        self._reads.note(node, snapshot, when)
-        return when
+    def _note_reads(
+        self, facts: NodeFacts, snapshots: Collection[str], placed: set[tuple[str, str]], now: float
+    ) -> None:
+        """Note when each snapshot was read on the node last: by a published job, a job that a scheduler has placed
+        there, or any other reader, whose reads the daemon counts."""
+        reports = self._view.nodes[facts.name].snapshots
+        for one in facts.copies.keys() & snapshots:
+            report = reports.get(one)
+            is_counted = report is not None and self._reads.count(facts.name, one, report.reads, now)
+            is_read = bool(self._view.cluster.jobs_on(one)) or (facts.name, one) in placed or is_counted
+            self._reads.note(facts.name, one, now if is_read else self._reads.last(facts.name, one, now))
 
     def _clean(self, node: NodeFacts, rules: Mapping[str, CleaningRule], names: Mapping[str, str], now: float) -> None:
         for snapshot, copy in node.copies.items():

@@ -127,7 +127,11 @@ class Placement:
             return np.zeros(SHARDS, np.bool_)
         wanted = int(mask.sum() * shard)
         now = self._view.now()
-        rules = {one: rule for one, rule in evictable.rules.items() if one in facts.copies}
+        rules = {
+            one: rule
+            for one, rule in evictable.rules.items()
+            if one in facts.copies and not self._view.cluster.jobs_on(one) and not self._reads.is_in_use(one, now)
+        }
         copies = {
             one: replace(copy, idle=max(0.0, now - self._reads.last(node, one, now)))
             for one, copy in facts.copies.items()

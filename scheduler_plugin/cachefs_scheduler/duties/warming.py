@@ -61,11 +61,11 @@ class Warming:
 class Warmings:
     """Used on the event loop."""
 
-    def __init__(self, view: ClusterView, asking: Asking, *, allowed: bool) -> None:
-        """allowed: does the configuration let this service give orders?"""
+    def __init__(self, view: ClusterView, asking: Asking, refusal: Callable[[], str]) -> None:
+        """refusal: why this service gives no orders now; "" where it may."""
         self._view = view
         self._asking = asking
-        self._allowed = allowed
+        self.refusal = refusal
         self._known: dict[str, Warming] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._telling = 0
@@ -74,21 +74,16 @@ class Warmings:
         view.listeners.append(self._follow)
 
     @property
-    def allowed(self) -> bool:
-        """Does the configuration let this service give orders?"""
-        return self._allowed
-
-    @property
     def may_tell(self) -> bool:
         """Would `tell` do it?"""
-        return self._allowed and self._telling < MOST_TOLD
+        return not self.refusal() and self._telling < MOST_TOLD
 
     def __iter__(self) -> Iterator[Warming]:
         return iter(list(self._known.values()))
 
     def begin(self, wanted: Warming) -> bool:
         """Order it, unless one with its id is known. Returns whether it is under way."""
-        if not self._allowed:
+        if self.refusal():
             return False
         known = self._known.get(wanted.id)
         if known is not None:
@@ -161,6 +156,9 @@ class Warmings:
         for _ in range(TRIES):
             state = self._view.nodes.get(node)
             if state is None:
+                break
+            if self.refusal():  # another replica leads since, and may order something else
+                why = self.refusal()
                 break
             try:
                 return await self._asking.order(state.host, state.control_port, order)

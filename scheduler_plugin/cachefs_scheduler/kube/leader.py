@@ -1,4 +1,4 @@
-"""Which of the replicas opens gates and writes events: the one that holds a Lease.
+"""Chooses the replica that acts (opens gates, writes events, gives nodes orders): the one that holds a Lease.
 
 The others' clocks are not asked: a Lease counts as given up when nobody has renewed it for its time, as seen from here.
 """
@@ -48,12 +48,18 @@ class Leader:
         self._seen: tuple[str | None, str | None] = (None, None)  # holder and renewTime, and since when
         self._since = 0.0
         self._other = -LEASE_SECONDS  # when another replica was seen to hold it
+        self._holder = ""
         self._led = False
         self._problem = ""
 
     @property
     def leads(self) -> bool:
         return time.monotonic() - self._renewed < ACT_SECONDS
+
+    @property
+    def holder(self) -> str:
+        """The replica that holds the Lease, as it was seen last; "" where none was."""
+        return self._identity if self.leads else self._holder
 
     @property
     def is_held(self) -> bool:
@@ -89,6 +95,7 @@ class Leader:
         if holder not in ("", self._identity) and not self._is_given_up(lease):
             self._renewed = -ACT_SECONDS
             self._other = time.monotonic()
+            self._holder = holder
             return
         await self._write(lease)
 
@@ -135,7 +142,8 @@ class Leader:
     def _tell(self) -> None:
         if self.leads != self._led:
             self._led = self.leads
-            log.info("this replica %s", "leads: it opens gates" if self._led else "does not lead any more")
+            what = "leads: it opens gates and gives orders" if self._led else "does not lead any more"
+            log.info("this replica %s", what)
             self._changed()
 
     def _say(self, problem: str) -> None:

@@ -65,6 +65,14 @@ class KubePart:
         if self._following is not None:
             await self._following.stop()
 
+    def follows(self) -> str:
+        """See Part.follows. Without an API server there is no Lease, and each replica acts by itself."""
+        if self._section.api == "off" or (self._following is not None and self._following.leads):
+            return ""
+        holder = self._following.leader.holder if self._following is not None else ""
+        which = f"the replica that does is {holder}" if holder else "no replica does yet"
+        return f"this replica of cachefs-scheduler does not lead; {which}"
+
     def _opens(self) -> bool:
         return self._following is not None and self._following.opens
 

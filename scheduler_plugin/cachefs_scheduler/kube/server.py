@@ -9,6 +9,7 @@ import contextlib
 import logging
 import ssl
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -24,13 +25,15 @@ from cachefs_scheduler.kube.wire import AdmissionReview, FilterResult
 
 log = logging.getLogger(__name__)
 
-# Seconds that a body may take to arrive, and an answer to be made and taken. kube-scheduler waits for `httpTimeout`.
-BODY_SECONDS: Final = 10.0
+# Seconds that a body may take to arrive, and an answer to be made and taken. kube-scheduler waits 1 s for its answer
+# (`httpTimeout`), the API server 2 s (`timeoutSeconds`): a body that takes longer serves no caller.
+BODY_SECONDS: Final = 2.0
 ANSWER_SECONDS: Final = 30.0
 HANDSHAKE_SECONDS: Final = 5.0
 # Go ends a connection that it does not use after 90 s; who has not said what he wants by then is cut off.
 _IDLE_SECONDS: Final = 120.0
-# Requests, of these large ones, and connections at the same time.
+# Requests whose bodies arrive, that are being answered, large ones of those, and connections, at the same time.
+MOST_ARRIVING: Final = 256
 MOST_REQUESTS: Final = 256
 MOST_LARGE: Final = 4
 MOST_CONNECTIONS: Final = 512
@@ -81,6 +84,8 @@ class KubeServer:
         self._shown = shown
         self._address: Address
         self._requests = 0
+        # What serves connections with a request whose body arrives, oldest first, with the addresses of the callers.
+        self._arriving: dict[web.RequestHandler, str] = {}
         self._large = asyncio.Semaphore(MOST_LARGE)
         # What serves a connection with a request that is being answered.
         self._busy: set[object] = set()
@@ -139,9 +144,6 @@ class KubeServer:
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
             # 60 KB may be 60 MB. Neither kube-scheduler nor the API server does it.
             return _refusal(415, "requests must not be compressed")
-        if self._requests >= MOST_REQUESTS:
-            return _refusal(503, f"{MOST_REQUESTS} requests are being answered already")
-        self._requests += 1
         self._busy.add(request.protocol)
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
@@ -160,16 +162,17 @@ class KubeServer:
             log.error("%s: internal error", request.path, exc_info=error)
             return _refusal(500, "internal error; see the log of cachefs-scheduler")
         finally:
-            self._requests -= 1
             self._busy.discard(request.protocol)
 
     @contextlib.asynccontextmanager
     async def _body(self, request: web.Request, most: int) -> AsyncIterator[bytearray]:
-        """The request's body, and for a large one the right to have it in memory meanwhile."""
+        """Receive the request's body, and count the request until it is answered. A large body counts among the few
+        large ones meanwhile. `/healthz` and `/metrics` have no body: no bound keeps them away."""
         if (request.content_length or 0) > most:
             raise _too_large(most)
         async with contextlib.AsyncExitStack() as large:
             body = bytearray()
+            self._arrive(request)
             try:
                 async with asyncio.timeout(BODY_SECONDS):
                     if (request.content_length or 0) > LARGE:
@@ -177,7 +180,27 @@ class KubeServer:
                     await self._fill(body, request, most)
             except TimeoutError:
                 raise web.HTTPRequestTimeout(text="the request did not arrive in time\n") from None
+            finally:
+                self._arriving.pop(request.protocol, None)
+            if self._requests >= MOST_REQUESTS:
+                raise web.HTTPServiceUnavailable(text=f"{MOST_REQUESTS} requests are being answered already\n")
+            self._requests += 1
+            large.callback(self._answered)
             yield body
+
+    def _answered(self) -> None:
+        self._requests -= 1
+
+    def _arrive(self, request: web.Request) -> None:
+        """Count a request whose body arrives. Where there are too many, the oldest one is cut off of the address that
+        has most: a caller who fills the room loses his own requests, and not those of kube-scheduler."""
+        if len(self._arriving) >= MOST_ARRIVING:
+            ((address, _),) = Counter(self._arriving.values()).most_common(1)
+            oldest = next(one for one, its in self._arriving.items() if its == address)
+            del self._arriving[oldest]
+            if oldest.transport is not None:
+                oldest.transport.abort()
+        self._arriving[request.protocol] = request.remote or ""
 
     async def _fill(self, body: bytearray, request: web.Request, most: int) -> None:
         # One that does not say its length may not be large: kube-scheduler says it.

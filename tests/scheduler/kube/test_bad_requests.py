@@ -1,5 +1,6 @@
 """What is malformed, huge, slow or too much never stops the extender, nor what others ask it meanwhile."""
 
+import contextlib
 import gzip
 import json
 import socket
@@ -188,6 +189,29 @@ def test_with_too_many_connections_the_silent_ones_are_cut_off(served: Served, m
     well(served)
     assert silent[0].sock.recv(1) == b""
     for connection in silent:
+        connection.close()
+
+
+def test_bodies_that_come_slowly_keep_no_other_caller_away(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller with most of them loses its oldest; what has no body is answered in any case."""
+    monkeypatch.setattr(server, "MOST_ARRIVING", 8)
+    monkeypatch.setattr(server, "BODY_SECONDS", 60.0)
+    slow = [served.connect() for _ in range(10)]
+    for connection in slow:
+        connection.connect()
+        connection.send(b"POST /mutate HTTP/1.1\r\nHost: a\r\nContent-Length: 900\r\n\r\n{")
+    monkeypatch.setattr(server, "MOST_REQUESTS", 0)  # /healthz counts in no bound
+    connection = served.connect()
+    connection.request("GET", "/healthz")
+    assert connection.getresponse().status == 200
+    connection.close()
+    monkeypatch.setattr(server, "MOST_REQUESTS", 8)
+    well(served)
+    for connection in slow[:2]:  # they are cut off; a socket that stays open would time out here
+        with contextlib.suppress(ConnectionError):
+            while connection.sock.recv(1 << 10):
+                pass
+    for connection in slow:
         connection.close()
 
 

@@ -326,7 +326,19 @@ def test_pods_of_the_example_ask_for_what_they_seem_to() -> None:
     (read,) = template["spec"]["volumes"]
     daemon = manifest(DEPLOY / "base" / "daemons.yaml", "DaemonSet")["spec"]["template"]["spec"]
     mounts: Any = next(volume for volume in daemon["volumes"] if volume["name"] == "mounts")
-    assert read["hostPath"]["path"] == f"{mounts['hostPath']['path']}/imagenet"
+    # The parent: a volume that is a mount point itself would keep the dead mount once it was made anew.
+    assert read["hostPath"]["path"] == mounts["hostPath"]["path"]
+    (volume,) = template["spec"]["containers"][0]["volumeMounts"]
+    assert volume["mountPropagation"] == "HostToContainer"
+    assert template["spec"]["containers"][0]["command"][-1].startswith(f"find {volume['mountPath']}/imagenet ")
+
+
+def test_no_change_of_the_manifests_restarts_mounts_of_running_jobs_or_lets_two_replicas_act() -> None:
+    daemons = manifest(DEPLOY / "base" / "daemons.yaml", "DaemonSet")["spec"]
+    assert daemons["updateStrategy"] == {"type": "OnDelete"}
+    assert manifest(DEPLOY / "base" / "scheduler.yaml", "Deployment")["spec"]["replicas"] == 1
+    budget = manifest(DEPLOY / "base" / "scheduler.yaml", "PodDisruptionBudget")["spec"]
+    assert budget["maxUnavailable"] == 1  # one replica never keeps its node from being drained
 
 
 def test_certificates_made_by_hand_are_taken(tmp_path: Path) -> None:

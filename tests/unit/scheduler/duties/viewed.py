@@ -47,7 +47,7 @@ class Duties:
         self.view = ClusterView(config)
         self.book = Book(10_000, 900.0)
         self.policies = Policies(config)
-        self.warmings = Warmings(self.view, self.daemons, allowed=True)
+        self.warmings = Warmings(self.view, self.daemons, str)
         self.advisor = Advisor(self.view, self.book, self.policies, self.warmings, 0.9)
         self.cleaning = Cleaning(self.view, self.book, self.policies, self.warmings, self.advisor.reads)
 

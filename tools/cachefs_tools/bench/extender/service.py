@@ -57,7 +57,7 @@ async def _serve(nodes: int, section: KubeSection) -> None:
     config = Config(cluster=ClusterSection(nodes=("127.0.0.1:7380",), orders=False), kube=section)
     view = ClusterView(config)
     _fill(view, nodes)
-    warmings = Warmings(view, Asking(config.cluster), allowed=False)
+    warmings = Warmings(view, Asking(config.cluster), str)
     advisor = Advisor(view, Book(10_000, 900.0), Policies(config), warmings, config.queue.copy_from)
     part = open_part(section, advisor)
     await part.start()
