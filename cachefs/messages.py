@@ -38,6 +38,8 @@ class DatasetView(Message, frozen=True):
     created_ns: int
     # Keys of the origin that are not in the snapshot.
     problems: int = 0
+    # Files that could not be read when they were listed, before they are restored from an archive.
+    archived: int = 0
     # Part of each tier that the dataset may take.
     share: float = 1.0
     # Seconds that blocks stay after their last read; 0 for no limit.
@@ -399,6 +401,10 @@ class OriginOptions(Message, frozen=True):
     anonymous: bool = False
     # Tell versions of files apart by size and mtime only, not by ctime and inode.
     mtime_only: bool = False
+    # Say in each request that who sends it pays for it (S3).
+    requester_pays: bool = False
+    # Project that pays for requests (Google).
+    user_project: str | None = None
 
 
 class DatasetAdd(Message, frozen=True):
@@ -419,6 +425,8 @@ class OriginChange(Message, frozen=True):
     profile: str | UnsetType | None = UNSET
     anonymous: bool | UnsetType = UNSET
     mtime_only: bool | UnsetType = UNSET
+    requester_pays: bool | UnsetType = UNSET
+    user_project: str | UnsetType | None = UNSET
 
 
 class DatasetSet(Message, frozen=True):

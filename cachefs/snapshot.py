@@ -95,6 +95,8 @@ class Meta(msgspec.Struct, frozen=True):
     created_ns: int
     # Keys of the origin that are not in the tree.
     problem_count: int
+    # Files that could not be read when they were listed, before they are restored from an archive.
+    archived: int = 0
 
 
 def content_version(version: bytes) -> bytes:
@@ -193,6 +195,7 @@ class Snapshot:
         self.bytes = meta.bytes
         self.created_ns = meta.created_ns
         self.problem_count = meta.problem_count
+        self.archived = meta.archived
 
     def entry(self, number: int) -> Entry:
         """Raises NotFound, SnapshotDamaged."""

@@ -78,6 +78,8 @@ class ListedObject:
     mtime_ns: int
     # Its ETag, or what stands in for one (see cachefs.snapshot.content_version).
     version: bytes
+    # Whether it cannot be read before it is restored from an archive.
+    is_archived: bool = False
 
 
 def build(
@@ -110,6 +112,9 @@ class BuilderState(msgspec.Struct, frozen=True):
     # The first problems by key, and the number of all.
     problems: list[tuple[bytes, str]] = []
     problem_count: int = 0
+    # Objects of them that are files, and that are archived.
+    files: int = 0
+    archived: int = 0
 
 
 class SnapshotBuilder:
@@ -129,6 +134,8 @@ class SnapshotBuilder:
         self._root_mtime_ns = 0
         self._problems: list[tuple[bytes, str]] = []  # (key, reason): the first MAX_PROBLEMS, and a few more
         self._problem_count = 0
+        self._files = 0  # added so far, and of them those that are archived
+        self._archived = 0
         self.objects = 0  # added so far
         self.bytes = 0  # of these objects
 
@@ -150,6 +157,8 @@ class SnapshotBuilder:
                 self._add_marker(key.replace(b"/", b"\0"), listed, mtime_ns)
             else:
                 path = key.replace(b"/", b"\0")
+                self._files += 1
+                self._archived += listed.is_archived
                 self._keep(path.count(b"\0"), file_row(path, mtime_ns, listed.size, listed.version))
                 self._add_directory(path.rpartition(b"\0")[0])
         if self._held > _ROOM:
@@ -163,8 +172,8 @@ class SnapshotBuilder:
             self._problems = sorted(self._problems)[:MAX_PROBLEMS]
 
     def left_out(self) -> str:
-        """Why there is no tree though something was listed, for people; else empty."""
-        if not self._problem_count or self._held or any(self._runs):
+        """Why there are no files though some were listed, for people; else empty."""
+        if not self._problem_count or self._files:
             return ""
         key, reason = min(self._problems)
         return f"{key.decode(errors='backslashreplace')!r} {reason} ({self._problem_count} left out in all)"
@@ -175,6 +184,7 @@ class SnapshotBuilder:
         return BuilderState(
             self._spill.end, [list(runs) for runs in self._runs], self.objects, self.bytes,
             self._root_mtime_ns, sorted(self._problems)[:MAX_PROBLEMS], self._problem_count,
+            self._files, self._archived,
         )  # fmt: skip
 
     def restore(self, state: BuilderState) -> None:
@@ -191,6 +201,7 @@ class SnapshotBuilder:
         self.objects, self.bytes = state.objects, state.total_bytes
         self._root_mtime_ns = state.root_mtime_ns
         self._problems, self._problem_count = list(state.problems), state.problem_count
+        self._files, self._archived = state.files, state.archived
 
     def write(self, directory: Path, progress: Progress = lambda phase, objects, size: None) -> Path:
         """Write `<id>.snapshot` into *directory*, durably and at once. A file of the same name is replaced if it is
@@ -278,9 +289,12 @@ class SnapshotBuilder:
             problems = _sealed_problems(self._problems)
             for _, record in problems:
                 digest.update(record)
+            if self._archived:
+                digest.update(b"archived %d" % self._archived)
             facts = Meta(
                 id=digest.hexdigest(), url=self._url, block_size=self._block_size, files=files,
                 directories=directories - 1, bytes=size, created_ns=time.time_ns(), problem_count=self._problem_count,
+                archived=self._archived,
             )  # fmt: skip
             with env.begin(write=True) as txn:
                 txn.cursor(problem).putmulti(problems, append=True)

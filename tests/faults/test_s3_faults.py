@@ -1,6 +1,7 @@
 """Broken answers of an S3 server: every read gives the right bytes, or an error that says what is wrong."""
 
 import asyncio
+import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ from cachefs_daemon.origin import retry
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings, RangeOrigin, open_origin
 from cachefs_daemon.origin.patience import Patience
 
-from cachefs.errors import CachefsError, ObjectChanged, OriginAccessDenied, OriginUnavailable
+from cachefs.errors import CachefsError, ObjectChanged, OriginAccessDenied, OriginError, OriginUnavailable
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
 from tests.servers import faulty
@@ -113,8 +114,10 @@ PERMANENT = [
     (Fault(status=412, times=None), ObjectChanged),
     (Fault(status=404, times=None), ObjectChanged),
     (Fault(status=403, times=None), OriginAccessDenied),
-    (Fault(extra=b"more", times=None), ObjectChanged),
-    (Fault(headers={"Content-Length": "100"}, truncate=100, times=None), ObjectChanged),
+    # The version is right: to list it again does not help.
+    (Fault(extra=b"more", times=None), OriginError),
+    (Fault(headers={"Content-Length": "100"}, truncate=100, times=None), OriginError),
+    (Fault(headers={"ETag": f'W/"{hashlib.md5(CONTENT).hexdigest()}"'}, times=None), OriginError),
 ]
 # They might pass, and are waited for.
 LASTING = [Fault(truncate=100, times=None), Fault(drop=True, times=None), Fault(status=503, times=None)]
@@ -129,6 +132,8 @@ def test_what_is_final_is_named_at_once(
     with pytest.raises(error, match="s3://faults/data/object") as raised:
         read(proxy, listed, span)
     assert "\n" not in str(raised.value)
+    assert raised.type is error
+    assert ("refresh the dataset" in str(raised.value)) == (error is ObjectChanged)
     assert proxy.count(path="object") == 1
 
 
@@ -152,7 +157,7 @@ def test_what_might_pass_is_tried_until_the_deadline_and_named(
 )
 def test_another_range_than_asked_for_is_refused(proxy: FaultyProxy, listed: ListedObject, content_range: str) -> None:
     proxy.add(Fault(headers={"Content-Range": content_range}))
-    with pytest.raises(ObjectChanged, match="1000-50999 of 307200"):
+    with pytest.raises(OriginError, match=r"1000-50999 of 307200.*a proxy may"):
         read(proxy, listed, PART)
 
 

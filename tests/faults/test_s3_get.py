@@ -125,6 +125,38 @@ def test_what_is_unusual_is_repeated_through_aiobotocore_and_counted(
     assert sum("through aiobotocore" in record.message for record in caplog.records) == 1
 
 
+LISTED = (
+    b"<ListBucketResult><IsTruncated>false</IsTruncated><Contents><Key>key</Key>"
+    b"<LastModified>2024-05-01T12:00:00.000Z</LastModified><ETag>&quot;e&quot;</ETag><Size>12</Size></Contents>"
+    b"</ListBucketResult>"
+)
+
+
+@pytest.mark.parametrize("ours", [True, False], ids=["our client", "aiobotocore"])
+def test_who_reads_pays_in_each_request_where_the_bucket_wants_that(ours: bool) -> None:
+    def script(request: str) -> Iterable[bytes]:
+        said = {line.lower() for line in request.split("\r\n")}
+        signed = next((line for line in said if line.startswith("authorization:")), "")
+        if "x-amz-request-payer: requester" not in said or "x-amz-request-payer" not in signed:
+            return [answer(error("AccessDenied"), start="403 Forbidden")]
+        if "list-type=2" in request:
+            return [answer(LISTED)]
+        return [UNUSUAL["chunked"] if not ours and is_ours(request) else answer()]
+
+    async def pays(_: ScriptedServer, origin: Origin) -> None:
+        listed = [each.key async for batch in origin.list(lambda key, reason: None) for each in batch]
+        assert listed == [b"key"]
+        assert await read(origin) == BODY
+        assert origin.detours == (not ours)
+
+    async def does_not(_: ScriptedServer, origin: Origin) -> None:
+        with pytest.raises(OriginAccessDenied, match=r"403 AccessDenied: no\).*--requester-pays"):
+            await read(origin)
+
+    play(script, pays, requester_pays=True)
+    play(script, does_not)
+
+
 def test_a_server_that_is_always_unusual_is_not_asked_twice_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(server: ScriptedServer, origin: Origin) -> None:
         for _ in range(30):

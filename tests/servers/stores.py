@@ -82,12 +82,17 @@ class GoogleServer(StoreServer):
 
     tokens: set[str] = field(default_factory=set)  # that are good; empty: everybody may read
     public_key: bytes = b""  # of the service account that may have tokens
+    payer: str = ""  # the project that must be named, where the requester pays
 
     async def respond(self, request: web.BaseRequest) -> web.StreamResponse:
         if path_of(request) == "/token":
             return await self._token(request)
         if self.tokens and request.headers.get("Authorization", "").removeprefix("Bearer ") not in self.tokens:
             return web.Response(status=401)
+        if self.payer and query_of(request).get("userProject") != self.payer:
+            why = "Bucket is a requester pays bucket but no user project provided."
+            error = {"code": 400, "message": why, "errors": [{"reason": "required", "message": why}]}
+            return web.json_response({"error": error}, status=400)
         parts = path_of(request).removeprefix("/storage/v1/b/").split("/")
         bucket, key = unquote(parts[0]), unquote("/".join(parts[2:]))
         if not self.below(f"{bucket}/"):
@@ -228,6 +233,7 @@ class HubServer(StoreServer):
     token: str = ""  # that may read; empty: everybody may
     gated: bool = False  # a token is not enough
     main: str = ""  # the last commit
+    references: tuple[str, ...] = ("main", "refs/convert/parquet", "refs/pr/3", "feature/new")  # that mean it
 
     def commit(self, files: dict[str, bytes]) -> str:
         """Replace all files. Returns the name of the commit."""
@@ -246,7 +252,7 @@ class HubServer(StoreServer):
             return _hub_error(403, "GatedRepo")
         path = unquote(path_of(request))
         if path.startswith("/api/datasets/team/set/revision/"):
-            return self._revision(path.rpartition("/")[2])
+            return self._revision(path.removeprefix("/api/datasets/team/set/revision/"))
         if path.startswith("/api/datasets/team/set/tree/"):
             return self._tree(request, path.removeprefix("/api/datasets/team/set/tree/"))
         if path.startswith("/datasets/team/set/resolve/"):
@@ -254,7 +260,7 @@ class HubServer(StoreServer):
         return _hub_error(401, "RepoNotFound")  # the hub does not say that there is none
 
     def _revision(self, revision: str) -> web.Response:
-        commit = self.main if revision == "main" else revision
+        commit = self.main if revision in self.references else revision
         if not self.below(f"{commit}/"):
             return _hub_error(404, "RevisionNotFound")
         return web.json_response({"sha": commit, "lastModified": "2023-11-14T22:13:20.000Z"})

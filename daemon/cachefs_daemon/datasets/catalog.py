@@ -137,6 +137,7 @@ class Catalog:
             bytes=snapshot.bytes if snapshot else 0,
             created_ns=snapshot.created_ns if snapshot else 0,
             problems=snapshot.problem_count if snapshot else 0,
+            archived=snapshot.archived if snapshot else 0,
             share=record.share,
             ttl=record.ttl,
             most=record.most,

@@ -117,5 +117,8 @@ def check(name: str, found: Look) -> None:
 def in_few_words(options: OriginOptions) -> str:
     """How a dataset is reached, where that is not the default: the endpoint alone, others with their names."""
     words = [options.endpoint_url] if options.endpoint_url else []
-    words += [f"{name} {value}" for name in ("account", "region", "profile") if (value := getattr(options, name))]
-    return ", ".join([*words, *(["anonymous"] if options.anonymous else [])])
+    named = {"account": options.account, "region": options.region, "profile": options.profile}
+    named["user project"] = options.user_project
+    words += [f"{name} {value}" for name, value in named.items() if value]
+    said = {"anonymous": options.anonymous, "requester pays": options.requester_pays}
+    return ", ".join([*words, *(name for name, is_so in said.items() if is_so)])

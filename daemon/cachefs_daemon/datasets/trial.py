@@ -44,5 +44,6 @@ def _found(request: DatasetAdd, path: Path) -> ListingProgress:
             bytes=snapshot.bytes,
             created_ns=snapshot.created_ns,
             problems=snapshot.problem_count,
+            archived=snapshot.archived,
         )
     return ListingProgress(phase=ListingPhase.BUILDING, objects=view.files, bytes=view.bytes, dataset=view)

@@ -11,14 +11,15 @@ from email.utils import parsedate_to_datetime
 from typing import Final
 from urllib.parse import quote, unquote
 
-from cachefs.errors import CachefsError, ConfigError, NotFound, OriginAccessDenied
+from cachefs.errors import ConfigError
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
+from cachefs_daemon.origin.az_codes import AZURE
 from cachefs_daemon.origin.az_credentials import AzureCredentials, find_account
-from cachefs_daemon.origin.base import ObjectRange, Report
+from cachefs_daemon.origin.base import ObjectRange, Report, no_proof
 from cachefs_daemon.origin.gs import md5_of
 from cachefs_daemon.origin.web import Ask, Checksum, range_of
-from cachefs_daemon.origin.web_client import Answer, BrokenAnswer, Refused, Request
+from cachefs_daemon.origin.web_client import Answer, BrokenAnswer, Request
 
 _VERSION: Final = {"x-ms-version": "2021-12-02"}
 _PAGE: Final = "5000"
@@ -40,6 +41,8 @@ class AzureStore:
         self._container = container
         self._prefix = f"{prefix}/" if prefix else ""
         self._credentials = AzureCredentials(account, anonymous=options.anonymous)
+        self.errors = AZURE
+        self.words = {"container": container, "endpoint": account.endpoint, "kind": self._credentials.kind}
 
     async def list(self, ask: Ask, report: Report) -> AsyncIterator[list[ListedObject]]:
         marker, seen = "", set[str]()
@@ -50,10 +53,13 @@ class AzureStore:
                 found = [self._listed(blob) for blob in page.iterfind("Blobs/Blob")]
             except (ET.ParseError, ValueError, TypeError) as error:
                 raise BrokenAnswer(f"the listing is not understood: {error}") from None
+            readable = []
             for each in found:
-                if not each.version and not each.key.endswith(b"/"):
-                    report(each.key, "is listed without an ETag, so a change of it could not be noticed")
-            yield [each for each in found if each.version or each.key.endswith(b"/")]
+                if each.key.endswith(b"/") or not (reason := no_proof(each.version)):
+                    readable.append(each)
+                else:
+                    report(each.key, reason)
+            yield readable
             marker = page.findtext("NextMarker") or ""
             if not marker:
                 return
@@ -75,23 +81,6 @@ class AzureStore:
 
     def refused(self, request: Request) -> bool:
         return self._credentials.refused(request)
-
-    def explain(self, refusal: Refused, key: str) -> CachefsError | None:
-        status, code = refusal.answer.status, refusal.answer.headers.get("x-ms-error-code", "")[:80]
-        where = f"{self.url}/{key}".rstrip("/") + f" at {self.server}"
-        if code in ("ContainerNotFound", "ResourceNotFound") and not key:
-            return NotFound(
-                f"there is no container {self._container} at {self.server}, or the daemon may not see it; check the "
-                "URL, the account and the credentials"
-            )
-        if code == "BlobArchived":
-            return OriginAccessDenied(f"{where} is in the archive tier, where nothing can be read; rehydrate it")
-        if status in (401, 403):
-            return OriginAccessDenied(
-                f"{where} is refused ({status} {code}); check the daemon's Azure credentials "
-                f"({self._credentials.kind}) and their rights"
-            )
-        return None
 
     async def _page_request(self, marker: str) -> Request:
         query = {"restype": "container", "comp": "list", "maxresults": _PAGE, "prefix": self._prefix}
@@ -115,4 +104,5 @@ class AzureStore:
             0 if is_directory else int(of.findtext("Content-Length", "")),
             int(parsedate_to_datetime(of.findtext("Last-Modified", "")).timestamp()) * 1_000_000_000,
             of.findtext("Etag", "").strip('"').encode(),
+            is_archived=of.findtext("AccessTier") == "Archive",
         )

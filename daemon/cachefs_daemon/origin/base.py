@@ -7,7 +7,7 @@ cachefs.messages.OriginOptions and options of `cachectl dataset add`.
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Final, Protocol, runtime_checkable
 
 from cachefs.errors import ConfigError
 from cachefs.messages import OriginOptions
@@ -19,6 +19,22 @@ from cachefs_daemon.origin.patience import Patience
 # Bytes of an object. Nobody changes them any more.
 Data = bytes | bytearray | memoryview
 Report = Callable[[bytes, str], None]  # told of (key, reason) for what cannot be listed
+
+
+# What is said where an answer has the version that was listed, and other bytes: to list the origin again does not help.
+ALTERED: Final = "a proxy may unpack or change what it passes on: name the endpoint of the store itself"
+
+
+def no_proof(version: bytes) -> str:
+    """Why the ETag of an object cannot tell whether its bytes have changed; empty where it can."""
+    if not version:
+        return "is listed without an ETag, so a change of it could not be noticed"
+    return "is listed with a weak ETag, which may stand for other bytes too" if version.startswith(b"W/") else ""
+
+
+def is_weak_form(etag: str, version: bytes) -> bool:
+    """Whether an ETag is that of the *version*, weakened (W/"...") by a server or proxy that has changed the bytes."""
+    return etag.startswith("W/") and etag.removeprefix("W/").strip('"').encode() == version
 
 
 @dataclass(frozen=True, slots=True)

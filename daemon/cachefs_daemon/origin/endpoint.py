@@ -36,7 +36,7 @@ _ENOUGH: Final = 1.5
 # Seconds after which the curve of throughput is fitted again. That takes 0.2 ms.
 _FITTED_EVERY: Final = 10.0
 # Options for which one server has several endpoints.
-_TELLING: Final = ("account", "region", "addressing_style", "profile", "anonymous")
+_TELLING: Final = ("account", "region", "addressing_style", "profile", "anonymous", "requester_pays", "user_project")
 
 
 @dataclass(slots=True)

@@ -16,14 +16,15 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from cachefs.errors import CachefsError, ConfigError, NotFound, OriginAccessDenied, OriginUnavailable
+from cachefs.errors import ConfigError, OriginAccessDenied, OriginUnavailable
 from cachefs.extras import way_out
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.base import ObjectRange, Report
 from cachefs_daemon.origin.bearer import Bearer, Token
+from cachefs_daemon.origin.gs_codes import GOOGLE
 from cachefs_daemon.origin.web import Ask, Checksum, range_of
-from cachefs_daemon.origin.web_client import Answer, BrokenAnswer, Refused, Request, checked_endpoint
+from cachefs_daemon.origin.web_client import Answer, BrokenAnswer, Request, checked_endpoint
 
 _GOOGLE: Final = "https://storage.googleapis.com"
 _SCOPE: Final = "https://www.googleapis.com/auth/devstorage.read_only"
@@ -58,6 +59,8 @@ class GoogleStore:
         prefix = prefix.strip("/")
         if not bucket:
             raise ConfigError(f"URL {url!r} names no bucket; it must look like gs://bucket/prefix")
+        if options.requester_pays:
+            raise ConfigError("--requester-pays is for s3://; for gs:// name the project that pays: --user-project")
         self.url = f"gs://{bucket}/{prefix}".rstrip("/")
         self._endpoint = _endpoint(options)
         self.server = self._endpoint
@@ -66,6 +69,13 @@ class GoogleStore:
         self._prefix = f"{prefix}/" if prefix else ""
         self._objects = f"{self._endpoint}/storage/v1/b/{quote(bucket, safe='')}/o"
         self._bearer = None if options.anonymous else Bearer(_find_token)
+        self._payer = {"userProject": options.user_project} if options.user_project else {}
+        self.errors = GOOGLE
+        self.words = {
+            "bucket": bucket,
+            "endpoint": self._endpoint,
+            "anonymous": ", or add the dataset without --anonymous" if options.anonymous else "",
+        }
 
     async def list(self, ask: Ask, report: Report) -> AsyncIterator[list[ListedObject]]:
         start = len(self._prefix)
@@ -94,8 +104,9 @@ class GoogleStore:
 
     async def request(self, wanted: ObjectRange) -> Request:
         name = quote(self._prefix + wanted.key.decode(), safe="")
+        query = {"alt": "media", "ifGenerationMatch": wanted.version.decode(), **self._payer}
         return Request(
-            f"{self._objects}/{name}?alt=media&ifGenerationMatch={wanted.version.decode()}",
+            f"{self._objects}/{name}?{urlencode(query)}",
             {"Accept-Encoding": "gzip", **range_of(wanted)},
             await self._secrets(),
         )
@@ -115,22 +126,11 @@ class GoogleStore:
     def refused(self, request: Request) -> bool:
         return self._bearer is not None and self._bearer.refused(request.secrets)
 
-    def explain(self, refusal: Refused, key: str) -> CachefsError | None:
-        if not key and refusal.answer.status == 404:
-            return NotFound(f"there is no bucket {self._bucket} at {self._endpoint}; check the URL")
-        if refusal.answer.status in (401, 403):
-            return OriginAccessDenied(
-                f"{self.url}/{key}".rstrip("/") + f" is refused ({refusal.answer.status}); check the daemon's Google "
-                "credentials (GOOGLE_APPLICATION_CREDENTIALS) and its rights to the bucket"
-                + (", or add the dataset without --anonymous" if self._bearer is None else "")
-            )
-        return None
-
     async def _secrets(self) -> dict[str, str]:
         return await self._bearer.headers() if self._bearer is not None else {}
 
     async def _page_request(self, token: str) -> Request:
-        query = {"fields": _FIELDS, "maxResults": "1000", "prefix": self._prefix}
+        query = {"fields": _FIELDS, "maxResults": "1000", "prefix": self._prefix, **self._payer}
         if token:
             query["pageToken"] = token
         return Request(f"{self._objects}?{urlencode(query)}", secrets=await self._secrets())

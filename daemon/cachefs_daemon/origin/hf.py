@@ -1,4 +1,5 @@
-"""Origin `hf://datasets/owner/name[@revision][/directory]`: a dataset on the Hugging Face hub.
+"""Origin `hf://datasets/owner/name[@revision][/directory]`: a dataset on the Hugging Face hub. A slash in the name of a
+revision is written %2F; `refs/convert/parquet` and `refs/pr/3` may be written as they are.
 
 A listing finds the commit that the revision (`main` unless it is named) means, and all files are read at that commit,
 which never changes. The hub says of each file either the SHA-256 of its content (LFS) or the SHA-1 that git gives it.
@@ -16,17 +17,22 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
-from cachefs.errors import CachefsError, ConfigError, NotFound, OriginAccessDenied
+from cachefs.errors import ConfigError, OriginAccessDenied
 from cachefs.messages import OriginOptions
 from cachefs.snapshot import content_version
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.base import ObjectRange, Report
 from cachefs_daemon.origin.bearer import Bearer, Token
+from cachefs_daemon.origin.hf_codes import HUB
 from cachefs_daemon.origin.web import Ask, Checksum, range_of
-from cachefs_daemon.origin.web_client import Answer, BrokenAnswer, Headers, Refused, Request, checked_endpoint
+from cachefs_daemon.origin.web_client import Answer, BrokenAnswer, Headers, Request, checked_endpoint
 
 _HUB: Final = "https://huggingface.co"
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
+# A revision in the form that the hub's own library writes, with slashes, is one of the hub's references.
+_REPOSITORY: Final = re.compile(
+    r"([^/@]*)(?:(@)(refs/(?:convert/\w+|pr/[0-9]+)(?=/|$)|[^/]*))?(?:/(.*))?", re.DOTALL | re.ASCII
+)
 _NONE: Final[Headers] = {}
 _DIGITS: Final = {"sha256": 64, "git": 40}
 Result = TypeVar("Result")
@@ -69,8 +75,8 @@ class HubStore:
         """Raises ConfigError."""
         kind, _, rest = url.removeprefix("hf://").strip("/").partition("/")
         owner, _, rest = rest.partition("/")
-        name, _, prefix = rest.partition("/")
-        name, at, revision = name.partition("@")
+        found = _REPOSITORY.fullmatch(rest)
+        name, at, revision, prefix = found.groups(default="") if found is not None else ("", "", "", "")
         repository = f"{owner}/{name}"
         if kind != "datasets" or not owner or not name or (at and not revision):
             raise ConfigError(f"URL {url!r} must look like hf://datasets/owner/name, with or without @revision")
@@ -82,6 +88,14 @@ class HubStore:
         self._revision = unquote(revision) or "main"
         self._repository = f"{kind}/{quote(repository)}"
         self._bearer = None if options.anonymous else Bearer(_find_token)
+        self.errors = HUB
+        self.words = {
+            "url": self.url,
+            "endpoint": self._endpoint,
+            "page": f"{self._endpoint}/{self._repository}",
+            "revision": self._revision,
+            "token": "add the dataset without --anonymous" if options.anonymous else "set HF_TOKEN for the daemon",
+        }
 
     async def list(self, ask: Ask, report: Report) -> AsyncIterator[list[ListedObject]]:
         api = f"{self._endpoint}/api/{self._repository}"
@@ -123,29 +137,13 @@ class HubStore:
     def refused(self, request: Request) -> bool:
         return self._bearer is not None and self._bearer.refused(request.secrets)
 
-    def explain(self, refusal: Refused, key: str) -> CachefsError | None:
-        status, code = refusal.answer.status, refusal.answer.own_headers.get("X-Error-Code", "")
-        token = "set HF_TOKEN for the daemon" if self._bearer else "add the dataset without --anonymous"
-        if code == "GatedRepo":
-            return OriginAccessDenied(
-                f"{self.url} is gated: accept its conditions at {self._endpoint}/{self._repository} and give the "
-                f"daemon a token of that account ({token})"
-            )
-        if code == "RevisionNotFound":
-            return NotFound(f"{self.url} has no revision {self._revision} at {self.server}; check the URL")
-        if code == "RepoNotFound" or status in (401, 403):
-            # The hub does not say whether a private repository exists.
-            return OriginAccessDenied(
-                f"{self.url} is not at {self.server}, or is private and the daemon's token has no access to it; check "
-                f"the URL, or {token}"
-            )
-        return None
-
     async def _request(self, url: str, headers: Headers = _NONE) -> Request:
         secrets = await self._bearer.headers() if self._bearer is not None else {}
         return Request(url, headers, secrets)
 
     def _listed(self, item: _Item, commit: str, mtime_ns: int, report: Report) -> ListedObject | None:
+        if f"{item.path}/" == self._prefix:
+            return None  # the directory that the dataset is
         key = item.path[len(self._prefix) :].encode()
         if item.type == "directory":
             return ListedObject(key + b"/", 0, mtime_ns, b"")

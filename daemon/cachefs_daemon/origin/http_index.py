@@ -16,12 +16,13 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from cachefs.errors import CachefsError, ConfigError, NotFound
+from cachefs.errors import ConfigError, NotFound
 from cachefs.snapshot import content_version
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings, Report
+from cachefs_daemon.origin.refusals import ErrorTable, Meaning
 from cachefs_daemon.origin.web import Ask, Checksum, range_of
-from cachefs_daemon.origin.web_client import Answer, Refused, Request, is_plain, quoted, too_long
+from cachefs_daemon.origin.web_client import Answer, Request, is_plain, quoted, too_long
 
 _INDEX: Final = "index.jsonl"
 _INDEXES: Final = (".jsonl", ".jsonl.gz")
@@ -33,6 +34,21 @@ _CHUNK: Final = 1 << 20
 _MOST_SECONDS: Final = 9e9
 _BATCH: Final = 5000
 _SHA256: Final = re.compile(r"[0-9a-fA-F]{64}")
+
+
+_NO_INDEX: Final = Meaning(NotFound, "there is no {indexes}", "`cachectl index` makes one")
+_ERRORS: Final = ErrorTable(
+    {},
+    {
+        404: _NO_INDEX,
+        410: _NO_INDEX,
+        400: Meaning(
+            ConfigError,
+            "the index {asked} cannot be read: the server does not understand the request",
+            "for S3 use s3://bucket/prefix --endpoint-url {server}",
+        ),
+    },
+)
 
 
 class IndexLine(msgspec.Struct, frozen=True):
@@ -66,6 +82,8 @@ class IndexedStore:
         self._indexes = [sent] if named else [f"{self._base}/{_INDEX}", f"{self._base}/{_INDEX}.gz"]
         self.identity = f"http:{self._base}/".encode()
         self._settings = settings
+        self.errors = _ERRORS
+        self.words = {"indexes": " or ".join(self._indexes), "server": self.server}
 
     async def list(self, ask: Ask, report: Report) -> AsyncIterator[list[ListedObject]]:
         with tempfile.TemporaryFile(dir=self._settings.scratch or None) as index:
@@ -113,16 +131,6 @@ class IndexedStore:
 
     def refused(self, request: Request) -> bool:
         return False
-
-    def explain(self, refusal: Refused, key: str) -> CachefsError | None:
-        if not key and refusal.answer.status in (404, 410):
-            return NotFound(f"there is no {' or '.join(self._indexes)}; `cachectl index` makes one")
-        if not key and refusal.answer.status == 400:
-            return ConfigError(
-                f"the index {refusal.request.url} cannot be read: the server answers 400; for S3 use "
-                f"s3://bucket/prefix --endpoint-url {self.server}"
-            )
-        return None
 
     async def _fetch_index(self, ask: Ask, index: BinaryIO) -> str:
         """The URL of the index, which is written to *index*."""

@@ -7,6 +7,7 @@ listed: ETag, length, range and total size. botocore's own retries are off, sinc
 import asyncio
 import functools
 import math
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
@@ -14,7 +15,7 @@ from typing import Any, Final, TypeVar
 from cachefs.errors import ConfigError, OriginUnavailable
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
-from cachefs_daemon.origin.base import Data, ObjectRange, OriginSettings, Report, too_many_pages
+from cachefs_daemon.origin.base import Data, ObjectRange, OriginSettings, Report, no_proof, too_many_pages
 from cachefs_daemon.origin.key_ranges import ListingPlace
 from cachefs_daemon.origin.ledger import HERE, Exchange
 from cachefs_daemon.origin.order import Order
@@ -33,6 +34,12 @@ _PAGE_DEADLINE: Final = 120.0
 # Seconds after which the first page is not tried again: an endpoint that does not answer at all may be a typing error,
 # and somebody who has just typed it waits for the listing.
 _FIRST_PAGE_TRIED: Final = 3.0
+# The bucket may be the ARN of an access point, in which slashes may stand for colons.
+_URL: Final = re.compile(
+    r"s3://(?P<bucket>arn:[^/:]*:s3[^/:]*:[^/:]*:[^/:]*:(?:outpost[/:][^/:]+[/:])?accesspoint[/:][^/:]+|[^/]*)"
+    r"(?:/(?P<prefix>.*))?",
+    re.DOTALL,
+)
 _ADDRESSING: Final = ("auto", "path", "virtual")
 _READ: Final = HERE.of("s3")
 _LISTED: Final = HERE.of("s3", "list")
@@ -49,12 +56,16 @@ class S3Origin:
 
     def __init__(self, url: str, options: OriginOptions, settings: OriginSettings) -> None:
         """Raises ConfigError."""
-        bucket, _, prefix = url.removeprefix("s3://").partition("/")
-        prefix = prefix.strip("/")
+        found = _URL.fullmatch(url)
+        bucket, prefix = (found["bucket"], (found["prefix"] or "").strip("/")) if found is not None else ("", "")
         if not bucket:
             raise ConfigError(f"URL {url!r} names no bucket; it must look like s3://bucket/prefix")
         if options.addressing_style not in (None, *_ADDRESSING):
             raise ConfigError(f"addressing style {options.addressing_style!r} must be {', '.join(_ADDRESSING)}")
+        if options.user_project:
+            raise ConfigError("--user-project is for gs://; for s3:// it is --requester-pays")
+        if options.requester_pays and options.anonymous:
+            raise ConfigError("--requester-pays needs credentials, which say who pays: leave out --anonymous")
         self.url = f"s3://{bucket}/{prefix}".rstrip("/")
         self.requests = 0
         self.errors = 0
@@ -69,6 +80,7 @@ class S3Origin:
         self._outage = self._connection.outage
         self._has_answered = False
         self._max_pages = settings.max_pages
+        self._requester_pays = options.requester_pays
 
     def identity(self, key: bytes) -> bytes:
         return self._identity + key
@@ -188,7 +200,7 @@ class S3Origin:
         return result
 
     def _place(self, key: str) -> Place:
-        return Place(self._bucket, key, self._endpoint or "AWS")
+        return Place(self._bucket, key, self._endpoint or "AWS", self._requester_pays)
 
     async def _page(self, **query: Any) -> Page:
         """One page of the listing."""
@@ -288,8 +300,8 @@ async def _receive(body: Any, skip: int, length: int, more_follows: bool) -> byt
 
 def _unreadable(listed: ListedObject) -> str | None:
     """Why a listed object could not be read; None where it can."""
-    if not listed.version:
-        return "is listed without an ETag, so a change of it could not be noticed"
+    if reason := no_proof(listed.version):
+        return reason
     try:
         listed.key.decode()
     except UnicodeDecodeError:

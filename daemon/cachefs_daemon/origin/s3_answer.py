@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
-from cachefs.errors import ObjectChanged
-from cachefs_daemon.origin.base import ObjectRange
+from cachefs.errors import ObjectChanged, OriginError
+from cachefs_daemon.origin.base import ALTERED, ObjectRange, is_weak_form
 
 _CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
@@ -18,6 +18,8 @@ class Place(NamedTuple):
     key: str
     # URL of the server, or "AWS".
     endpoint: str
+    # Whether requests say that who sends them pays.
+    requester_pays: bool = False
 
     def __str__(self) -> str:
         return f"s3://{self.bucket}/{self.key} at {self.endpoint}"
@@ -43,18 +45,21 @@ def bytes_before(wanted: ObjectRange, place: Place, etag: str, promised: int | N
     """How many bytes of the answer's body precede the *wanted* ones.
 
     etag, promised, content_range: what the answer says of itself; promised is the length of its body, and content_range
-    is empty where it has none. Raises ObjectChanged, BrokenAnswer.
+    is empty where it has none. Raises BrokenAnswer, ObjectChanged, and OriginError where the version is
+    right and the bytes are not.
     """
     if not etag:
         raise BrokenAnswer("the answer has no ETag, so it may be that of a proxy or a login page")
     if etag.strip('"').encode() != wanted.version:
+        if is_weak_form(etag, wanted.version):
+            raise OriginError(f"{place}: the answer has a weak ETag; {ALTERED}")
         raise ObjectChanged(f"{place} has changed since it was listed; refresh the dataset")
     before = _bytes_before(wanted, promised, content_range)
     if before is None:
         first, last = wanted.offset, wanted.offset + wanted.length - 1
-        raise ObjectChanged(
+        raise OriginError(
             f"{place}: the server sent other bytes than {first}-{last} of {wanted.size} "
-            f"(length {promised}, range {content_range or None}); refresh the dataset"
+            f"(length {promised}, range {content_range or None}), but with the ETag that was listed; {ALTERED}"
         )
     return before
 

@@ -215,6 +215,8 @@ class S3Connection:
         prepare(full)
         full.meta.events.register("before-parse.s3.ListObjectsV2", _keep_raw_page)
         full.meta.events.register("before-send.s3", sending)
+        if self._options.requester_pays:
+            full.meta.events.register("before-parameter-build.s3", _let_requester_pay)
         # It would parse each page before we can take it. `parse_page` knows an error that comes with status 200 itself.
         with contextlib.suppress(AttributeError, ValueError):
             full.meta.events.unregister("before-parse.s3.*", botocore.handlers._handle_200_error)
@@ -276,6 +278,12 @@ async def _credentials_of(session: AioSession) -> tuple[str, str | None] | None:
         return None
     frozen = await in_time(found.get_frozen_credentials())
     return frozen.access_key, frozen.token
+
+
+def _let_requester_pay(params: dict[str, Any], model: Any, **_: Any) -> None:
+    """Our own client has it from the request that s3_route.py looks at."""
+    if "RequestPayer" in model.input_shape.members:
+        params["RequestPayer"] = "requester"
 
 
 def _keep_raw_page(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: Any) -> None:

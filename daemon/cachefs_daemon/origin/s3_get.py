@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from botocore.exceptions import ReadTimeoutError
 
-from cachefs.errors import ObjectChanged
+from cachefs.errors import OriginError
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings
 from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.origin.http_connection import LEDGER, SUCCESS, Answer, ClosedUnanswered, CutOff, Silent
@@ -223,13 +223,13 @@ def _is_odd(key: str, etag: str) -> bool:
 
 
 def _require_right_bytes(answer: Answer, place: Place, wanted: ObjectRange) -> None:
-    """Its body is what was *wanted* of the object at the *place*. Raises ObjectChanged, BrokenAnswer, Doubtful, and
+    """Check that its body is what was *wanted* of the object. Raises OriginError, BrokenAnswer, Doubtful,
     Unusual."""
     head = answer.head
     said, span = (head.headers.get(name, b"").decode("latin-1") for name in (b"etag", b"content-range"))
     try:
         before = bytes_before(wanted, place, said, head.length, span)
-    except ObjectChanged:
+    except OriginError:
         _doubt(answer)
         raise
     if before or head.length != wanted.length:

@@ -22,6 +22,11 @@ _OBJECT: Final = re.compile(
     rb"<Contents>\s*<Key>([^<&]*)</Key>\s*<LastModified>([^<&]*)</LastModified>\s*<ETag>([^<]*)</ETag>\s*"
     rb"(?:<Checksum(?:Algorithm|Type)>[^<]*</Checksum(?:Algorithm|Type)>\s*)*<Size>([0-9]+)</Size>"
 )
+# Classes of which nothing can be read before it is restored. (GLACIER_IR can be read at once.)
+_ARCHIVE: Final = (b"GLACIER", b"DEEP_ARCHIVE")
+_ARCHIVED: Final = re.compile(rb"<StorageClass>\s*(?:%b)\s*<" % b"|".join(_ARCHIVE))
+# A name with a carriage return that a server has not escaped, which an XML parser takes for the end of a line.
+_RAW_RETURN: Final = re.compile(rb"<Key>[^<]*\r[^<]*<")
 
 
 class Page(NamedTuple):
@@ -35,7 +40,10 @@ class Page(NamedTuple):
 
 def parse_page(body: bytes, prefix: str) -> Page:
     """The page in the body of an answer to ListObjectsV2. Raises BrokenAnswer."""
-    found = _OBJECT.findall(body)
+    if b"\r" in body:
+        body = _RAW_RETURN.sub(lambda name: name[0].replace(b"\r", b"&#13;"), body)
+    # Objects in an archive are seldom read, so their class is looked for by the parser only.
+    found = [] if _ARCHIVED.search(body) else _OBJECT.findall(body)
     if not len(found) == body.count(b"<Contents") == body.count(_END):
         found = []
     # The parser makes sure that the rest is whole.
@@ -49,19 +57,25 @@ def parse_page(body: bytes, prefix: str) -> Page:
         encoded = root.findtext(f"{space}EncodingType") == "url"
         start = len(prefix.encode())
         objects = [
-            ListedObject(_key(key, encoded)[start:], int(size), _ns(parse_time(time.decode())), _version(etag))
-            for key, time, etag, size in found or _parsed(root, space)
+            ListedObject(
+                _key(key, encoded)[start:],
+                int(size),
+                _ns(parse_time(time.decode())),
+                _version(etag),
+                is_archived=bool(more and more[0] in _ARCHIVE),
+            )
+            for key, time, etag, size, *more in found or _parsed(root, space)
         ]
         return Page(objects, _token(root, space))
     except (ElementTree.ParseError, KeyError, ValueError) as error:
         raise BrokenAnswer(f"the listing cannot be understood: {error!r}") from None
 
 
-def _parsed(root: ElementTree.Element, space: str) -> list[tuple[bytes, bytes, bytes, bytes]]:
-    """What _OBJECT finds. space: stands in front of each tag. Raises KeyError."""
-    key, time, etag, size = (space + name for name in ("Key", "LastModified", "ETag", "Size"))
+def _parsed(root: ElementTree.Element, space: str) -> list[tuple[bytes, ...]]:
+    """What _OBJECT finds, and the storage class. space: stands in front of each tag. Raises KeyError."""
+    key, time, etag, size, kind = (space + name for name in ("Key", "LastModified", "ETag", "Size", "StorageClass"))
     rows = [{part.tag: (part.text or "").encode() for part in element} for element in root.iterfind(f"{space}Contents")]
-    return [(row[key], row[time], row.get(etag, b""), row[size]) for row in rows]
+    return [(row[key], row[time], row.get(etag, b""), row[size], row.get(kind, b"").strip()) for row in rows]
 
 
 def _token(root: ElementTree.Element, space: str) -> str | None:

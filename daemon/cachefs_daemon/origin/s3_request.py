@@ -24,6 +24,8 @@ class RequestMaker:
             when = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
             self._signer = Signer(credentials.access_key, credentials.secret_key, route.region, route.service, when)
             own = [("x-amz-content-sha256", route.payload), ("x-amz-date", when)]
+            if route.payer:
+                own.append(("x-amz-request-payer", route.payer))
             if credentials.token:
                 own.append(("x-amz-security-token", credentials.token))
         self._sent_part = _lines(own, ": ", "\r\n")

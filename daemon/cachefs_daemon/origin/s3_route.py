@@ -16,7 +16,8 @@ from cachefs_daemon.origin.sigv4 import ALGORITHM
 # No object has this ETag.
 _PROBE: Final = '"cachefs: never sent"'
 _KEY: Final = "key"
-_SIGNED: Final = frozenset(("host", "if-match", "x-amz-content-sha256", "x-amz-date", "x-amz-security-token"))
+_PAYER: Final = "x-amz-request-payer"
+_SIGNED: Final = frozenset(("host", "if-match", "x-amz-content-sha256", "x-amz-date", _PAYER, "x-amz-security-token"))
 _PLAIN: Final = re.compile("[A-Za-z0-9_.~/-]+")
 _PORTS: Final = {"http": 80, "https": 443}
 
@@ -47,6 +48,8 @@ class Route:
     # Empty for unsigned requests.
     region: str
     service: str
+    # Value of the header x-amz-request-payer; empty where requests have none.
+    payer: str = ""
 
     def path(self, key: str) -> str:
         """As botocore sends it."""
@@ -93,6 +96,7 @@ def _route(client: Any, request: Any) -> Route:
         headers.get("x-amz-content-sha256", "") if region else "",
         region,
         service,
+        headers.get(_PAYER, ""),
     )
 
 

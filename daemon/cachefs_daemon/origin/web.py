@@ -9,21 +9,30 @@ import asyncio
 import functools
 import hashlib
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import BinaryIO, Final, Protocol, TypeVar
 from weakref import WeakValueDictionary
 
 import aiohttp
 
-from cachefs.errors import CachefsError, ConfigError, NotFound, ObjectChanged, OriginAccessDenied, OriginUnavailable
+from cachefs.errors import CachefsError, ObjectChanged, OriginError, OriginUnavailable
 from cachefs.snapshot_builder import ListedObject
-from cachefs_daemon.origin.base import Data, ObjectRange, OriginSettings, Report, too_many_pages
+from cachefs_daemon.origin.base import (
+    ALTERED,
+    Data,
+    ObjectRange,
+    OriginSettings,
+    Report,
+    is_weak_form,
+    too_many_pages,
+)
 from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.origin.ledger import HERE
 from cachefs_daemon.origin.outage import Outage
 from cachefs_daemon.origin.patience import Patience
-from cachefs_daemon.origin.retry import Failure, retry_after, retrying
+from cachefs_daemon.origin.refusals import ErrorTable, Meaning
+from cachefs_daemon.origin.retry import Failure, retrying
 from cachefs_daemon.origin.web_client import Answer, BrokenAnswer, Headers, Refused, Request, WebClient, receive
 
 # All attempts for one page of the listing together, in seconds.
@@ -35,10 +44,8 @@ _FIRST_PAGE_TRIED: Final = 3.0
 # Bytes whose checksum is counted on the event loop, at most: MD5, the slowest, takes half a millisecond.
 _SHORT: Final = 256 << 10
 _UNAUTHORIZED: Final = 401
-_TOO_MANY: Final = 429
 # A file has one of these in its answer. What a program says in its place ("we repair something") seldom does.
 _OF_FILES: Final = ("ETag", "Last-Modified")
-_UNAVAILABLE: Final = 503
 
 Result = TypeVar("Result")
 _Digests = set[bytes]  # of wrong bytes, and lengths, that have come
@@ -101,8 +108,13 @@ class Store(Protocol):
     def refused(self, request: Request) -> bool:
         """Credentials were refused. Returns whether others may be found at once."""
 
-    def explain(self, refusal: Refused, key: str) -> CachefsError | None:
-        """What a refusal means, where the store says more than its status. key: empty for a listing."""
+    @property
+    def errors(self) -> ErrorTable:
+        """What its error codes mean."""
+
+    @property
+    def words(self) -> Mapping[str, str]:
+        """What texts of that table name, beside {where}."""
 
 
 @dataclass(slots=True)
@@ -187,7 +199,7 @@ class WebOrigin:
         try:
             return await work()
         except Refused as refusal:
-            if refusal.answer.status != _UNAUTHORIZED or not self._store.refused(refusal.request):
+            if refusal.refusal.status != _UNAUTHORIZED or not self._store.refused(refusal.request):
                 raise
         self.requests += 1
         self.errors += 1
@@ -202,6 +214,10 @@ class WebOrigin:
                 # A login page, or one that says that somebody repairs something.
                 raise BrokenAnswer("it does not say which version it has")
             if not is_version:
+                if is_weak_form(
+                    answer.headers.get("ETag", ""), request.headers.get("If-Match", "").strip('"').encode()
+                ):
+                    raise OriginError(f"{self._named(key)}: the answer has a weak ETag; {ALTERED}")
                 raise ObjectChanged(f"{self._named(key)} has changed since it was listed; refresh the dataset")
             data = await receive(content, answer, wanted)
         try:
@@ -217,9 +233,9 @@ class WebOrigin:
         """The *data* of an answer, which are those of the object; None where they have another length."""
         checksum = self._store.checksum(wanted, answer) if wanted.length == wanted.size else None
         if data is None and (checksum is None or not checksum.is_only_proof):
-            raise ObjectChanged(
+            raise OriginError(
                 f"{self._named(key)}: the server sent other bytes than {wanted.length} from {wanted.offset} on of "
-                f"{wanted.size}; refresh the dataset"
+                f"{wanted.size}, but of the version that was listed; {ALTERED}"
             )
         if checksum is not None:
             await self._check(key, checksum, answer, data, last)
@@ -249,37 +265,40 @@ class WebOrigin:
         return f"{self.url}/{key}".rstrip("/") + self._at
 
     def _judge(self, key: str, error: Exception) -> Failure:
-        """What an exception means. Raises *error* itself where neither the network nor the server is its cause.
-
-        Texts of exceptions of aiohttp are not repeated: they contain URLs, which may prove who asks.
-        """
-        where = self._named(key)
-        match error:
-            case CachefsError():
-                return Failure(error, isinstance(error, OriginUnavailable))
-            case Refused():
-                explained = self._store.explain(error, key)
-                return Failure(explained, False) if explained else refused(error.answer, where, key)
-            case BrokenAnswer():
-                return Failure(OriginUnavailable(f"{where} is broken: {error}"), True)
-            case aiohttp.ClientConnectorCertificateError() | aiohttp.ClientSSLError():
-                text = (
-                    f"{where}: the server's certificate is not trusted, or TLS fails ({_tls_reason(error)}); "
-                    "REQUESTS_CA_BUNDLE names the file of the authorities that the daemon trusts"
+        """What an exception means. Raises *error* itself where neither the network nor the server is its cause."""
+        if isinstance(error, CachefsError):
+            return Failure(error, isinstance(error, OriginUnavailable))
+        words = {"where": self._named(key)}
+        if isinstance(error, Refused):
+            words |= {"asked": error.request.url, **self._store.words}
+            return self._store.errors.judge(error.refusal, words, is_listing=not key)
+        for kinds, cause in _TROUBLES:
+            if isinstance(error, kinds):
+                said = {"error": str(error) if isinstance(error, BrokenAnswer) else type(error).__name__}
+                return Meaning(OriginUnavailable, cause, is_transient=True).failure(
+                    {**words, **said, "tls": _tls_reason(error)}
                 )
-                return Failure(OriginUnavailable(text), True)
-            case aiohttp.ClientConnectorError():
-                return Failure(OriginUnavailable(f"no server answers for {where}; check the URL and the network"), True)
-            case aiohttp.ServerTimeoutError():
-                return Failure(OriginUnavailable(f"{where}: nothing has come for too long"), True)
-            case aiohttp.ClientPayloadError():
-                return Failure(OriginUnavailable(f"{where} is broken: the answer was cut short"), True)
-            case aiohttp.ClientResponseError():
-                text = f"{where}: the head of the answer is no HTTP, or has a line of more than 8 KiB or too many lines"
-                return Failure(OriginUnavailable(text), True)
-            case aiohttp.ClientError() | OSError():
-                return Failure(OriginUnavailable(f"{where} is unreachable or broken ({type(error).__name__})"), True)
         raise error
+
+
+# What exceptions mean that are no answer of the server: the first row whose kinds an exception is of. Texts of
+# exceptions of aiohttp are not repeated: they contain URLs, which may prove who asks.
+_TROUBLES: Final[tuple[tuple[tuple[type[Exception], ...], str], ...]] = (
+    ((BrokenAnswer,), "{where} is broken: {error}"),
+    (
+        (aiohttp.ClientConnectorCertificateError, aiohttp.ClientSSLError),
+        "{where}: the server's certificate is not trusted, or TLS fails ({tls}); REQUESTS_CA_BUNDLE names the file of "
+        "the authorities that the daemon trusts",
+    ),
+    ((aiohttp.ClientConnectorError,), "no server answers for {where}; check the URL and the network"),
+    ((aiohttp.ServerTimeoutError,), "{where}: nothing has come for too long"),
+    ((aiohttp.ClientPayloadError,), "{where} is broken: the answer was cut short"),
+    (
+        (aiohttp.ClientResponseError,),
+        "{where}: the head of the answer is no HTTP, or has a line of more than 8 KiB or too many lines",
+    ),
+    ((aiohttp.ClientError, OSError), "{where} is unreachable or broken ({error})"),
+)
 
 
 def _tls_reason(error: Exception) -> str:
@@ -297,33 +316,6 @@ def _endpoint(server: str, most: int) -> Endpoint:
     if found is None:
         found = _endpoints[server, most] = Endpoint(server, most)
     return found
-
-
-def refused(answer: Answer, where: str, key: str) -> Failure:
-    """What the status of an answer means. where: what was asked for, for people. key: empty for a listing."""
-    status = answer.status
-    if status == _TOO_MANY or status >= 500 or status == 408:
-        text = f"{where}: the server answers {status}; it is overloaded or down"
-        later = retry_after(answer.headers.get("Retry-After"))
-        throttled = status == _TOO_MANY or (status == _UNAVAILABLE and later is not None)
-        return Failure(OriginUnavailable(text), True, throttled, later or 0.0)
-    return Failure(_permanent(status, where, key), False)
-
-
-def _permanent(status: int, where: str, key: str) -> CachefsError:
-    if status in (401, 403):
-        return OriginAccessDenied(f"{where} is refused ({status}); check the daemon's credentials and their rights")
-    if not key:
-        if status in (404, 410):
-            return NotFound(f"there is nothing at {where}; check the URL")
-        return ConfigError(f"{where} cannot be listed: the server answers {status}")
-    if status in (404, 410):
-        return ObjectChanged(f"{where} is gone since it was listed; refresh the dataset")
-    if status == 412:
-        return ObjectChanged(f"{where} has changed since it was listed; refresh the dataset")
-    if status == 416:
-        return ObjectChanged(f"{where} is shorter than it was when listed; refresh the dataset")
-    return OriginUnavailable(f"{where}: the server answers {status}")
 
 
 def range_of(wanted: ObjectRange) -> Headers:

@@ -11,6 +11,7 @@ import os
 import re
 import tempfile
 import urllib.request
+import zlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -26,12 +27,15 @@ from cachefs.sizes import format_size
 from cachefs_daemon.origin.base import ObjectRange, OriginSettings
 from cachefs_daemon.origin.http_tls import Tls
 from cachefs_daemon.origin.ledger import Exchange, Ledger, Outcome
+from cachefs_daemon.origin.refusals import MOST_BODY, Refusal, words_in
 
 _MOST_REDIRECTS: Final = 5
 _REDIRECTS: Final = frozenset((301, 302, 303, 307, 308))
 # Bytes of one page of a listing, at most. Azure's longest have about 8 MiB.
 _MOST_OF_A_PAGE: Final = 64 << 20
 _CHUNK: Final = 1 << 20
+# Seconds that the body of a refusal may take.
+_BODY_SECONDS: Final = 2.0
 # A name or an address, and a port; no user.
 _SERVER: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]+)?")
 _LOOPBACK: Final = ("127.0.0.1", "::1", "localhost")
@@ -68,9 +72,9 @@ class Answer(NamedTuple):
 class Refused(Exception):
     """The server answers with another status than 200 or 206."""
 
-    def __init__(self, answer: Answer, request: Request) -> None:
-        super().__init__(f"status {answer.status}")
-        self.answer = answer
+    def __init__(self, refusal: Refusal, request: Request) -> None:
+        super().__init__(str(refusal))
+        self.refusal = refusal
         self.request = request
 
 
@@ -172,7 +176,7 @@ class WebClient:
                         return
                     where = response.headers.get("Location", "")
                     if response.status not in _REDIRECTS or not where:
-                        raise Refused(answer, request)
+                        raise Refused(await _refusal(answer, response), request)
                     url = redirected(url, where)
                     raise _Redirected
         raise BrokenAnswer(f"it redirects more than {_MOST_REDIRECTS} times")
@@ -211,6 +215,25 @@ class WebClient:
             auto_decompress=False,
             headers={"User-Agent": "cachefs", "Accept-Encoding": "identity"},
         )
+
+
+async def _refusal(answer: Answer, response: aiohttp.ClientResponse) -> Refusal:
+    """What an answer says of why it refuses: in headers, as Azure and the hub do, or in its body."""
+    body = b""
+    with contextlib.suppress(aiohttp.ClientError, TimeoutError, zlib.error):
+        async with asyncio.timeout(_BODY_SECONDS):
+            while len(body) < MOST_BODY and (chunk := await response.content.read(MOST_BODY - len(body))):
+                body += chunk
+        if response.headers.get("Content-Encoding", "") == "gzip":
+            body = zlib.decompressobj(wbits=31).decompress(body, MOST_BODY)
+    code, message = words_in(body)
+    own = answer.own_headers
+    return Refusal.of(
+        answer.status,
+        own.get("x-ms-error-code") or own.get("X-Error-Code") or code,
+        message or own.get("X-Error-Message", ""),
+        answer.headers.get("Retry-After"),
+    )
 
 
 def checked_endpoint(url: str, example: str) -> str:

@@ -244,6 +244,22 @@ def test_the_same_object_listed_twice_is_no_problem(tmp_path: Path) -> None:
     assert (snapshot.files, snapshot.problem_count) == (1, 0)
 
 
+def test_archived_files_are_counted_and_a_restored_one_makes_another_snapshot(tmp_path: Path) -> None:
+    cold = replace(listed(b"a"), is_archived=True)
+    before, after = built(tmp_path, [cold, listed(b"b")]), built(tmp_path, [listed(b"a"), listed(b"b")])
+    assert (before.archived, after.archived) == (1, 0)
+    assert before.id != after.id
+
+
+def test_directories_alone_are_no_dataset_where_files_were_left_out(tmp_path: Path) -> None:
+    with contextlib.closing(SpillFile(tmp_path)) as spill:
+        builder = SnapshotBuilder("file:///d", 8, identity, spill)
+        builder.add([listed(b"data/")])
+        assert builder.left_out() == ""
+        builder.report(b"data/1", "is a symbolic link that leads out")
+        assert "'data/1' is a symbolic link" in builder.left_out()
+
+
 def test_where_nothing_is_left_the_first_reason_is_told(tmp_path: Path) -> None:
     with contextlib.closing(SpillFile(tmp_path)) as spill:
         builder = SnapshotBuilder("s3://bucket/prefix", 8, identity, spill)

@@ -114,6 +114,12 @@ def dataset() -> None:
     help="Tell versions of files apart by size and mtime only, not by ctime and inode. "
     "For file servers of a farm that show different ones, and for trees whose modes and owners change.",
 )
+@click.option(
+    "--requester-pays",
+    is_flag=True,
+    help="Say in each request that the daemon's AWS account pays for it, as buckets want it whose requester pays (S3).",
+)
+@click.option("--user-project", metavar="PROJECT", help="Google project that pays for requests (gs://).")
 @click.option("-n", "--dry-run", is_flag=True, help="Only list, and say what the dataset would be.")
 @with_session
 def add(session: CommandSession, name: str, url: str, dry_run: bool, **origin: Any) -> None:
@@ -144,7 +150,7 @@ def describe_trial(last: ListingProgress) -> list[str]:
         return ["listed; nothing was added"]
     content = f"{view.files:,} files, {view.directories:,} directories, {size(view.bytes)}"
     left = f", and {view.problems:,} keys that cannot be files" if view.problems else ""
-    return [f"{view.name} would be {content}{left}; nothing was added"]
+    return [f"{view.name} would be {content}{left}; nothing was added", *archived(view)]
 
 
 @dataset.command(name="set")
@@ -156,6 +162,8 @@ def describe_trial(last: ListingProgress) -> list[str]:
 @click.option("--profile", metavar="NAME", help="Profile in the AWS configuration of the daemon.")
 @click.option("--anonymous/--no-anonymous", default=None, help="Whether to send no credentials.")
 @click.option("--mtime-only/--no-mtime-only", default=None, help="As of `add`; it takes effect with the next refresh.")
+@click.option("--requester-pays/--no-requester-pays", default=None, help="As of `add` (S3).")
+@click.option("--user-project", metavar="PROJECT", help="As of `add` (gs://).")
 @click.option("--share", "room", metavar="SHARE", callback=room_of, help="As of `limit`.")
 @click.option("--ttl", metavar="TIME", callback=seconds_of, help="As of `limit`.")
 @click.option("--unchecked", is_flag=True, help="Do not look first whether the objects are there.")
@@ -331,6 +339,7 @@ def report_listing(session: CommandSession, last: ListingProgress, behind: Seque
         )
     if view.problems:
         lines.append(left_out(view, session.call(DATASET_SHOW, DatasetName(name=view.name)).problems))
+    lines += archived(view)
     if behind:
         lines.append(still_behind(behind))
     session.answer(plain(last) | {"phase": DONE, "mounts_behind": plain(behind)}, *lines)
@@ -354,6 +363,14 @@ def left_out(view: DatasetView, problems: Sequence[Problem]) -> str:
     return f"{keys} left out{first}{more}"
 
 
+def archived(view: DatasetView) -> list[str]:
+    """The line of a listing that says that some files are in an archive."""
+    if not view.archived:
+        return []
+    some = "1 file is archived; it" if view.archived == 1 else f"{view.archived:,} files are archived; they"
+    return [f"{some} cannot be read before being restored from the archive"]
+
+
 def describe(detail: DatasetDetail) -> list[str]:
     """The lines of `dataset show`."""
     view = detail.dataset
@@ -366,6 +383,8 @@ def describe(detail: DatasetDetail) -> list[str]:
         f"block size {size(detail.block_size)}",
         f"cached     {cached_shares(detail)}",
     ]
+    if view.archived:
+        lines.append(f"archived   {view.archived:,} of the files, which cannot be read before they are restored")
     if limited := limits(view):
         lines.append(f"limits     {limited}")
     lines += [f"pinned     {shown(path) or '(everything)'}" for path in detail.pinned]

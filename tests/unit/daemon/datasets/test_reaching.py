@@ -80,3 +80,4 @@ def test_the_way_in_few_words() -> None:
     assert in_few_words(OriginOptions()) == ""
     options = OriginOptions(endpoint_url="http://ceph", region="eu", profile="lab", anonymous=True)
     assert in_few_words(options) == "http://ceph, region eu, profile lab, anonymous"
+    assert in_few_words(OriginOptions(user_project="p_1", requester_pays=True)) == "user project p_1, requester pays"

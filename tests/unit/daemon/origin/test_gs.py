@@ -7,11 +7,9 @@ import pytest
 from cachefs_daemon.origin import bearer
 from cachefs_daemon.origin.base import Origin
 
-from cachefs.errors import (
-    OriginAccessDenied,
-)
+from cachefs.errors import ConfigError, OriginAccessDenied
 from tests.servers.stores import GoogleServer, StoreServer
-from tests.stores import Kind, listing, read, whole, with_origin
+from tests.stores import Kind, listing, part_of, read, whole, with_origin
 
 pytestmark = pytest.mark.usefixtures("clean_environment")
 
@@ -62,6 +60,25 @@ def test_a_google_token_is_renewed_when_it_is_refused(
             await listing(origin)
 
     with_origin(kind.open(), refused)
+
+
+def test_who_pays_for_a_bucket_is_named_and_asked_for(
+    servers: dict[str, StoreServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, server = Kind("gs", servers), servers["gs"]
+    kind.fill({"file": b"bytes"})
+    monkeypatch.setattr(server, "payer", "my-project")
+
+    async def work(origin: Origin) -> None:
+        listed = (await listing(origin))["file"]
+        assert await read(origin, whole(listed)) == b"bytes"
+        assert await read(origin, part_of(listed, 1, 2)) == b"yt"
+
+    with_origin(kind.open(user_project="my-project"), work)
+    with pytest.raises(OriginAccessDenied, match=r"is a requester pays bucket but no user project.*--user-project"):
+        with_origin(kind.open(), listing)
+    with pytest.raises(ConfigError, match="--user-project"):
+        kind.open(requester_pays=True)
 
 
 def test_missing_google_credentials_are_one_clear_line(

@@ -206,7 +206,7 @@ def test_a_server_of_s3_is_told_apart() -> None:
     async def scene() -> None:
         async with scripted(lambda _: [b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", b""]) as server:
             origin = open_origin(f"http://127.0.0.1:{server.port}/set", OriginOptions(), SETTINGS)
-            with pytest.raises(ConfigError, match=rf"/set/index.jsonl .* 400; .* --endpoint-url .*:{server.port}$"):
+            with pytest.raises(ConfigError, match=rf"/set/index.jsonl .*\(400\); .* --endpoint-url .*:{server.port}$"):
                 await listing(origin)
             await origin.close()
 

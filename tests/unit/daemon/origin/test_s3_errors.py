@@ -40,6 +40,6 @@ def test_a_status_is_not_said_twice_and_has_a_way_out() -> None:
     assert "400 400" not in said
     assert "endpoint is no S3 server" in said
     said = str(judge(refusal(405, {}, b""), Place("bucket", "key", "http://server")).error)
-    assert "answers 405;" in said
+    assert "(405: Method Not Allowed);" in said
     said = str(judge(refusal(500, {}, b""), Place("bucket", "key", "http://server")).error)
-    assert "answers 500;" in said
+    assert "(500: Internal Server Error)" in said

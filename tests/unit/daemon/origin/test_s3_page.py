@@ -45,6 +45,22 @@ def test_objects_are_read_as_they_are_written(written: str, encoding: str | None
     assert page == Page([ListedObject(b"0", 3, TIME_NS, b"e"), ListedObject(expected, 3, TIME_NS, b"e")], None)
 
 
+@pytest.mark.parametrize("kind", ["GLACIER", "DEEP_ARCHIVE"])
+def test_an_object_in_an_archive_is_told_from_others(kind: str) -> None:
+    cold = AWS.replace("STANDARD", kind)
+    others = [AWS.replace("STANDARD", other) for other in ("STANDARD", "GLACIER_IR", "INTELLIGENT_TIERING")]
+    written = [*(each.format(key="a") for each in others), cold.format(key="b%2Bc"), USUAL.format(key="d")]
+    page = parse_page(body(*written), "")
+    assert [each.is_archived for each in page.objects] == [False, False, False, True, False]
+    assert page.objects[3] == ListedObject(b"b+c", 3, TIME_NS, b"e", is_archived=True)
+
+
+@pytest.mark.parametrize("written", [USUAL, OTHER_ORDER])
+def test_a_carriage_return_that_a_server_has_not_escaped_is_no_line_feed(written: str) -> None:
+    lines = body(written.format(key="a\rb"), encoding=None).replace(b"?>", b"?>\r\n")
+    assert [each.key for each in parse_page(lines, "").objects] == [b"a\rb"]
+
+
 def test_an_object_without_an_etag() -> None:
     page = parse_page(body(USUAL.replace("<ETag>&quot;e&quot;</ETag>", "").format(key="a")), "")
     assert page.objects == [ListedObject(b"a", 3, TIME_NS, b"")]

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
@@ -94,16 +95,23 @@ def test_keys_are_sent_as_botocore_sends_them(way: tuple[Botocore, str, Route], 
     assert ours == botocore.url(bucket, key).replace("example:443/", "example/")
 
 
-@given(key=KEYS, token=TOKENS, offset=st.integers(0, 5), etag=st.text("abc019-_!()", max_size=40))
+@given(
+    key=KEYS,
+    token=TOKENS,
+    offset=st.integers(0, 5),
+    etag=st.text("abc019-_!()", max_size=40),
+    payer=st.sampled_from(["", "requester"]),
+)
 def test_signatures_are_those_of_botocore(
-    way: tuple[Botocore, str, Route], key: str, token: str, offset: int, etag: str
+    way: tuple[Botocore, str, Route], key: str, token: str, offset: int, etag: str, payer: str
 ) -> None:
-    _, _, route = way
+    route = replace(way[2], payer=payer)
     credentials = ReadOnlyCredentials("access/key", "sécret", token or None)
     wanted = ObjectRange(key.encode(), etag.encode(), 10, offset, 10 - offset)
     start, headers = parse(RequestMaker(route, credentials).get(key, etag, wanted))
     assert start == f"GET {route.path(key)} HTTP/1.1"
     assert headers["if-match"] == f'"{etag}"'
+    assert headers.get("x-amz-request-payer", "") == payer
     assert headers.get("range") == (f"bytes={offset}-9" if offset else None)
     ours = headers.pop("authorization")
     unsigned = {name: value for name, value in headers.items() if name not in ("host", "accept-encoding")}

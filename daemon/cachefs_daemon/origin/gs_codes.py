@@ -1,0 +1,107 @@
+"""The error codes of Google Cloud Storage: the reasons of its JSON API, and codes of its XML API that emulators and
+proxies send too."""
+
+from typing import Final
+
+from cachefs.errors import NotFound, OriginAccessDenied
+from cachefs_daemon.origin.refusals import BUSY, CHANGED, GONE, SHORTER, THROTTLED, ErrorTable, Meaning, Meanings
+
+_REFUSED: Final = Meaning(
+    OriginAccessDenied,
+    "{where} is refused",
+    "check the daemon's Google credentials (GOOGLE_APPLICATION_CREDENTIALS) and its rights to the bucket{anonymous}",
+)
+_PAYER: Final = Meaning(
+    OriginAccessDenied,
+    "{where} is in a bucket whose requester pays, and no project was named that pays",
+    "name it with `cachectl dataset add --user-project PROJECT`, or `dataset set` where the dataset is there already",
+)
+_PROJECT: Final = Meaning(
+    OriginAccessDenied,
+    "{where}: the project of --user-project cannot be billed for it",
+    "check its name, its billing, and the daemon's right serviceusage.services.use in it",
+)
+_ACCOUNT: Final = Meaning(
+    OriginAccessDenied, "{where}: Google has closed the account or the bucket", "ask who runs or pays for it"
+)
+_KEY: Final = Meaning(
+    OriginAccessDenied,
+    "{where}: Google may not use the key that the object is encrypted with",
+    "enable that key, and let Cloud Storage's service agent use it",
+)
+_CUSTOMER_KEY: Final = Meaning(
+    OriginAccessDenied,
+    "{where} is encrypted with a key that Google does not keep (CSEK)",
+    "store such objects with a key of Google or of Cloud KMS instead",
+)
+_TLS: Final = Meaning(OriginAccessDenied, "{where}: Google takes requests with TLS only", "name an https:// endpoint")
+_ABROAD: Final = Meaning(
+    OriginAccessDenied, "{where}: Google does not serve this country or network", "ask who runs the network"
+)
+_NO_BUCKET: Final = Meaning(NotFound, "there is no bucket {bucket} at {endpoint}", "check the URL")
+
+_CODES: Final[Meanings] = {
+    "notFound": GONE,
+    "NoSuchKey": GONE,
+    "gone": GONE,
+    "conditionNotMet": CHANGED,
+    "PreconditionFailed": CHANGED,
+    "requestedRangeNotSatisfiable": SHORTER,
+    "InvalidRange": SHORTER,
+    "NoSuchBucket": _NO_BUCKET,
+    # Who pays.
+    "userProjectMissing": _PAYER,
+    "UserProjectMissing": _PAYER,
+    "AuthenticationRequiredRequesterPays": _REFUSED,
+    "userProjectInconsistent": _PROJECT,
+    "userProjectInvalid": _PROJECT,
+    "userProjectAccessDenied": _PROJECT,
+    "userProjectAccountProblem": _PROJECT,
+    "UserProjectInconsistent": _PROJECT,
+    "UserProjectInvalid": _PROJECT,
+    "UserProjectAccessDenied": _PROJECT,
+    "UserProjectAccountProblem": _PROJECT,
+    # Rights.
+    "authError": _REFUSED,
+    "forbidden": _REFUSED,
+    "insufficientPermissions": _REFUSED,
+    "AccessDenied": _REFUSED,
+    401: _REFUSED,
+    403: _REFUSED,
+    # Google says with 400 and the reason "required" too that a project is missing that pays.
+    400: Meaning(
+        OriginAccessDenied,
+        "{where}: Google does not take the request",
+        "where it says that the requester pays, name the project that pays with --user-project PROJECT",
+    ),
+    "accountDisabled": _ACCOUNT,
+    "BillingDisabled": _ACCOUNT,
+    "lockedDomainExpired": _ACCOUNT,
+    "usageLimits.accessNotConfigured": _ACCOUNT,
+    "accessNotConfigured": _ACCOUNT,
+    "countryBlocked": _ABROAD,
+    "orgPolicyConstraintFailed": _REFUSED,
+    "sslRequired": _TLS,
+    # Keys of encrypted objects.
+    "cloudKmsBadKey": _KEY,
+    "cloudKmsDecryptionKeyNotFound": _KEY,
+    "cloudKmsDisabledKey": _KEY,
+    "cloudKmsKeyLocationNotAllowed": _KEY,
+    "resourceIsEncryptedWithCustomerEncryptionKey": _CUSTOMER_KEY,
+    "ResourceIsEncryptedWithCustomerEncryptionKey": _CUSTOMER_KEY,
+    "customerEncryptionKeyIsIncorrect": _CUSTOMER_KEY,
+    # Too much, or not now. Google says some of these with status 403.
+    "rateLimitExceeded": THROTTLED,
+    "userRateLimitExceeded": THROTTLED,
+    "usageLimits.rateLimitExceeded": THROTTLED,
+    "quotaExceeded": THROTTLED,
+    "SlowDown": THROTTLED,
+    "backendError": BUSY,
+    "internalError": BUSY,
+    "gatewayTimeout": BUSY,
+    "InternalError": BUSY,
+    "ServiceUnavailable": BUSY,
+}
+_LISTING: Final[Meanings] = {"notFound": _NO_BUCKET, "gone": _NO_BUCKET, 404: _NO_BUCKET}
+
+GOOGLE: Final = ErrorTable(_CODES, _LISTING)

@@ -1,0 +1,172 @@
+"""What a server's refusal of a request means: the error, whether another try may succeed, and the way out.
+
+Each kind of store has one table of its documented error codes (`s3_codes.py`, `gs_codes.py`, `az_codes.py`,
+`hf_codes.py`). A code that is in no table is judged by its HTTP status, for which all stores share the tables here. The
+server's own words are always repeated, since a policy, a proxy or a newer server says what no table knows.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+from xml.etree import ElementTree
+
+import msgspec
+
+from cachefs.errors import CachefsError, NotFound, ObjectChanged, OriginAccessDenied, OriginUnavailable
+from cachefs_daemon.origin.retry import Failure, retry_after
+
+# Bytes of the body of a refusal that are read, and characters of the server's words and code that are repeated.
+MOST_BODY: Final = 8 << 10
+_MOST_WORDS: Final = 300
+_MOST_CODE: Final = 80
+# What Azure adds to its words, which differs in each answer.
+_NOISE: Final = ("RequestId:", "Request ID:")
+_UNAVAILABLE: Final = 503
+
+
+class Meaning(NamedTuple):
+    """What a code or a status means."""
+
+    error: type[CachefsError]
+    # The cause, with {where} for what was asked for, and other names that the store gives.
+    cause: str
+    # What to do; empty: wait, as it is tried again.
+    way_out: str = ""
+    # Whether another try may succeed.
+    is_transient: bool = False
+    # Whether the server refuses since there are too many requests.
+    is_throttled: bool = False
+    # Whether other credentials, such as renewed ones, may help at once.
+    may_renew: bool = False
+
+    def failure(self, words: Mapping[str, str], said: str = "", later: float = 0.0) -> Failure:
+        """The failure of one request. words: what the texts name. said: what the server has said. later: seconds after
+        which the server wants to be asked again."""
+        quoted = f" ({said})" if said else ""
+        way_out = f"; {self.way_out.format_map(words)}" if self.way_out else ""
+        error = self.error(f"{self.cause.format_map(words)}{quoted}{way_out}")
+        return Failure(error, self.is_transient, self.is_throttled, later if self.is_transient else 0.0)
+
+
+# What an error code (str) or an HTTP status (int) means.
+Meanings = Mapping[str | int, Meaning]
+_NONE: Final[Meanings] = {}
+
+CHANGED: Final = Meaning(ObjectChanged, "{where} has changed since it was listed", "refresh the dataset")
+GONE: Final = Meaning(ObjectChanged, "{where} is gone since it was listed", "refresh the dataset")
+SHORTER: Final = Meaning(ObjectChanged, "{where} is shorter than it was when listed", "refresh the dataset")
+BUSY: Final = Meaning(OriginUnavailable, "{where}: the server is overloaded or down", is_transient=True)
+THROTTLED: Final = BUSY._replace(is_throttled=True)
+REFUSED: Final = Meaning(OriginAccessDenied, "{where} is refused", "check the daemon's credentials and their rights")
+_NOTHING: Final = Meaning(NotFound, "there is nothing at {where}", "check the URL")
+_UNKNOWN: Final = Meaning(
+    OriginUnavailable, "{where}: the server refuses the request", "see its log, or the endpoint may be wrong"
+)
+_OBJECT_STATUSES: Final[Meanings] = {
+    401: REFUSED, 403: REFUSED, 404: GONE, 408: BUSY, 410: GONE, 412: CHANGED, 416: SHORTER, 429: THROTTLED,
+}  # fmt: skip
+_LISTING_STATUSES: Final[Meanings] = {
+    401: REFUSED,
+    403: REFUSED,
+    404: _NOTHING,
+    408: BUSY,
+    410: _NOTHING,
+    429: THROTTLED,
+}
+
+
+class ErrorTable(NamedTuple):
+    """The error codes of one kind of store."""
+
+    codes: Meanings
+    # What differs where a listing was asked for, and not an object.
+    listing: Meanings = _NONE
+
+    def meaning(self, refusal: "Refusal", *, is_listing: bool) -> Meaning:
+        """The row for a refusal: of its code, else of its status."""
+        own = (self.listing, self.codes) if is_listing else (self.codes,)
+        shared = _LISTING_STATUSES if is_listing else _OBJECT_STATUSES
+        rows = [table[refusal.code] for table in own if refusal.code in table]
+        rows += [table[refusal.status] for table in (*own, shared) if refusal.status in table]
+        return rows[0] if rows else BUSY if refusal.status >= 500 else _UNKNOWN
+
+    def judge(self, refusal: "Refusal", words: Mapping[str, str], *, is_listing: bool) -> Failure:
+        """What a refusal means. words: what causes and ways out name, {where} among them."""
+        later = retry_after(refusal.retry_after)
+        failure = self.meaning(refusal, is_listing=is_listing).failure(words, str(refusal), later or 0.0)
+        is_throttled = failure.throttled or (refusal.status == _UNAVAILABLE and later is not None)
+        return failure._replace(throttled=is_throttled)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An answer that refuses a request."""
+
+    status: int
+    # The store's error code; empty where the answer has none.
+    code: str = ""
+    # The server's own words: one printable line.
+    message: str = ""
+    # The header Retry-After.
+    retry_after: str | None = None
+
+    @classmethod
+    def of(cls, status: int, code: str, message: str, retry_after: str | None) -> "Refusal":
+        """A refusal in a server's own words, of which as much is kept as one line may have."""
+        for noise in _NOISE:
+            message = message.partition(noise)[0]
+        code = _line(code, _MOST_CODE)
+        # botocore repeats the status where the answer has no code, and some servers repeat the code in words.
+        code, message = "" if code == str(status) else code, _line(message, _MOST_WORDS)
+        return cls(status, code, "" if message in (code, str(status)) else message, retry_after)
+
+    def __str__(self) -> str:
+        known = f"{self.status} {self.code}".rstrip()
+        return f"{known}: {self.message}" if self.message else known
+
+
+class _GoogleReason(msgspec.Struct, frozen=True):
+    """Why Google refuses."""
+
+    reason: str = ""
+
+
+class _GoogleError(msgspec.Struct, frozen=True):
+    """An error of Google's JSON API."""
+
+    message: str = ""
+    errors: list[_GoogleReason] = []
+
+
+class _JsonBody(msgspec.Struct, frozen=True):
+    """The body of a refusal: of the hub, if its error is a text."""
+
+    error: _GoogleError | str
+
+
+def words_in(body: bytes) -> tuple[str, str]:
+    """The error code and the server's words in the body of a refusal: XML of S3, Google and Azure, or JSON of Google
+    and the hub. Both are empty where it has none, for instance where it is the page of a proxy."""
+    try:
+        return _in_json(body) if body.lstrip().startswith(b"{") else _in_xml(body)
+    except (ElementTree.ParseError, msgspec.DecodeError, ValueError):
+        return "", ""
+
+
+def _in_json(body: bytes) -> tuple[str, str]:
+    error = msgspec.json.decode(body, type=_JsonBody).error
+    if isinstance(error, str):
+        return "", error
+    return next((each.reason for each in error.errors), ""), error.message
+
+
+def _in_xml(body: bytes) -> tuple[str, str]:
+    root = ElementTree.fromstring(body)
+    named = {part.tag.rpartition("}")[2]: part.text or "" for part in root}
+    return named.get("Code", ""), named.get("Message", "")
+
+
+def _line(text: str, most: int) -> str:
+    """One line of at most so many printable characters."""
+    line = " ".join("".join(each if each.isprintable() else " " for each in text).split())
+    return line if len(line) <= most else f"{line[: most - 1]}…"
