@@ -3,6 +3,7 @@
 import contextlib
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -254,7 +255,7 @@ def test_archived_files_are_counted_and_a_restored_one_makes_another_snapshot(tm
 def test_directories_alone_are_no_dataset_where_files_were_left_out(tmp_path: Path) -> None:
     with contextlib.closing(SpillFile(tmp_path)) as spill:
         builder = SnapshotBuilder("file:///d", 8, identity, spill)
-        builder.add([listed(b"data/")])
+        builder.add([listed(b"data/", 0)])
         assert builder.left_out() == ""
         builder.report(b"data/1", "is a symbolic link that leads out")
         assert "'data/1' is a symbolic link" in builder.left_out()
