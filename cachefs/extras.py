@@ -1,25 +1,52 @@
-"""The distribution's extras: what some commands need besides, and what is said where it is not installed."""
+"""Names the distribution's extras, and says how to install one where a command lacks its packages."""
 
 import contextlib
+import json
+import shlex
 import sys
 from collections.abc import Iterator
-from typing import Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote, urlsplit
 
-# Its name on PyPI. The import package `cachefs` is named otherwise, since that name belongs to somebody else there.
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
+
+# The name of the distribution. The import package is called `cachefs`, a name that another project has on PyPI.
 DISTRIBUTION: Final = "cachefsd"
 USAGE: Final = 2
 _OWN: Final = ("cachefs", "cachefs_daemon", "cachefs_scheduler", "cachefs_tools")
 
 
-def way_out(extra: str) -> str:
-    """The command that installs an extra, as the end of a message."""
-    return f"pip install '{DISTRIBUTION}[{extra}]'"
+def way_out(extra: str, installed: "Distribution | None" = None) -> str:
+    """Returns the command that installs an extra, as the end of a message.
+
+    cachefs is on no package index, so pip needs the directory or file from which it was installed, which pip notes
+    (PEP 610). installed: the distribution to look at; None: this one.
+    """
+    options, source = _installed_from(installed)
+    if source:
+        return f"{sys.executable} -m pip install {options}{shlex.quote(f'{source}[{extra}]')}"
+    return f"pip install '.[{extra}]' in a clone of cachefs, as it is on no package index"
+
+
+def _installed_from(installed: "Distribution | None") -> tuple[str, str]:
+    """Returns options for pip, and the path from which it has installed the distribution; "" where that is gone."""
+    from importlib.metadata import PackageNotFoundError, distribution  # 20 ms, which no command pays that has all it needs
+
+    with contextlib.suppress(PackageNotFoundError, ValueError, AttributeError):
+        noted = json.loads((installed or distribution(DISTRIBUTION)).read_text("direct_url.json") or "{}")
+        url = urlsplit(noted.get("url", ""))
+        path = Path(unquote(url.path))
+        if url.scheme == "file" and path.exists():
+            return "-e " if noted.get("dir_info", {}).get("editable") else "", str(path)
+    return "", ""
 
 
 @contextlib.contextmanager
 def needs_extra(extra: str, command: str) -> Iterator[None]:
-    """For the imports of a command: where a package of the *extra* is not installed, say in one line how to install it,
-    and end the process."""
+    """Wraps the imports of a command: where a package of the extra is not installed, says in one line how to install
+    it, and ends the process."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -28,7 +28,6 @@ from cachefs.mount.options import MountOptions, parse
 from cachefs.mount_spec import MountSpec
 
 READY: Final = "ready"
-MISSING: Final = f"mounting needs {{name}}; install libfuse3-dev and fuse3, then: {way_out('mount')}"
 # Seconds that the child may take, beside the time to wait for the daemon. The kernel alone has 20 (session.py), and a
 # snapshot of a million files is open in less than one.
 START_SECONDS: Final = 90.0
@@ -102,7 +101,7 @@ def main(  # noqa: PLR0913  # one for each option
             # What the caller has open, such as a pipe or a lock, would stay open for as long as the mount.
             os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         if find_spec("pyfuse3") is None:
-            raise ConfigError(MISSING.format(name="pyfuse3"))
+            raise ConfigError(_lacks("pyfuse3"))
         if not directory:
             raise ConfigError("DIRECTORY is empty; name the directory to mount on")
         place = kernel.check_place(Path(directory).absolute())
@@ -129,6 +128,10 @@ def main(  # noqa: PLR0913  # one for each option
     else:
         log_to(handler, level)
         sys.exit(in_background(spec, place, parsed, claim))
+
+
+def _lacks(package: str | None) -> str:
+    return f"mounting needs {package}; install libfuse3-dev and fuse3, then: {way_out('mount')}"
 
 
 def _check_hides_nothing(place: Path, options: MountOptions) -> None:
@@ -164,7 +167,7 @@ def serve(
         # Imported here, since the interposer must be loaded before pyfuse3, and gRPC must not start before the fork.
         from cachefs.mount.supervisor import Supervisor
     except ImportError as error:
-        raise CachefsError(MISSING.format(name=error.name)) from None
+        raise CachefsError(_lacks(error.name)) from None
     Supervisor(MountSpec.parse(spec), directory, options).run(interposer, mounted, ready)
 
 

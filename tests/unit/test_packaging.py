@@ -72,7 +72,7 @@ def helped(command: Path, env: Mapping[str, str]) -> str:
         assert done.stdout.startswith("Usage: ")
         return ""
     asked = re.fullmatch(
-        rf"{command.name}: \w+ is not installed; install it with: pip install 'cachefsd\[(\w+)\]'\n", done.stderr
+        rf"{command.name}: \w+ is not installed; install it with: \S+ -m pip install '\S+\[(\w+)\]'\n", done.stderr
     )
     assert asked, done.stderr
     return asked[1]
@@ -105,7 +105,7 @@ def test_base_package_installs_without_compiler_and_libfuse(tmp_path: Path) -> N
     assert order == "[5 2 1 3 4 0]\n"
     mount = subprocess.run([binaries / "cachefs", "mount", "demo", "/mnt"], env=bare, capture_output=True, text=True)
     assert mount.returncode == 1
-    way_out = "install libfuse3-dev and fuse3, then: pip install 'cachefsd[mount]'"
+    way_out = f"install libfuse3-dev and fuse3, then: {python} -m pip install '{source}[mount]'"
     assert mount.stderr == f"mount.cachefs: mounting needs pyfuse3; {way_out}\n"
     said = {name: helped(binaries / name, bare) for name in COMMANDS}
     assert said == {name: EXTRAS.get(name, "") for name in COMMANDS}

@@ -9,6 +9,7 @@ from typing import Final
 
 import msgspec
 
+from cachefs.extras import way_out
 from cachefs_tools.doctor.finding import Finding, Level, note, ok, problem, warning
 
 _SYS_ADMIN: Final = 21  # CAP_SYS_ADMIN (linux/capability.h)
@@ -86,7 +87,7 @@ def findings(facts: KernelFacts) -> Iterator[Finding]:
             "fuse.python",
             facts.lacking,
             "without zero-open, each open is a request to the mount; without pyfuse3, nothing can be mounted here",
-            "pip install 'cachefsd[mount]', with a C compiler, pkg-config and libfuse3-dev where no wheel fits",
+            f"with a C compiler, pkg-config and libfuse3-dev: {way_out('mount')}",
         )
 
 
