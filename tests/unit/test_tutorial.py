@@ -34,4 +34,4 @@ def test_cachectl_has_the_command(call: str) -> None:
 
 
 def test_there_is_something_to_read() -> None:
-    assert (len(COMMANDS) > 8, [name for name, _ in PROGRAMS]) == (True, ["make_dataset.py", "train.py"])
+    assert (len(COMMANDS) > 8, [name for name, _ in PROGRAMS]) == (True, ["make_dataset.py", "train.py", "train_s3.py"])
