@@ -37,6 +37,10 @@ class Blame:
         self._numbers[CONDEMNED + worker] = 0
         library.cachefs_note_requests(ctypes.byref(self._numbers), worker)
 
+    def requests(self) -> tuple[int, ...]:
+        """The numbers of the requests that the workers took last."""
+        return tuple(self._numbers[CONDEMNED:])
+
     def died(self, worker: int) -> None:
         """In the supervisor: a worker has crashed, or its loop stands still."""
         request = self._numbers[CONDEMNED + worker]

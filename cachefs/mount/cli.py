@@ -72,7 +72,7 @@ def main(  # noqa: PLR0913  # one for each option
       socket=PATH       the daemon's socket (default: $CACHEFS_SOCKET, or
                         /run/cachefs/cachefsd.sock)
       uid=N, gid=N      owner of everything (default: who mounts)
-      umask=OCTAL       taken from modes 0444 and 0555
+      umask=OCTAL       taken from modes 0644 and 0755
       allow_other       let other users in (default when root mounts;
                         noallow_other)
       no_zero_open      send each open and close to the mount process (slower)
@@ -91,6 +91,9 @@ def main(  # noqa: PLR0913  # one for each option
                         (default 25%)
       readahead=KIB     the kernel's readahead (default 1024; 0 leaves it as
                         it is)
+      grace=SEC         how long a mount that gets SIGTERM waits for programs
+                        that use it; then its files fail with ENOTCONN
+                        (default 30)
       daemon_wait=SEC   how long to wait for the daemon to come up (default 10)
       log=FILE          messages of the background process (default: syslog)
     """

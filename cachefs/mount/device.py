@@ -21,7 +21,9 @@ log = logging.getLogger(__name__)
 
 DEVICE: Final = "/dev/fuse"
 _IOC_CLONE: Final = 0x8004E500
-_RESEND: Final = struct.pack("<IiQ", 16, 7, 0)  # struct fuse_out_header: length, notify code, 0 for a request's number
+# struct fuse_out_header: length, notify code, 0 for a request's number
+_RESEND: Final = struct.pack("<IiQ", 16, 7, 0)
+_NEW_EPOCH: Final = struct.pack("<IiQ", 16, 8, 0)
 
 
 def descriptors() -> set[int]:
@@ -59,6 +61,15 @@ def resend(device: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def forget_names(device: int) -> None:
+    """Have the kernel look up again each name that it remembers (FUSE_NOTIFY_INC_EPOCH, Linux 6.16; nothing before).
+
+    It must not be used below a shield: overlayfs answers ESTALE where a name below it is looked up anew.
+    """
+    with contextlib.suppress(OSError):
+        os.write(device, _NEW_EPOCH)
 
 
 def is_over(device: int) -> bool:

@@ -93,8 +93,9 @@ class Operations(pyfuse3.Operations):
         # How many ioctls, and questions for attributes that are not ours, never came here (cachefs.mount.zero_open).
         self.answered_in_c: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self.reading = ReadingProcesses()
-        self._file_mode = stat.S_IFREG | (0o444 & ~options.umask)
-        self._dir_mode = stat.S_IFDIR | (0o555 & ~options.umask)
+        # As other read-only mounts of object stores show them: copies can be written to and removed.
+        self._file_mode = stat.S_IFREG | (0o644 & ~options.umask)
+        self._dir_mode = stat.S_IFDIR | (0o755 & ~options.umask)
 
     def attach(self, namespace: Namespace, control_directory: Control, reader: BlockReader) -> None:
         """Answer requests from these. They are made after the last fork, which none of them survives."""
@@ -196,12 +197,15 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def statfs(self, ctx: object) -> pyfuse3.StatvfsData:
-        """The size of all datasets shown, with nothing free."""
+        """The size of all datasets shown, all of it free: it takes no room on the machine, and alarms for full disks do not
+        fire."""
         snapshots = [snapshot for _, _, snapshot in self.namespace.datasets()]
         data = pyfuse3.StatvfsData()
         data.f_bsize = data.f_frsize = 4096
         data.f_blocks = sum(-(-snapshot.bytes // 4096) for snapshot in snapshots)
         data.f_files = sum(snapshot.files + snapshot.directories + 1 for snapshot in snapshots)
+        data.f_bfree = data.f_bavail = data.f_blocks
+        data.f_ffree = data.f_favail = data.f_files
         data.f_namemax = MAX_NAME
         return data
 

@@ -40,7 +40,7 @@ class MountOptions:
     # The owner of everything in the mount.
     uid: int
     gid: int
-    # Bits that are taken from the modes 0444 and 0555.
+    # Bits that are taken from the modes 0644 and 0755.
     umask: int = 0
     # True to let other users in; the default is True where root mounts.
     allow_other: bool = False
@@ -50,6 +50,8 @@ class MountOptions:
     readahead: int = 1024
     # Seconds to wait for a daemon that is not up yet.
     daemon_wait: float = 10.0
+    # Seconds that a mount which is told to end waits for programs that use it.
+    grace: float = 30.0
     # A file for messages; None: they go to syslog.
     log: Path | None = None
     # Processes that serve requests; 0 leaves the choice to the number of processors.
@@ -108,6 +110,7 @@ VALUES: Final[dict[str, tuple[Callable[[str], Any], str]]] = {
     "umask": (_octal, "an octal mode such as 022"),
     "readahead": (_natural, "a number of KiB"),
     "daemon_wait": (_seconds, "a number of seconds"),
+    "grace": (_seconds, "a number of seconds"),
     "log": (Path, "a path"),
     "workers": (_up_to(MOST_WORKERS), f"a number up to {MOST_WORKERS}, 0 for a choice by processors"),
     "page_cache_budget": (_amount, "a size such as 8GiB, or a share such as 25%"),

@@ -8,8 +8,6 @@ import functools
 import logging
 import os
 import resource
-import select
-import signal
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -21,6 +19,7 @@ from cachefs.messages import DatasetView, MountReport, NodeView
 from cachefs.mount import kernel, process, read_marks, shield
 from cachefs.mount.attach import attach
 from cachefs.mount.control_process import ControlProcess
+from cachefs.mount.ending import Ending
 from cachefs.mount.guard import Guard
 from cachefs.mount.namespace import wanted_datasets
 from cachefs.mount.options import MountOptions
@@ -62,31 +61,33 @@ class Supervisor:
         _check_hides_nothing(directory, view, self._shown)
         wanted = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         marks, failures = read_marks.create(), read_marks.create()
+        self._begun = False  # reads were answered, so that programs may rely on the mount
         self._mount = Mount(identity, os.getpid(), spec, directory, options, ViewLog(view), wanted, marks, failures)
 
     def run(self, interposer: ctypes.CDLL | None, mounted: Callable[[], None], ready: Callable[[], None]) -> None:
-        """Mount, call *mounted*, call *ready* once reads are answered; return when the mount has ended, or a signal
-        asked for the end. Raises CachefsError.
+        """Mount, call *mounted*, call *ready* once reads are answered; return when the mount has ended, also as a
+        signal asked for it (cachefs.mount.ending). Raises CachefsError.
         """
         mount = self._mount
         _raise_soft_limit()
         session = open_session(mount.spec, mount.directory, mount.options, interposer)
         mounted()
-        signals = _listen_to_signals()
+        ending = Ending(mount, session.device)
         guard = Guard(session.connection)
         workers = WorkerPool(mount, session, self._worker_count(session))
         control = ControlProcess(mount)
         pusher = PusherProcess(mount, self._pinned_spec(), session) if mount.options.push else None
         try:
             begin = functools.partial(self._begin, session, ready)
-            self._supervise(workers, control, guard, pusher, signals, begin)
+            self._supervise(workers, control, guard, pusher, ending, begin)
             if workers.failure is not None:
                 raise workers.failure
         finally:
-            if workers.failure is not None:
-                # Before anything that a request could keep waiting for ever.
-                session.connection.abort()
-            self._unmount(session)
+            if not self._begun:
+                self._unmount(session)
+            ending.close()
+            # A mount that is still there may have readers, which would find an empty directory if it were detached.
+            session.connection.abort()
             workers.end(GOODBYE_SECONDS)
             control.end()
             if pusher is not None:
@@ -99,20 +100,19 @@ class Supervisor:
         control: ControlProcess,
         guard: Guard,
         pusher: PusherProcess | None,
-        signals: int,
+        ending: Ending,
         ready: Callable[[], None],
     ) -> None:
-        announced, ticked = False, time.monotonic()
+        ticked = time.monotonic()
         while not workers.over and workers.failure is None:
-            workers.wait(TICK_SECONDS, [signals, *control.wakes])
+            workers.wait(TICK_SECONDS, [ending.signals, *control.wakes])
             control.tend()
-            if select.select([signals], [], [], 0)[0]:
-                log.info("told to end: unmounting %s", self._mount.directory)
+            is_told = ending.is_told()
+            if is_told and not self._begun:
                 return
-            if workers.ready and not announced:
-                announced = True
+            if workers.ready and not self._begun:
                 ready()
-            if announced and pusher is not None:
+            if self._begun and pusher is not None:
                 pusher.tend()
             if time.monotonic() - ticked >= TICK_SECONDS:
                 ticked = time.monotonic()
@@ -120,6 +120,8 @@ class Supervisor:
                 control.kill_silent()
                 guard.tend()
                 process.reap_killed()
+                if is_told and ending.tend(workers.requests()):
+                    return
 
     def _begin(self, session: Session, ready: Callable[[], None]) -> None:
         """To be called when requests are answered. Raises CachefsError."""
@@ -130,16 +132,16 @@ class Supervisor:
             options.shield, mount.spec, mount.directory, session.connection, options.kernel, shared=options.allow_other
         )
         ready()
+        self._begun = True
 
     def _unmount(self, session: Session) -> None:
-        """Detach the mount point, also while files are open, whose readers get errors from then on."""
+        """Detach a mount that no program relies on yet."""
         directory = self._mount.directory
         if kernel.connection_number(directory) == session.connection.number:
             try:
                 kernel.unmount(directory, lazy=True, force=not session.connection.has_abort)
             except CachefsError as error:
                 log.warning("%s", error)
-        session.connection.abort()
 
     def _worker_count(self, session: Session) -> int:
         wanted = self._mount.options.workers or default_workers()
@@ -173,12 +175,3 @@ def _raise_soft_limit() -> None:
     wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def _listen_to_signals() -> int:
-    """A descriptor that can be read once a signal has asked for the end."""
-    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: None)
-    return reader

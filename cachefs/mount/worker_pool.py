@@ -109,6 +109,10 @@ class WorkerPool:
         for key, _ in self._selector.select(seconds):
             key.data()
 
+    def requests(self) -> tuple[int, ...]:
+        """The requests that the workers took last; it changes with each request, where the piece of C notes them."""
+        return self._blame.requests()
+
     def tend(self) -> None:
         """Replace workers that say nothing; find out whether the mount has ended or has to end.
 

@@ -5,12 +5,13 @@ name: a coroutine, or an async generator where the reply is a stream. Where jobs
 told who calls.
 """
 
+import asyncio
 import contextlib
 import os
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -80,6 +81,9 @@ from cachefs_daemon.runtime.unbroken import unbroken
 from cachefs_daemon.store.storage import TierUsage
 
 FromJob = TypeVar("FromJob", JobPublish, JobEpoch, JobProgress)
+
+# Seconds in which a mount that was unmounted ends, with what its workers say at the end.
+_UNMOUNTED_SECONDS: Final = 4.0
 
 
 class Service:
@@ -299,12 +303,21 @@ class Service:
 
     async def dataset_remove(self, request: DatasetName) -> Freed:
         """Blocks that other datasets have as well stay."""
-        mount = self._node.mounts.using(request.name)
+        mount = await self._mount_using(request.name)
         if mount is not None:
             raise Busy(f"dataset {request.name} is mounted at {mount.mountpoint} (pid {mount.pid}); unmount that first")
         if self._node.sharing is not None:
             self._node.sharing.datasets.check_unused(request.name)
         return await unbroken(self._node.changes.remove(request.name))
+
+    async def _mount_using(self, dataset: str) -> MountReport | None:
+        """A living mount of *dataset*. Waits a moment for one that was unmounted, whose process is about to end."""
+        deadline = time.monotonic() + _UNMOUNTED_SECONDS
+        while (mount := self._node.mounts.using(dataset)) is not None:
+            if not self._node.mounts.is_detached(mount.id) or time.monotonic() > deadline:
+                break
+            await asyncio.sleep(0.1)
+        return mount
 
     async def dataset_set(self, request: DatasetSet) -> DatasetReached:
         return await self._node.changes.set_options(request)

@@ -158,6 +158,11 @@ class MountRegistry:
         known = self._mounts.get(mount)
         return known is not None and _lives(known)
 
+    def is_detached(self, mount: str) -> bool:
+        """Does the mount with this id still live, but is mounted nowhere?"""
+        known = self._mounts.get(mount)
+        return known is not None and _is_detached(known)
+
     def using(self, dataset: str) -> MountReport | None:
         """A living mount whose spec names *dataset*. (A mount of `all` follows datasets as they come and go.)"""
         for mount in self._mounts.values():

@@ -339,12 +339,32 @@ def test_a_mount_from_mount_to_umount(daemon: Daemon, tree: Path, tmp_path: Path
         assert not mount["detached"]
         assert "is mounted at" in failure(daemon, "dataset", "rm", "tree", "-y")
         with (directory / "big").open("rb"):
-            assert "--lazy" in failure(daemon, "umount", directory)
+            busy = failure(daemon, "umount", directory)
+            assert f"(process {os.getpid()}: has {directory}/big open)" in busy
+            assert "--lazy" in busy
             assert answer(daemon, "umount", directory, "--lazy") == {"mountpoint": str(directory), "recovered": False}
             (mount,) = answer(daemon, "mounts")["mounts"]
             assert (mount["alive"], mount["detached"]) == (True, True)  # it serves who has the file open
             assert " detached " in run(daemon, "mounts").stdout
     assert "no cachefs is mounted" in failure(daemon, "umount", directory)
+
+
+def test_what_was_unmounted_can_be_removed(tmp_path: Path, tree: Path) -> None:
+    directory = tmp_path / "mnt"
+    directory.mkdir()
+    with Daemon(tmp_path / "other") as daemon:
+        for unmount in (
+            lambda: run(daemon, "umount", directory),
+            lambda: run(daemon, "umount", directory, "--lazy"),
+            lambda: subprocess.run(["umount", directory], check=True),
+        ):
+            daemon.add_dataset("gone", f"file://{tree}")
+            assert run(daemon, "mount", "gone", directory).returncode == 0
+            with detached_at_last(directory):
+                assert (directory / "big").read_bytes()
+                unmount()
+                done = run(daemon, "dataset", "rm", "gone", "-y")
+                assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_umount_recovers_the_mount_point_of_a_killed_mount(daemon: Daemon, tmp_path: Path) -> None:

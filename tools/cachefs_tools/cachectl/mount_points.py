@@ -11,8 +11,11 @@ from typing import Final
 import click
 
 from cachefs.errors import Busy, CachefsError, ConfigError, NotFound
+from cachefs.messages import Empty
 from cachefs.mount import kernel
+from cachefs.mount.users import describe_users
 from cachefs.mount_table import mount_points
+from cachefs.rpc import STATUS
 from cachefs.socket_path import SOCKET_VARIABLE
 from cachefs_tools.cachectl.command_session import CommandSession, fail, with_session
 from cachefs_tools.cachectl.display import name
@@ -25,6 +28,11 @@ DEAD: Final = 3
 # is tried again for so many seconds, with so many between two tries.
 BUSY_SECONDS: Final = 2.0
 PAUSE: Final = 0.05
+# Seconds in which the process of a mount that was unmounted ends, and of one that was detached while nothing uses it.
+END_SECONDS: Final = 10.0
+LAZY_SECONDS: Final = 2.0
+STATUS_SECONDS: Final = 5.0
+GOES_ON: Final = "but its process has not ended yet, so `cachectl mounts` still shows it"
 
 
 @click.command()
@@ -77,12 +85,36 @@ def umount(session: CommandSession, directory: str, lazy: bool) -> None:
     if not any(point.path == path for point in mount_points()):
         raise NotFound(f"no cachefs is mounted at {name(directory)}; `cachectl mounts` shows where there is one")
     recovered = not lazy and is_dead(path)
+    known = living_mounts(session, path)
     try:
         unmount(path, lazy=lazy or recovered)
     except Busy as error:
-        raise Busy(f"{error}; end what uses it{'' if lazy else ', or detach it with --lazy'}") from None
-    answer = {"mountpoint": path, "recovered": recovered}
-    session.answer(answer, f"{name(directory)}: {'recovered from a dead mount' if recovered else 'unmounted'}")
+        users = describe_users(path)
+        raise Busy(f"{error}{users and f', by {users}'}; end what uses it, or detach it with --lazy") from None
+    done = "recovered from a dead mount" if recovered else "unmounted"
+    if not wait_for_end(session, path, known, LAZY_SECONDS if lazy or recovered else END_SECONDS):
+        done = "detached; its process goes on until all files of it are closed" if lazy else f"{done}; {GOES_ON}"
+    session.answer({"mountpoint": path, "recovered": recovered}, f"{name(directory)}: {done}")
+
+
+def living_mounts(session: CommandSession, path: Path) -> set[str]:
+    """Ids of the mounts on *path* that the daemon takes to be alive; none where no daemon answers."""
+    try:
+        mounts = session.call(STATUS, Empty(), STATUS_SECONDS).mounts
+    except CachefsError:
+        return set()
+    return {mount.id for mount in mounts if mount.alive and mount.mountpoint == str(path)}
+
+
+def wait_for_end(session: CommandSession, path: Path, known: set[str], seconds: float) -> bool:
+    """Wait until the daemon knows that the mounts *known* have ended, so that their datasets can be removed. Return
+    False where it does not within *seconds*."""
+    deadline = time.monotonic() + seconds
+    while known & living_mounts(session, path):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(PAUSE)
+    return True
 
 
 def unmount(path: Path, *, lazy: bool) -> None:

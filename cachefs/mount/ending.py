@@ -1,0 +1,191 @@
+"""How a mount ends that was told to, so that it never turns into an empty directory under a program that reads it.
+
+The kernel refuses to unmount a mount that has open files, mappings or working directories. It does not know of a loader
+that is between two files, whose next open would find the empty directory below the mount: no error, but a missing file.
+So a mount that gets SIGTERM is unmounted only when it has not been used for QUIET_SECONDS: the kernel calls it free, no
+process opens anything of it, and no published job reads its datasets. If that has not happened within the grace (mount
+option `grace`), the mount's connection is ended and the mount stays where it is: every use is an error (ENOTCONN) until
+`cachectl umount`, `umount` or the next mount takes it away.
+
+A child process watches for opens and jobs, since both may wait. Without root the kernel tells no opens. Then the
+kernel's memory of names is made invalid once a second (Linux 6.16), so that each open by path is a request.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Final
+
+from cachefs.errors import Busy, CachefsError
+from cachefs.messages import Empty
+from cachefs.mount import device, kernel, process
+from cachefs.mount.open_watch import watch_opens
+from cachefs.mount.restarts import Restarts
+from cachefs.mount.users import describe_users
+from cachefs.mount.worker import Mount
+from cachefs.rpc import JOB_LIST, DaemonClient
+
+log = logging.getLogger(__name__)
+
+# A mount that was not used for so long is taken to be free.
+QUIET_SECONDS: Final = 5.0
+_WATCH_SECONDS: Final = 1.0
+_JOBS_TIMEOUT: Final = 2.0
+_MESSAGE: Final = 4096
+_RUNNING: Final = "running"
+_UNWATCHED: Final = "opens cannot be watched"
+
+
+class Ending:
+    """The end of one mount. It takes the signals of its process that ask for the end."""
+
+    def __init__(self, mount: Mount, fuse_device: int) -> None:
+        """fuse_device: a descriptor of the FUSE connection."""
+        self.signals = _listen_to_signals()  # a descriptor that can be read once a signal has come
+        self._mount = mount
+        self._device = fuse_device
+        self._deadline = 0.0  # when the grace is over (monotonic seconds); 0 while no signal has come
+        self._used = 0.0  # when the mount was last seen to be used (monotonic seconds)
+        self._use = f"it was not watched for {QUIET_SECONDS:.0f} s"  # how it was used
+        self._watched = True  # does the kernel tell opens?
+        self._requests: tuple[int, ...] = ()
+        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._watcher: int | None = None  # process id
+        self._restarts = Restarts()
+
+    def is_told(self) -> bool:
+        """Return whether a signal has asked for the end. A further signal ends the grace."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.signals, _MESSAGE)
+            now = time.monotonic()
+            if self._deadline:
+                self._deadline = now
+            else:
+                self._used, self._deadline = now, now + self._mount.options.grace
+                log.info(
+                    "told to end: %s is unmounted once it was not used for %.0f s, within %.0f s",
+                    self._mount.directory, QUIET_SECONDS, self._mount.options.grace,
+                )  # fmt: skip
+        return self._deadline > 0
+
+    def tend(self, requests: tuple[int, ...]) -> bool:
+        """Go on with the end, every second or so after a signal. Return whether the mount may end now: it is
+        unmounted, or the grace is over.
+
+        requests: changes with each request that the workers take.
+        """
+        self._tend_watcher()
+        self._look_for_uses(requests)
+        now = time.monotonic()
+        if now - self._used >= QUIET_SECONDS and self._unmount():
+            return True
+        if now < self._deadline:
+            return False
+        log.warning(
+            "the grace of %s is over, and it was not seen to be free (%s): whatever asks the mount fails from now on "
+            "with ENOTCONN, until `cachectl umount %s`", self._mount.directory, self._use, self._mount.directory,
+        )  # fmt: skip
+        return True
+
+    def close(self) -> None:
+        if self._watcher is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill(self._watcher)
+            self._watcher = None
+
+    def _look_for_uses(self, requests: tuple[int, ...]) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while message := os.read(self._reader, _MESSAGE):
+                for use in message.decode(errors="replace").splitlines():
+                    if use == _UNWATCHED:
+                        self._watched = False
+                    else:
+                        self._note_use(use)
+        if self._watched:
+            return
+        before, self._requests = self._requests, requests
+        if before not in ((), requests):
+            self._note_use("its files are looked up or read")
+        device.forget_names(self._device)
+
+    def _note_use(self, how: str) -> None:
+        self._used, self._use = time.monotonic(), how
+
+    def _unmount(self) -> bool:
+        try:
+            kernel.unmount(self._mount.directory)
+        except Busy:
+            self._use = describe_users(self._mount.directory) or "files or directories of it are open"
+        except CachefsError as error:
+            self._use = str(error)
+        else:
+            return True
+        return False
+
+    def _tend_watcher(self) -> None:
+        """Start the process that watches where there is none: it gets signals of the whole group or unit as well."""
+        if self._watcher is not None and os.waitpid(self._watcher, os.WNOHANG)[0]:
+            self._restarts.end(f"the process that watches the use of the mount ({self._watcher}) is gone")
+            self._watcher = None
+        if self._watcher is None and self._restarts.is_due:
+            try:
+                self._watcher = process.fork("ending", self._watch)
+            except OSError as error:
+                self._restarts.end(f"no process watches the use of the mount: {error.strerror}")
+            else:
+                self._restarts.begin()
+
+    def _watch(self) -> None:
+        """In the child: write a line to the supervisor for each use that is seen."""
+        for descriptor in device.descriptors():
+            os.close(descriptor)
+        client = DaemonClient(self._mount.options.socket)
+        can_watch = True
+        while True:
+            if job := self._job_that_reads(client):
+                self._tell(f"job {job} reads it")
+            if can_watch:
+                try:
+                    if watch_opens(self._mount.directory, _WATCH_SECONDS, _is_own):
+                        self._tell("its files are opened")
+                    continue
+                except OSError as error:
+                    log.info("opens of %s cannot be watched: %s", self._mount.directory, error.strerror)
+                    can_watch = False
+                    self._tell(_UNWATCHED)
+            time.sleep(_WATCH_SECONDS)
+
+    def _tell(self, use: str) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._writer, use.encode()[:200] + b"\n")
+
+    def _job_that_reads(self, client: DaemonClient) -> str:
+        """A running job that has published reads of a dataset of this mount; empty where none is known."""
+        try:
+            jobs = client.call(JOB_LIST, Empty(), timeout=_JOBS_TIMEOUT).jobs
+        except CachefsError:
+            return ""
+        spec = self._mount.spec
+        return next((job.job for job in jobs if job.state == _RUNNING and spec.shows(job.dataset)), "")
+
+
+def _is_own(pid: int) -> bool:
+    """Is it a process of this mount: the supervisor, or one of its children?"""
+    supervisor = os.getppid()
+    if pid == supervisor:
+        return True
+    with contextlib.suppress(OSError):
+        return f"\nPPid:\t{supervisor}\n".encode() in Path(f"/proc/{pid}/status").read_bytes()
+    return False
+
+
+def _listen_to_signals() -> int:
+    """A descriptor that can be read once a signal has asked for the end."""
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    return reader

@@ -1,0 +1,163 @@
+"""A mount that is told to end: programs that use it go on, or get errors, and never find an empty directory."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cachefs.job_messages import JobPublish, SampleMap
+from cachefs.mount import kernel
+from cachefs.mount.ending import QUIET_SECONDS
+from cachefs.mount_table import mount_points
+from cachefs.rpc import JOB_CANCEL, JOB_PUBLISH
+from tests.daemon import COMMAND, Daemon
+from tests.mounting import mount_pid, mounted, run_mount
+
+FILES = 6
+# Opens a file each second, for longer than a mount must be quiet, and says of each what came of it.
+READER = """
+import os, sys, time
+top = sys.argv[1]
+names = sorted(os.listdir(top))
+for name in names:
+    open(f"{top}/{name}", "rb").read()
+print("warm", flush=True)
+for turn in range(int(sys.argv[2])):
+    time.sleep(1)
+    try:
+        with open(f"{top}/{names[turn % len(names)]}", "rb") as file:
+            print(len(file.read()))
+    except OSError as error:
+        print(error.strerror)
+"""
+TURNS = int(QUIET_SECONDS) + 3
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    top = tmp_path_factory.mktemp("origin")
+    for number in range(FILES):
+        (top / f"{number}.bin").write_bytes(bytes([number]) * 10_000)
+    return top
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory, tree: Path) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("node")) as running:
+        running.add_dataset("tree", f"file://{tree}")
+        yield running
+
+
+def begin_reading(directory: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", READER, str(directory), str(TURNS)]
+    reader = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert reader.stdout is not None
+    assert reader.stdout.readline() == "warm\n"
+    return reader
+
+
+@contextlib.contextmanager
+def held_open(path: Path) -> Iterator[None]:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # close(2) tells that the mount is dead, and closes the file
+            os.close(fd)
+
+
+def is_mounted(directory: Path) -> bool:
+    return any(point.path == directory for point in mount_points())
+
+
+@pytest.mark.parametrize("shield", ["on", "off"])
+def test_a_reader_between_two_opens_goes_on_to_its_end(daemon: Daemon, tmp_path: Path, shield: str) -> None:
+    with mounted(daemon.socket, "tree", tmp_path / "m", f"shield={shield}") as directory:
+        supervisor = psutil.Process(mount_pid(daemon.client, directory))
+        reader = begin_reading(directory)
+        supervisor.terminate()
+        assert reader.communicate(timeout=60)[0] == "10000\n" * TURNS
+        assert is_mounted(directory)
+        supervisor.wait(60)
+        assert not is_mounted(directory)
+
+
+def test_where_the_kernel_tells_no_opens_lookups_tell_of_a_reader(daemon: Daemon, tmp_path: Path) -> None:
+    """As for a mount of an ordinary user."""
+    patch = """
+import cachefs.mount.open_watch
+def refuse(*_):
+    raise PermissionError(1, "Operation not permitted")
+cachefs.mount.open_watch.watch_opens = refuse
+"""
+    with mounted(daemon.socket, "tree", tmp_path / "m", "shield=off", "no_push", patch=patch) as directory:
+        supervisor = psutil.Process(mount_pid(daemon.client, directory))
+        reader = begin_reading(directory)
+        supervisor.terminate()
+        assert reader.communicate(timeout=60)[0] == "10000\n" * TURNS
+        assert is_mounted(directory)
+        supervisor.wait(60)
+        assert not is_mounted(directory)
+
+
+def test_an_open_file_is_waited_for_until_the_grace_is_over(daemon: Daemon, tmp_path: Path) -> None:
+    with mounted(daemon.socket, "tree", tmp_path / "m", f"grace={QUIET_SECONDS + 2}") as directory:
+        supervisor = psutil.Process(mount_pid(daemon.client, directory))
+        with held_open(directory / "0.bin"):
+            supervisor.terminate()
+            supervisor.wait(60)
+        assert is_mounted(directory)
+        assert kernel.is_dead(directory)
+        for use in (lambda: os.listdir(directory), lambda: (directory / "1.bin").read_bytes()):
+            with pytest.raises(OSError, match="Transport endpoint is not connected"):
+                use()
+        done = subprocess.run(
+            [COMMAND.with_name("cachectl"), "--socket", daemon.socket, "umount", directory],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        assert "recovered" in done.stdout
+
+
+def test_a_second_signal_ends_the_grace(daemon: Daemon, tmp_path: Path) -> None:
+    with mounted(daemon.socket, "tree", tmp_path / "m", "grace=600") as directory:
+        supervisor = psutil.Process(mount_pid(daemon.client, directory))
+        with held_open(directory / "0.bin"):
+            supervisor.terminate()
+            log = Path(f"{directory}.log")
+            while "told to end" not in log.read_text():
+                assert supervisor.is_running()
+            supervisor.send_signal(signal.SIGINT)
+            supervisor.wait(60)
+        assert kernel.is_dead(directory)
+
+
+def test_a_published_job_keeps_the_mount(daemon: Daemon, tmp_path: Path) -> None:
+    with mounted(daemon.socket, "tree", tmp_path / "m", f"grace={QUIET_SECONDS + 2}") as directory:
+        daemon.client.call(
+            JOB_PUBLISH,
+            JobPublish(job="train", dataset="tree", map=SampleMap(kind="tree"), pid=os.getpid()),
+        )
+        try:
+            supervisor = psutil.Process(mount_pid(daemon.client, directory))
+            supervisor.terminate()
+            supervisor.wait(60)
+            assert kernel.is_dead(directory)
+            assert "job train reads it" in Path(f"{directory}.log").read_text()
+        finally:
+            daemon.client.call(JOB_CANCEL, JOB_CANCEL.request(job="train"))
+
+
+def test_the_next_mount_takes_the_place_of_one_that_ended_in_use(daemon: Daemon, tmp_path: Path) -> None:
+    with mounted(daemon.socket, "tree", tmp_path / "m", "grace=0") as directory:
+        supervisor = psutil.Process(mount_pid(daemon.client, directory))
+        supervisor.terminate()
+        supervisor.wait(60)
+        assert kernel.is_dead(directory)
+        assert run_mount(daemon.socket, "tree", directory).returncode == 0
+        assert len(os.listdir(directory)) == FILES
