@@ -197,8 +197,7 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def statfs(self, ctx: object) -> pyfuse3.StatvfsData:
-        """The size of all datasets shown, all of it free: it takes no room on the machine, and alarms for full disks do not
-        fire."""
+        """The size of all datasets shown, all of it free: it takes no room on the machine."""
         snapshots = [snapshot for _, _, snapshot in self.namespace.datasets()]
         data = pyfuse3.StatvfsData()
         data.f_bsize = data.f_frsize = 4096
