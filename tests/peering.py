@@ -10,6 +10,7 @@ from typing import Any, cast
 from cachefs_daemon.api.fetch_channel import FetchChannel, PeerOutcome
 from cachefs_daemon.api.identity import Admission
 from cachefs_daemon.cluster.membership import Listener
+from cachefs_daemon.cluster.secret import ClusterSecret
 from cachefs_daemon.cluster.view import ClusterView, NodeRecord, State
 from cachefs_daemon.peers.answers import How, PeerAnswer, Wanted
 from cachefs_daemon.peers.client import PeerClient
@@ -83,7 +84,15 @@ def view_of(me: str, members: Sequence[NodeRecord], epoch: int = 7, source: str 
 class ServingNode:
     """A node that others may ask. It runs from the start of an `async with` block."""
 
-    def __init__(self, root: Path, number: int = 1, *, tls: TlsFiles | None = None, name: str = "") -> None:
+    def __init__(
+        self,
+        root: Path,
+        number: int = 1,
+        *,
+        tls: TlsFiles | None = None,
+        name: str = "",
+        secret: ClusterSecret | None = None,
+    ) -> None:
         root.mkdir(exist_ok=True)
         self.number = number
         self.name = name or f"node-{number}"
@@ -94,6 +103,7 @@ class ServingNode:
         self.bring: Callable[[Fetch], PeerOutcome | None] = lambda _: NotFound("no such block")
         self.delay = 0.0  # seconds until it does
         self._tls = tls
+        self._secret = secret
         self._root = root
 
     async def __aenter__(self) -> "ServingNode":
@@ -101,7 +111,7 @@ class ServingNode:
         self.channel = FetchChannel(self._root / "s.ch", admission, cast(Any, None), self.errors)
         self.channel.ask_for_peer = self._ask
         tiers = {TIER_NAMES[number]: self._root / TIER_NAMES[number] for number in (0, 1)}
-        places = ServerPlaces(("127.0.0.1", 0), self.store.index_path, tiers, self._tls, count=1)
+        places = ServerPlaces(("127.0.0.1", 0), self.store.index_path, tiers, self._tls, 1, self._secret)
         self.membership = KnownMembership(ClusterView())
         self.servers = PeerServers(CLUSTER, self.membership, places, self.channel.adopt, self.errors)
         self.record = record(self.number, self.servers.port, name=self.name)
@@ -137,10 +147,16 @@ def wanted(number: int, size: int = 100_000) -> Wanted:
 class Asker:
     """A client, and what it was answered."""
 
-    def __init__(self, membership: KnownMembership, tls: TlsFiles | None = None, window: int = 0) -> None:
+    def __init__(
+        self,
+        membership: KnownMembership,
+        tls: TlsFiles | None = None,
+        window: int = 0,
+        secret: ClusterSecret | None = None,
+    ) -> None:
         self.errors = ErrorLog()
         self.membership = membership
-        self.client = PeerClient(CLUSTER, membership, self.errors, Certificates(tls) if tls else None, window)
+        self.client = PeerClient(CLUSTER, membership, self.errors, Certificates(tls) if tls else None, window, secret)
 
     def begin(
         self, node: NodeRecord, one: Wanted, *, fetch: bool = False, seconds: float = DEADLINE, **how: bool
@@ -159,11 +175,15 @@ class Asker:
 
 @contextlib.asynccontextmanager
 async def asker(
-    *records: NodeRecord, tls: TlsFiles | None = None, epoch: int = 7, window: int = 0
+    *records: NodeRecord,
+    tls: TlsFiles | None = None,
+    epoch: int = 7,
+    window: int = 0,
+    secret: ClusterSecret | None = None,
 ) -> AsyncIterator[Asker]:
     """A client that knows these nodes."""
     me = record(int(ME, 16), 1, name="asker")
-    one = Asker(KnownMembership(view_of(ME, [me, *records], epoch)), tls, window)
+    one = Asker(KnownMembership(view_of(ME, [me, *records], epoch)), tls, window, secret)
     try:
         yield one
     finally:

@@ -154,6 +154,7 @@ class ClusterSection(Section):
     tls_cert: OptionalPath = None
     tls_key: OptionalPath = None
     insecure_peers: bool = False
+    secret_file: OptionalPath = None
     weight: Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)] = 0.0
     replicas: Annotated[int, Field(ge=1, le=2)] = 1
     grace: Seconds = 30.0
@@ -198,6 +199,11 @@ class ClusterSection(Section):
         """Do nodes prove to each other who they are?"""
         return self.tls_ca is not None
 
+    @property
+    def needs_secret(self) -> bool:
+        """Return whether nodes, which are all on loopback then, prove to each other that they share a secret."""
+        return self.enabled and not self.has_certificates and not self.insecure_peers
+
 
 def is_loopback(host: str) -> bool:
     """Is it a host that nobody reaches from another machine?"""
@@ -235,6 +241,14 @@ def remarks(section: ClusterSection) -> Iterator[str]:
         yield (
             "cluster.insecure_peers = true: whoever reaches this node over the network can read what it caches and "
             "what its jobs read; set cluster.tls_ca, tls_cert and tls_key where that must not be"
+        )
+    if section.secret_file is not None and not section.needs_secret:
+        yield "cluster.secret_file: has no effect with tls_ca, tls_cert and tls_key, or with insecure_peers"
+    named = [section.listens[0], *(node.host for node in section.listed)]
+    if section.needs_secret and "localhost" in named:
+        yield (
+            'cluster: "localhost" may be two addresses, and another user may listen on one of them; write 127.0.0.1 or '
+            "::1"
         )
     if section.etcd_user and any(url.startswith("http://") for url in section.etcd):
         yield "cluster.etcd_user: its password goes over the network in the clear, since cluster.etcd has http:// URLs"

@@ -16,6 +16,7 @@ from cachefs.planning.cluster.standing import Standing
 from cachefs.planning.prefetch.fetch_plan import FetchLimits, FetchPlan
 from cachefs.planning.prefetch.promotion_plan import PromotionPlan
 from cachefs_daemon.cluster.opening import open_membership
+from cachefs_daemon.cluster.secret import load_secret
 from cachefs_daemon.cluster.shown import Traffic, no_traffic
 from cachefs_daemon.config import Config
 from cachefs_daemon.content.dataset_changes import DatasetChanges
@@ -87,6 +88,7 @@ class Node:
         self._tier_troubles = TierTroubles(self.errors)
         plan, presence = storage.foresight.plan, storage.foresight.presence
         state_dir, origin = config.daemon.state_dir, config.origin
+        self._secret = load_secret(config.cluster)
         self.membership = open_membership(config.cluster, state_dir, config.memory_budget, config.ssd_budget)
         self.data_plane = self._make_data_plane() if config.cluster.enabled else None
         self.traffic: Traffic = self.data_plane.traffic if self.data_plane is not None else no_traffic
@@ -159,7 +161,7 @@ class Node:
     def _make_data_plane(self) -> "DataPlane":
         from cachefs_daemon.peers.plane import DataPlane
 
-        return DataPlane(self.config.cluster, self.membership, self.errors)
+        return DataPlane(self.config.cluster, self.membership, self.errors, self._secret)
 
     def _make_draining(self) -> "Draining | None":
         """How this node joins its cluster and leaves it; and what it gets from other nodes as members change."""
@@ -276,7 +278,16 @@ class Node:
         here = Here(self.catalog, held, self.changes, self._mounted, self.errors)
         certificates = self.data_plane.certificates if self.data_plane is not None else None
         return NodeSharing(
-            Surroundings(self.config.cluster, self.membership, certificates, here, self.jobs, self.threads, self._count)
+            Surroundings(
+                self.config.cluster,
+                self.membership,
+                certificates,
+                self._secret,
+                here,
+                self.jobs,
+                self.threads,
+                self._count,
+            )
         )
 
     def _mounted(self, dataset: str) -> str:

@@ -10,6 +10,7 @@ import msgspec
 
 from cachefs.cluster_messages import MOST_GIVERS, NodeCounters, TierUse
 from cachefs_daemon.cluster.membership import Membership
+from cachefs_daemon.cluster.secret import ClusterSecret
 from cachefs_daemon.cluster.view import NodeRecord
 from cachefs_daemon.cluster_section import ClusterSection
 from cachefs_daemon.content.shared_datasets import Here, SharedDatasets
@@ -22,7 +23,7 @@ from cachefs_daemon.sharing.blobs import Blobs
 from cachefs_daemon.sharing.consumers import Consumers
 from cachefs_daemon.sharing.observers import Observers
 from cachefs_daemon.sharing.peer_http import PeerFailed
-from cachefs_daemon.sharing.security import INSECURE, Security
+from cachefs_daemon.sharing.security import Security
 from cachefs_daemon.sharing.snapshot_files import SnapshotFiles
 from cachefs_daemon.sharing.state import SharedState
 
@@ -40,6 +41,8 @@ class Surroundings:
     membership: Membership
     # None: there is no TLS.
     certificates: Certificates | None
+    # None: nodes prove nothing, or have certificates.
+    secret: ClusterSecret | None
     here: Here
     jobs: JobRegistry
     threads: Threads
@@ -55,7 +58,9 @@ class NodeSharing:
         held = around.here.held
         section = around.section
         observers = Observers.of(section.observers, section.schedulers)
-        self.shared = SharedState(section.cluster, around.membership, security_of(around.certificates), observers)
+        self.shared = SharedState(
+            section.cluster, around.membership, security_of(around.certificates, around.secret), observers
+        )
         self.blobs = Blobs(self.shared, around.threads)
         self.consumers = Consumers(self.shared, self.blobs)
         self.files = SnapshotFiles(
@@ -100,10 +105,10 @@ def _counters(answer: bytes | PeerFailed) -> NodeCounters:
         return NodeCounters(problem=f"what it says cannot be understood: {error}")
 
 
-def security_of(certificates: Certificates | None) -> Security:
-    """What these certificates make of connections."""
+def security_of(certificates: Certificates | None, secret: ClusterSecret | None = None) -> Security:
+    """What these certificates, or this secret, make of connections."""
     if certificates is None:
-        return INSECURE
+        return Security(secret=secret)
     return Security(certificates.server, certificates.client, _refusal, _names)
 
 

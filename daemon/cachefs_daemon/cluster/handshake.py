@@ -6,9 +6,17 @@ rings. Whoever asks is told which of these it is, and what to do.
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import assert_never
+from typing import Final, assert_never
 
+from cachefs_daemon.cluster.secret import ClusterSecret, is_proof
 from cachefs_daemon.cluster.view import PROTOCOL, ClusterView
+
+SECRET_HINT: Final = (
+    "daemons of one cluster without certificates need one cluster.secret_file; by default those of one user share one "
+    "from their start on"
+)
+# What a greeting asks for, as its proof names it.
+BLOCKS: Final = "blocks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +33,13 @@ class Greeting:
     # The sender's ring epoch.
     epoch: int
     protocol: int = PROTOCOL
+    # 32 hex digits, and what proves that the sender knows the cluster's secret; empty where there is none.
+    nonce: str = ""
+    proof: str = ""
+
+    def expected_proof(self, secret: ClusterSecret) -> str:
+        """Return the proof that this greeting has to have."""
+        return secret.request_proof(self.nonce, self.sender, self.addressee, self.incarnation, BLOCKS)
 
 
 class Verdict(StrEnum):
@@ -45,6 +60,8 @@ class Verdict(StrEnum):
     OTHER_PROTOCOL = "other-protocol"
     # The sender is no member.
     STRANGER = "stranger"
+    # The sender does not know the cluster's secret.
+    UNPROVEN = "unproven"
 
     @property
     def serves(self) -> bool:
@@ -52,7 +69,7 @@ class Verdict(StrEnum):
         return self in (Verdict.WELCOME, Verdict.NEWER_EPOCH)
 
 
-def judge(view: ClusterView, cluster: str, greeting: Greeting) -> Verdict:
+def judge(view: ClusterView, cluster: str, greeting: Greeting, secret: ClusterSecret | None = None) -> Verdict:
     """What this node, which has *view* and is in *cluster*, makes of a request.
 
     A sender that is not known yet may be a node that has joined a moment ago: where its epoch is newer than ours it is
@@ -65,8 +82,11 @@ def judge(view: ClusterView, cluster: str, greeting: Greeting) -> Verdict:
         return Verdict.OTHER_PROTOCOL
     if greeting.addressee != mine.id:
         return Verdict.OTHER_NODE
-    if greeting.incarnation not in ("", mine.incarnation):
+    # A proof for no start in particular could be kept and used again, so it counts for none.
+    if greeting.incarnation not in ("", mine.incarnation) or (secret is not None and not greeting.incarnation):
         return Verdict.OTHER_INCARNATION
+    if secret is not None and not is_proof(greeting.proof, greeting.expected_proof(secret)):
+        return Verdict.UNPROVEN
     if view.source == "static":
         return _judge_by_list(view, greeting)
     if greeting.epoch > view.epoch:
@@ -103,4 +123,6 @@ def explain(verdict: Verdict, view: ClusterView, cluster: str, greeting: Greetin
             return f"{here} speaks protocol {PROTOCOL}, not {greeting.protocol}; give both nodes one release"
         case Verdict.STRANGER:
             return f"{here} knows no member {greeting.sender}"
+        case Verdict.UNPROVEN:
+            return f"{here} has another secret: {SECRET_HINT}"
     assert_never(verdict)

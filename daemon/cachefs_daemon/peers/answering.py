@@ -12,6 +12,7 @@ from cachefs.block import Location
 from cachefs.errors import Busy, CachefsError
 from cachefs.messages import BlockRef, Fetch, FetchedBlock
 from cachefs_daemon.cluster.handshake import Greeting, Verdict, explain, judge
+from cachefs_daemon.cluster.secret import ClusterSecret
 from cachefs_daemon.cluster.view import ClusterView
 from cachefs_daemon.origin.http_head import END
 from cachefs_daemon.peers.crowd import Caller
@@ -49,7 +50,7 @@ QUESTION_SECONDS: Final = 5.0
 # Blocks that the daemon is asked for and that all connections of this process wait for, at most.
 MOST_FETCHES: Final = 6144
 _AT_ONCE: Final = 64 << 10
-_STATUS: Final = {Verdict.STRANGER: 403, Verdict.OTHER_PROTOCOL: 505}
+_STATUS: Final = {Verdict.STRANGER: 403, Verdict.UNPROVEN: 403, Verdict.OTHER_PROTOCOL: 505}
 
 
 @dataclass(slots=True)
@@ -70,6 +71,8 @@ class Host(Protocol):
     signs: Signs
     cluster: str
     view: ClusterView
+    # None where nodes prove nothing, or have certificates.
+    secret: ClusterSecret | None
 
     def recognise(self, caller: Caller, node: str) -> str:
         """It is that member. Why it may not stay; empty where it may."""
@@ -101,6 +104,7 @@ class Answering:
     proven: frozenset[str] | None
     # Who it is, once that is known.
     node: str = ""
+    _nonce: str = ""  # of the request that is being answered
     _kept: bytearray = field(default_factory=bytearray)  # what came behind the last question
 
     @property
@@ -125,6 +129,7 @@ class Answering:
             return False
         until = time.monotonic() + QUESTION_SECONDS
         head = self._read_head(until)
+        self._nonce = head.greeting.nonce if head.greeting is not None else ""
         body = self._read_body(head.length, until)
         if head.target == "/health" and head.method == "GET":
             return self._tell_health(head)
@@ -145,7 +150,7 @@ class Answering:
         """Is it answered? Else it has been told why not."""
         host = self.host
         view = host.view
-        verdict = judge(view, host.cluster, greeting)
+        verdict = judge(view, host.cluster, greeting, host.secret)
         if verdict == Verdict.NEWER_EPOCH:
             host.behind()
         if verdict.serves and self.proven is not None and greeting.sender not in self.proven:
@@ -177,7 +182,7 @@ class Answering:
         host = self.host
         text, remark = "ready", ""
         if head.greeting is not None:
-            verdict = judge(host.view, host.cluster, head.greeting)
+            verdict = judge(host.view, host.cluster, head.greeting, host.secret)
             text = explain(verdict, host.view, host.cluster, head.greeting) or text
             if not verdict.serves:
                 self._refuse(_STATUS.get(verdict, 409), text, verdict)
@@ -191,10 +196,11 @@ class Answering:
         with contextlib.suppress(Gone):
             self.wire.send(refusal(status, self._who(), text, verdict))
 
-    def _who(self) -> tuple[str, str, int]:
-        view = self.host.view
-        mine = view.mine
-        return view.me, mine.incarnation if mine is not None else "", view.epoch
+    def _who(self) -> tuple[str, str, int, str]:
+        view, secret = self.host.view, self.host.secret
+        incarnation = view.mine.incarnation if view.mine is not None else ""
+        proof = secret.response_proof(self._nonce, view.me, incarnation) if secret is not None and self._nonce else ""
+        return view.me, incarnation, view.epoch, proof
 
     # --- what it asks ---------------------------------------------------------------------------------------------
 

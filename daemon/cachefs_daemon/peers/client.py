@@ -8,6 +8,7 @@ from typing import Final
 
 from cachefs.planning.requests.receive_window import ReceiveWindow
 from cachefs_daemon.cluster.membership import Membership
+from cachefs_daemon.cluster.secret import ClusterSecret
 from cachefs_daemon.cluster.view import ClusterView, NodeRecord
 from cachefs_daemon.peers import protocol
 from cachefs_daemon.peers.answers import (
@@ -45,12 +46,18 @@ class PeerClient:
     """
 
     def __init__(
-        self, cluster: str, membership: Membership, errors: ErrorLog, certificates: Certificates | None, window: int = 0
+        self,
+        cluster: str,
+        membership: Membership,
+        errors: ErrorLog,
+        certificates: Certificates | None,
+        window: int = 0,
+        secret: ClusterSecret | None = None,
     ) -> None:
-        """cluster: its name. certificates: None for none. window: bytes that may be on the way from all peers together;
-        0 to learn it."""
+        """cluster: its name. certificates, secret: None for none. window: bytes that may be on the way from all peers
+        together; 0 to learn it."""
         self.counters: dict[str, PeerCounters] = {}  # by id of the peer: of those that were asked
-        self._reaching = Reaching(cluster, membership, certificates)
+        self._reaching = Reaching(cluster, membership, certificates, secret)
         self._window = ReceiveWindow(window)
         self._in_flight = InFlight(self._window)
         self._cooling = Cooling(self._reaching, errors)
@@ -230,7 +237,8 @@ class PeerClient:
         now = self._loop.time()
         how = asks[0].how
         lengths = [ask.wanted.length for ask in asks]
-        exchange = Exchange([ask.wanted.key for ask in asks], lengths, now)
+        greeting = self._reaching.greeting(peer.record)
+        exchange = Exchange([ask.wanted.key for ask in asks], lengths, now, self._reaching.proves(greeting))
         if lane == HERE and lengths[-1] > self._window.size // 2:
             exchange.tail = protocol.answer_room(()) + self._window.size // 2
         batch = Batch(peer, lane, how.ahead, connection, exchange, asks, set(range(len(asks))), sum(lengths))
@@ -243,7 +251,7 @@ class PeerClient:
         if self._arrivals.is_limited and lane == HERE:
             connection.limit(self._window.size)
         try:
-            connection.send(exchange, encode_question(question, self._reaching.greeting(peer.record), seconds))
+            connection.send(exchange, encode_question(question, greeting, seconds))
         except OSError:
             connection.abort()  # its receiver finds out, and tells
 

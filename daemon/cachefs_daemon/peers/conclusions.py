@@ -18,9 +18,13 @@ REASONS: Final = {
     Verdict.OTHER_INCARNATION.value: Why.STRANGER,
     Verdict.OTHER_PROTOCOL.value: Why.REFUSED,
     Verdict.STRANGER.value: Why.REFUSED,
+    Verdict.UNPROVEN.value: Why.REFUSED,
 }
 # Those that somebody has to mend.
-TOLD: Final = (Verdict.OTHER_LIST, Verdict.OTHER_NODE, Verdict.OTHER_CLUSTER, Verdict.OTHER_PROTOCOL, Verdict.STRANGER)
+TOLD: Final = (
+    Verdict.OTHER_LIST, Verdict.OTHER_NODE, Verdict.OTHER_CLUSTER, Verdict.OTHER_PROTOCOL, Verdict.STRANGER,
+    Verdict.UNPROVEN,
+)  # fmt: skip
 
 
 def conclude(ask: Ask, outcome: Outcome, now: float, errors: ErrorLog) -> bool:

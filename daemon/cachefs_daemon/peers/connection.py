@@ -25,6 +25,7 @@ from cachefs_daemon.peers.protocol import (
     BadAnswer,
     Block,
     NoBlock,
+    Proves,
     Refused,
     answer_room,
     tier_of,
@@ -57,6 +58,8 @@ class Exchange:
     lengths: Sequence[int]
     # Monotonic seconds.
     sent: float
+    # Whether who answers knows the cluster's secret; None where there is none.
+    proves: Proves | None = None
     parser: AnswerParser = field(init=False)
     first: float = 0.0  # when the first byte of the answer came; 0 before
     last: float = 0.0  # when the last bytes came, or were sent
@@ -65,7 +68,7 @@ class Exchange:
     tail: int = 0
 
     def __post_init__(self) -> None:
-        self.parser = AnswerParser(self.lengths)
+        self.parser = AnswerParser(self.lengths, self.proves)
         self.last = self.sent
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cachefs.cluster_messages import PeerTraffic
 from cachefs_daemon.cluster.membership import Membership
+from cachefs_daemon.cluster.secret import ClusterSecret
 from cachefs_daemon.cluster_section import ClusterSection
 from cachefs_daemon.peers.client import PeerClient
 from cachefs_daemon.peers.own_certificate import certificate_remark, tls_files
@@ -24,8 +25,11 @@ Adopt = Callable[[socket.socket], Awaitable[None]]
 class DataPlane:
     """Used on the event loop."""
 
-    def __init__(self, section: ClusterSection, membership: Membership, errors: ErrorLog) -> None:
+    def __init__(
+        self, section: ClusterSection, membership: Membership, errors: ErrorLog, secret: ClusterSecret | None
+    ) -> None:
         """Raises ConfigError."""
+        self._secret = secret
         self._section = section
         self._membership = membership
         self._errors = errors
@@ -33,7 +37,7 @@ class DataPlane:
         self.certificates = Certificates(self._files) if self._files is not None else None
         if why := certificate_remark(section):
             log.warning("%s", why)
-        self.client = PeerClient(section.cluster, membership, errors, self.certificates, section.window)
+        self.client = PeerClient(section.cluster, membership, errors, self.certificates, section.window, secret)
         self.servers: PeerServers | None = None  # until `open_servers`
         # Is told which blocks a node has got from here, by its id and their keys.
         self.on_served: Callable[[str, Sequence[bytes]], None] = lambda node, keys: None
@@ -41,7 +45,7 @@ class DataPlane:
     def open_servers(self, index: Path, tiers: dict[str, Path], adopt: Adopt) -> None:
         """Take the port. index, tiers: what servers read: the node's index, and the directories of tiers by name.
         Raises ConfigError."""
-        places = ServerPlaces(self._section.listens, index, tiers, self._files)
+        places = ServerPlaces(self._section.listens, index, tiers, self._files, secret=self._secret)
         self.servers = PeerServers(self._section.cluster, self._membership, places, adopt, self._errors)
         self.servers.on_served = lambda node, keys: self.on_served(node, keys)
 

@@ -11,8 +11,9 @@ connections of each node such a chunk comes every SIGN_SECONDS and says that the
 Nothing of what comes is trusted: everything has a bound, and an answer has what was asked for or is none.
 """
 
+import re
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final, NamedTuple
 
@@ -65,6 +66,10 @@ _LAST_CHUNK: Final = b"0\r\n\r\n"
 _LINE_END: Final = b"\r\n"
 # Hexadecimal digits of the size of a chunk: of 64 MiB and a little.
 _MOST_DIGITS: Final = 8
+
+# Of a proof that the cluster's secret is known; a nonce, in hex digits.
+PROOF: Final = b"x-cachefs-proof"
+_NONCE: Final = re.compile(r"[0-9a-f]{32}")
 
 _PHRASES: Final = {200: "OK", 403: "Forbidden", 404: "Not Found", 409: "Conflict", 503: "Service Unavailable"}
 
@@ -145,6 +150,7 @@ def _headers(greeting: Greeting) -> str:
         f"X-Cachefs-Protocol: {greeting.protocol}\r\nX-Cachefs-Cluster: {greeting.cluster}\r\n"
         f"X-Cachefs-From: {greeting.sender}\r\nX-Cachefs-To: {greeting.addressee} {greeting.incarnation}\r\n"
         f"X-Cachefs-Epoch: {greeting.epoch}\r\n"
+        + (f"X-Cachefs-Nonce: {greeting.nonce}\r\nX-Cachefs-Proof: {greeting.proof}\r\n" if greeting.nonce else "")
     )
 
 
@@ -183,7 +189,10 @@ def _greeting(headers: dict[bytes, bytes]) -> Greeting | None:
         raise BadQuestion("the ids of the nodes that ask and are asked are no 16 hex digits")
     epoch = _number(headers, b"x-cachefs-epoch", 0, _MOST_EPOCH)
     protocol = _number(headers, b"x-cachefs-protocol", PROTOCOL, 1 << 16)
-    return Greeting(cluster, sender, addressee, incarnation, epoch, protocol)
+    nonce, proof = (headers.get(name, b"").decode("ascii", "replace") for name in (b"x-cachefs-nonce", PROOF))
+    if nonce and not _NONCE.fullmatch(nonce):
+        raise BadQuestion("the nonce of a request is no 32 hex digits")
+    return Greeting(cluster, sender, addressee, incarnation, epoch, protocol, nonce, proof)
 
 
 def _number(headers: dict[bytes, bytes], name: bytes, missing: int, most: int, status: int = 400) -> int:
@@ -209,16 +218,19 @@ def parse_question(body: bytes | bytearray | memoryview) -> Question:
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
-def answer_head(node: str, incarnation: str, epoch: int) -> bytes:
-    """The head of an answer with blocks."""
+def answer_head(node: str, incarnation: str, epoch: int, proof: str = "") -> bytes:
+    """The head of an answer with blocks. proof: that the cluster's secret is known, for the nonce of the request."""
     return (
-        f"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\n{_who(node, incarnation, epoch)}"
+        f"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\n{_who(node, incarnation, epoch, proof)}"
         "Transfer-Encoding: chunked\r\n\r\n"
     ).encode()
 
 
-def refusal(status: int, who: tuple[str, str, int], text: str, verdict: str = "", *, close: bool = True) -> bytes:
-    """An answer with no block. who: this node's id, its incarnation, and its ring epoch."""
+def refusal(
+    status: int, who: tuple[str, str, int] | tuple[str, str, int, str], text: str, verdict: str = "", *,
+    close: bool = True,
+) -> bytes:  # fmt: skip
+    """An answer with no block. who: this node's id, its incarnation, its ring epoch, and its proof."""
     body = (" ".join(text.split())[:MOST_TEXT] + "\n").encode("ascii", "replace")
     name = {200: "OK", 403: "Forbidden", 404: "Not Found", 409: "Conflict", 503: "Service Unavailable"}.get(
         status, "No"
@@ -229,8 +241,9 @@ def refusal(status: int, who: tuple[str, str, int], text: str, verdict: str = ""
     return f"HTTP/1.1 {status} {name}\r\n{_who(*who)}{extra}".encode() + body
 
 
-def _who(node: str, incarnation: str, epoch: int) -> str:
-    return f"X-Cachefs-Protocol: {PROTOCOL}\r\nX-Cachefs-From: {node} {incarnation}\r\nX-Cachefs-Epoch: {epoch}\r\n"
+def _who(node: str, incarnation: str, epoch: int, proof: str = "") -> str:
+    lines = f"X-Cachefs-Protocol: {PROTOCOL}\r\nX-Cachefs-From: {node} {incarnation}\r\nX-Cachefs-Epoch: {epoch}\r\n"
+    return lines + (f"X-Cachefs-Proof: {proof}\r\n" if proof else "")
 
 
 def block_start(index: int, tier: int, length: int, checksums: bytes) -> bytes:
@@ -298,6 +311,9 @@ class Sender(NamedTuple):
 
 Item = Block | NoBlock | Refused
 
+# Says whether an answer of that node and incarnation has the right proof.
+Proves = Callable[[str, str, str], bool]
+
 
 def answer_room(lengths: Sequence[int]) -> int:
     """Bytes that an answer to a question for blocks of these lengths may have, without beats."""
@@ -307,8 +323,10 @@ def answer_room(lengths: Sequence[int]) -> int:
 class AnswerParser:
     """One answer, as it comes into a buffer. It keeps positions and no bytes."""
 
-    def __init__(self, lengths: Sequence[int]) -> None:
-        """lengths: of the blocks that were asked for."""
+    def __init__(self, lengths: Sequence[int], proves: Proves | None = None) -> None:
+        """lengths: of the blocks that were asked for. proves: whether the sender of the answer knows the cluster's
+        secret; None where there is none."""
+        self._proves = proves
         self.sender: Sender | None = None  # once the head was read
         self.is_done = False
         self.is_last = False  # the server closes the connection behind it
@@ -366,6 +384,10 @@ class AnswerParser:
         epoch = head.headers.get(b"x-cachefs-epoch", b"0")
         if not is_id(node) or not is_id(incarnation) or not epoch.isdigit() or len(epoch) > 20:
             raise BadAnswer(f"an answer with status {head.status} does not say which node it is from")
+        if self._proves is not None:
+            proof = head.headers.get(PROOF, b"").decode("ascii", "replace")
+            if not self._proves(node, incarnation, proof):
+                raise BadAnswer("it does not prove that it knows this cluster's secret; see cluster.secret_file")
         if head.status != 200 or head.length is not None:
             if head.length is None or head.length > _MOST_REFUSAL:
                 raise BadAnswer(f"an answer with status {head.status} has no length, or a large one")

@@ -1,6 +1,7 @@
 """How peers are reached: connections and probes, made in threads of their own, and what waits for them."""
 
 import asyncio
+import dataclasses
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -8,10 +9,11 @@ from typing import Final
 
 from cachefs_daemon.cluster.handshake import Greeting
 from cachefs_daemon.cluster.membership import Membership
+from cachefs_daemon.cluster.secret import ClusterSecret, is_proof, make_nonce
 from cachefs_daemon.cluster.view import NodeRecord
 from cachefs_daemon.peers.connecting import connect, probe
 from cachefs_daemon.peers.connection import PeerConnection
-from cachefs_daemon.peers.protocol import Sender
+from cachefs_daemon.peers.protocol import Proves, Sender
 from cachefs_daemon.peers.tls import Certificates
 
 # Threads that connect and probe. A dead peer takes one for 2 s at a time.
@@ -21,8 +23,15 @@ _CONNECTING: Final = 8
 class Reaching:
     """Used on the event loop."""
 
-    def __init__(self, cluster: str, membership: Membership, certificates: Certificates | None) -> None:
-        """cluster: its name. certificates: None for none."""
+    def __init__(
+        self,
+        cluster: str,
+        membership: Membership,
+        certificates: Certificates | None,
+        secret: ClusterSecret | None = None,
+    ) -> None:
+        """cluster: its name. certificates, secret: None for none."""
+        self._secret = secret
         self.membership = membership
         self._cluster = cluster
         self._certificates = certificates
@@ -33,17 +42,40 @@ class Reaching:
     def greeting(self, record: NodeRecord) -> Greeting:
         """What a question to that node says of itself."""
         view = self.membership.view
-        return Greeting(self._cluster, view.me, record.id, record.incarnation, view.epoch)
+        greeting = Greeting(self._cluster, view.me, record.id, self._incarnation(record), view.epoch)
+        if self._secret is None:
+            return greeting
+        greeting = dataclasses.replace(greeting, nonce=make_nonce())
+        return dataclasses.replace(greeting, proof=greeting.expected_proof(self._secret))
+
+    def _incarnation(self, record: NodeRecord) -> str:
+        """Return which start of the node is meant; "" while none is known."""
+        known = self.membership.view.get(record.id)
+        return record.incarnation or (known.incarnation if known is not None else "")
+
+    def proves(self, greeting: Greeting) -> Proves | None:
+        """Return what says whether an answer to *greeting* comes from a node that knows the cluster's secret; None
+        where there is no secret."""
+        secret = self._secret
+        if secret is None:
+            return None
+        return lambda node, incarnation, proof: is_proof(
+            proof, secret.response_proof(greeting.nonce, node, incarnation)
+        )
 
     async def connect(self, record: NodeRecord) -> PeerConnection:
         """Raises CannotConnect."""
+        if self._secret is not None and not self._incarnation(record):  # which a proof has to name
+            sender, _ = await self.probe(record)
+            self.membership.heard(sender.node, sender.incarnation)
         link, tls = await self._loop.run_in_executor(self._threads, connect, record, self._certificates)
         return PeerConnection(link, tls, record.id)
 
     async def probe(self, record: NodeRecord) -> tuple[Sender, bool]:
         """Who answers there, and whether the daemon behind that server lives. Raises CannotConnect where nobody
         answers, or somebody else."""
-        work = partial(probe, record, self._certificates, self.greeting(record))
+        greeting = self.greeting(record)
+        work = partial(probe, record, self._certificates, greeting, self.proves(greeting))
         return await self._loop.run_in_executor(self._threads, work)
 
     def run(self, work: Coroutine[None, None, None]) -> None:

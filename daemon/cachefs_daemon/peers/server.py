@@ -17,6 +17,7 @@ from typing import Final
 
 from cachefs.errors import ConfigError
 from cachefs.fetch_frames import BadFrame, Frames, decoder, frame
+from cachefs_daemon.cluster.secret import ClusterSecret
 from cachefs_daemon.cluster.view import ClusterView
 from cachefs_daemon.peers.answering import MOST_FETCHES, Answering, Given
 from cachefs_daemon.peers.crowd import MOST, Caller, Crowd
@@ -61,6 +62,7 @@ class PeerServer:
         self.fetches = fetches
         self.cluster = told.cluster
         self.view = told.view or ClusterView()
+        self.secret = ClusterSecret(told.secret) if told.secret else None
         self.signs = Signs(lambda: self._send(Said(brief=True, asks=True)))
         fetches.on_answer = self.signs.heard
         self._listening = listening

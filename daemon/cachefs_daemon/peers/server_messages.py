@@ -26,6 +26,8 @@ class Told(Message, frozen=True):
     # Name of the cluster, and the cluster as its daemon knows it. None: as before; the daemon lives.
     cluster: str
     view: ClusterView | None = None
+    # The cluster's secret, with the view; empty where there is none.
+    secret: bytes = b""
 
 
 class Served(msgspec.Struct, frozen=True, array_like=True):

@@ -15,6 +15,7 @@ from cachefs.block import KEY_SIZE
 from cachefs.errors import ConfigError
 from cachefs.fetch_frames import BadFrame, Frames, decoder, frame
 from cachefs_daemon.cluster.membership import Membership
+from cachefs_daemon.cluster.secret import ClusterSecret
 from cachefs_daemon.peers.server_messages import MOST_SAID, Said, Served, Told
 from cachefs_daemon.peers.tls import TlsFiles
 from cachefs_daemon.runtime.errorlog import ErrorLog
@@ -51,6 +52,8 @@ class ServerPlaces:
     tls: TlsFiles | None = None
     # Servers; 0 for as many as suit the machine.
     count: int = 0
+    # None: nodes prove nothing to each other.
+    secret: ClusterSecret | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -270,7 +273,9 @@ class PeerServers:
     def _tell(self, server: _Server) -> None:
         server.is_outdated = bool(server.unsent)  # of those that come while it reads slowly it needs the last one only
         if not server.is_outdated:
-            server.unsent += frame(Told(cluster=self._cluster, view=self._membership.view))
+            secret = self._places.secret
+            key = secret.key if secret is not None else b""
+            server.unsent += frame(Told(cluster=self._cluster, view=self._membership.view, secret=key))
             self._send(server)
 
     def _send(self, server: _Server) -> None:

@@ -17,12 +17,14 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from cachefs.errors import AccessDenied, Busy, CachefsError, ConfigError
 from cachefs.observe_messages import OBSERVE, OBSERVER
+from cachefs_daemon.cluster.handshake import SECRET_HINT
 from cachefs_daemon.cluster.membership import Membership
+from cachefs_daemon.cluster.secret import is_proof
 from cachefs_daemon.cluster.view import NodeRecord, encode_record, format_address
 from cachefs_daemon.sharing.observers import NOBODY, Observers
 from cachefs_daemon.sharing.security import INSECURE, Security
 from cachefs_daemon.sharing.visitors import OF_MEMBER, Visitors
-from cachefs_daemon.sharing.wire import ANSWERED_BY, CLUSTER, LIST, NODE, SENDER
+from cachefs_daemon.sharing.wire import ADDRESSEE, ANSWERED_BY, CLUSTER, LIST, NODE, NONCE, OTHER_START, PROOF, SENDER
 
 log = logging.getLogger(__name__)
 
@@ -140,6 +142,8 @@ class ControlEndpoint:
         try:
             if OBSERVER in request.headers or request.path.startswith(OBSERVE):
                 return await self._receive(request, handler)
+            if self._is_for_another_start(request):
+                return _refusal(OTHER_START, "this is another start of the daemon")
             why = self._why_not(request)
             if why:
                 self.refuse(f"node {request.headers.get(SENDER, '')[:32]!r} at {request.remote}", why)
@@ -176,6 +180,7 @@ class ControlEndpoint:
         sender = self.sender(request)
         transport = request.transport
         refusal = self._security.refusal(transport and transport.get_extra_info("ssl_object"), sender)
+        refusal = refusal or self._unproven(request)
         if refusal or request.path == NODE:
             return refusal
         view = self._membership.view
@@ -183,8 +188,41 @@ class ControlEndpoint:
             return "its list of nodes is another one than that of this node; make cluster.nodes the same on all nodes"
         return "" if sender is not None else "it is no member of the cluster, or not yet"
 
+    def _is_for_another_start(self, request: web.Request) -> bool:
+        """Return whether the proof of a request is for another start of this node's daemon. The answer names this one,
+        and the sender asks again: a proof for no start in particular could be kept, and used by another user."""
+        mine = self._membership.view.mine
+        return (
+            self._security.secret is not None
+            and mine is not None
+            and NONCE in request.headers
+            and request.headers.get(ADDRESSEE, "") != mine.incarnation
+        )
+
+    def _unproven(self, request: web.Request) -> str:
+        """Return why the request does not prove that its sender knows the cluster's secret; "" where it does, or where
+        there is none."""
+        secret, mine = self._security.secret, self._membership.view.mine
+        if secret is None or mine is None:
+            return ""
+        headers = request.headers
+        expected = secret.request_proof(
+            headers.get(NONCE, ""),
+            headers.get(SENDER, ""),
+            mine.id,
+            mine.incarnation,
+            f"{request.method} {request.path}",
+        )
+        if is_proof(headers.get(PROOF, ""), expected):
+            return ""
+        return f"it does not prove that it knows this cluster's secret: {SECRET_HINT}"
+
     async def _sign(self, request: web.Request, response: web.StreamResponse) -> None:
-        response.headers[ANSWERED_BY] = self._membership.view.me
+        view, secret, nonce = self._membership.view, self._security.secret, request.headers.get(NONCE, "")
+        response.headers[ANSWERED_BY] = view.me
+        if secret is not None and nonce and view.mine is not None:
+            response.headers[ADDRESSEE] = view.mine.incarnation
+            response.headers[PROOF] = secret.response_proof(nonce, view.me, view.mine.incarnation)
 
     async def _node(self, request: web.Request) -> web.Response:
         mine = self._membership.view.mine

@@ -10,9 +10,22 @@ import aiohttp
 from aiohttp.connector import Connection
 
 from cachefs.errors import CachefsError
+from cachefs_daemon.cluster.handshake import SECRET_HINT
+from cachefs_daemon.cluster.secret import is_proof, make_nonce
 from cachefs_daemon.cluster.view import NodeRecord, format_address
+from cachefs_daemon.cluster_section import MOST_NODES
 from cachefs_daemon.sharing.security import INSECURE, Security
-from cachefs_daemon.sharing.wire import ANSWERED_BY, CLUSTER, INCARNATION, LIST, SENDER
+from cachefs_daemon.sharing.wire import (
+    ADDRESSEE,
+    ANSWERED_BY,
+    CLUSTER,
+    INCARNATION,
+    LIST,
+    NONCE,
+    OTHER_START,
+    PROOF,
+    SENDER,
+)
 
 CONNECT_SECONDS: Final = 3.0
 # Characters of a text of a peer that are shown.
@@ -58,7 +71,10 @@ class PeerHttp:
         self._security = security
         self._scheme = "http" if security.client is None else "https"
         self._headers = {CLUSTER: cluster, SENDER: me, **({LIST: str(list_epoch)} if list_epoch else {})}
+        self._me = me
         self._session: aiohttp.ClientSession | None = None
+        # By id of a node: the incarnation that has answered last, where a proof has to name it.
+        self._incarnations: dict[str, str] = {}
 
     def identify(self, incarnation: str) -> None:
         """Say with each request which start of the daemon asks."""
@@ -90,22 +106,16 @@ class PeerHttp:
         """An answer with status 200 or 206 of that very node, and of no other, whose body is still to be read. All of
         it together may take *seconds*. more: as aiohttp takes it. Raises PeerFailed, also for what goes wrong in the
         block."""
-        if self._session is None:
-            self._session = self._open()
-        url = f"{self._scheme}://{format_address(node.host, node.control_port)}{path}"
         try:
-            async with (
-                asyncio.timeout(seconds),
-                self._session.request(
-                    method,
-                    url,
-                    allow_redirects=False,
-                    ssl=self._security.client() if self._security.client is not None else True,
-                    **more,
-                ) as answer,
-            ):
-                await self._check(node, answer)
-                yield answer
+            async with asyncio.timeout(seconds):
+                async with self._asked(node, method, path, **more) as answer:
+                    if not self._is_restarted(node, answer):
+                        await self._check(node, answer)
+                        yield answer
+                        return
+                async with self._asked(node, method, path, **more) as answer:
+                    await self._check(node, answer)
+                    yield answer
         except TimeoutError:
             raise PeerFailed(f"no answer within {seconds:.3g} s") from None
         except aiohttp.ClientConnectorCertificateError as error:
@@ -120,6 +130,49 @@ class PeerHttp:
             raise PeerFailed(_shown(str(error)) or type(error).__name__) from None
         except (OSError, ValueError) as error:
             raise PeerFailed(_shown(str(error)) or type(error).__name__) from None
+
+    @asynccontextmanager
+    async def _asked(
+        self, node: NodeRecord, method: str, path: str, headers: Mapping[str, str] | None = None, **more: Any
+    ) -> AsyncIterator["_Answer"]:
+        """Ask once, and see to it that who answers knows the cluster's secret. Raises PeerFailed, and what aiohttp
+        raises."""
+        if self._session is None:
+            self._session = self._open()
+        secret, proof, nonce = self._security.secret, {}, ""
+        if secret is not None:
+            nonce, meant = make_nonce(), self._incarnations.get(node.id) or node.incarnation
+            what = f"{method} {path}"
+            proof = {NONCE: nonce, ADDRESSEE: meant}
+            proof[PROOF] = secret.request_proof(nonce, self._me, node.id, meant, what)
+        async with self._session.request(
+            method,
+            f"{self._scheme}://{format_address(node.host, node.control_port)}{path}",
+            allow_redirects=False,
+            ssl=self._security.client() if self._security.client is not None else True,
+            headers={**(headers or {}), **proof},
+            **more,
+        ) as answer:
+            assert isinstance(answer, _Answer)
+            if secret is not None:
+                answered_by, incarnation = answer.headers.get(ANSWERED_BY, ""), answer.headers.get(ADDRESSEE, "")
+                expected = secret.response_proof(nonce, answered_by, incarnation)
+                if not is_proof(answer.headers.get(PROOF, ""), expected):
+                    answer.hang_up()
+                    raise PeerFailed(f"it does not prove that it knows this cluster's secret: {SECRET_HINT}")
+            yield answer
+
+    def _is_restarted(self, node: NodeRecord, answer: "_Answer") -> bool:
+        """Return whether another start of the node's daemon answers than the one that was meant: then it is to be asked
+        again."""
+        incarnation = answer.headers.get(ADDRESSEE, "")
+        if self._security.secret is None or answer.headers.get(ANSWERED_BY) != node.id:
+            return False
+        before = self._incarnations.get(node.id) or node.incarnation
+        if len(self._incarnations) >= MOST_NODES:
+            self._incarnations.clear()
+        self._incarnations[node.id] = incarnation
+        return answer.status == OTHER_START and incarnation != before
 
     async def close(self) -> None:
         if self._session is not None:
@@ -136,9 +189,8 @@ class PeerHttp:
             auto_decompress=False,
         )
 
-    async def _check(self, node: NodeRecord, answer: aiohttp.ClientResponse) -> None:
+    async def _check(self, node: NodeRecord, answer: "_Answer") -> None:
         """Raises PeerFailed where it is no answer of *node*, or says no."""
-        assert isinstance(answer, _Answer)
         answered_by = answer.headers.get(ANSWERED_BY, "")
         somebody_else = self._security.refusal(answer.ssl_object, node)
         if not somebody_else and answered_by != node.id:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from cachefs_daemon.cluster.secret import ClusterSecret
 from cachefs_daemon.cluster.view import NodeRecord
 
 # Why this connection's other end is not to be talked to; empty where it is. It is told the `ssl_object` of the
@@ -34,6 +35,8 @@ class Security:
     client: Callable[[], ssl.SSLContext] | None = None
     refusal: Refusal = _no_refusal
     names: Names = _no_names
+    # What nodes without TLS prove to each other that they know; None: nothing.
+    secret: ClusterSecret | None = None
 
 
 INSECURE = Security()

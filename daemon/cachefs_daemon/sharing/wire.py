@@ -14,6 +14,13 @@ INCARNATION: Final = "Cachefs-Incarnation"
 LIST: Final = "Cachefs-List"
 # An answer of another node than the one that was meant is none: its address may be another's by now.
 ANSWERED_BY: Final = "Cachefs-Answered-By"
+# Where nodes share a secret: the start of the addressee's daemon that is meant, or that answers; a nonce; and what
+# proves that who asks, or answers, knows the secret. See cachefs_daemon.cluster.secret.
+ADDRESSEE: Final = "Cachefs-Addressee"
+NONCE: Final = "Cachefs-Nonce"
+PROOF: Final = "Cachefs-Proof"
+# The status of an answer to a request that was meant for another start of the daemon.
+OTHER_START: Final = 421
 
 STATE: Final = "/state"
 NODE: Final = "/node"

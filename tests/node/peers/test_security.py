@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+from cachefs_daemon.cluster.secret import ClusterSecret
 from cachefs_daemon.peers import crowd
 from cachefs_daemon.peers.answers import Failed, PeerBlock, Why
 from cachefs_daemon.peers.tls import Certificates
@@ -257,3 +258,36 @@ class ServingNodes:
 @pytest.fixture
 def root_of_module(root: Path) -> ServingNodes:
     return ServingNodes(root)
+
+
+def test_with_a_secret_only_those_who_know_it_are_answered_and_believed(root: Path) -> None:
+    key, other = ClusterSecret(b"0123456789abcdef"), ClusterSecret(b"another-secret-of-it")
+
+    async def scenario() -> None:
+        async with ServingNode(root, secret=key) as node:
+            node.put(1)
+            async with asker(node.record, secret=key) as friend:
+                answer = await friend.ask(node.record, wanted(1))
+                assert isinstance(answer, PeerBlock)
+                assert bytes(answer.data) == data_of(1, SIZE)
+            # Of a static list nobody knows the incarnation at first.
+            fresh = dataclasses.replace(node.record, incarnation="")
+            async with asker(fresh, secret=key) as friend:
+                first = await friend.ask(fresh, wanted(1))
+                known = friend.membership.heard_of[node.record.id]
+                assert known == node.record.incarnation
+                assert isinstance(first, PeerBlock | Failed)
+            for wrong in (other, None):
+                async with asker(node.record, secret=wrong) as stranger:
+                    refused = await stranger.ask(node.record, wanted(1))
+                    assert isinstance(refused, Failed)
+                    assert "cluster.secret_file" in refused.reason
+            await until(lambda: "another secret" in node.complaints(), "the server says whom it has refused")
+        async with ServingNode(root / "plain") as impostor:
+            impostor.put(1)
+            async with asker(impostor.record, secret=key) as deceived:
+                refused = await deceived.ask(impostor.record, wanted(1))
+                assert isinstance(refused, Failed)
+                assert "does not prove that it knows this cluster's secret" in refused.reason
+
+    asyncio.run(scenario())

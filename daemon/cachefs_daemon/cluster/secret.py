@@ -1,0 +1,127 @@
+"""The secret that daemons on loopback share, and how each side of a request proves that it knows the secret.
+
+A port of loopback is open to every user of the machine, and so is the port of a daemon that has ended. So each request
+has a nonce and a proof (a keyed BLAKE2b) for one addressee and one start of it, and each answer has a proof for that
+nonce. The secret itself never leaves the daemon. A proof that was sent to a port which another user has taken is of no
+use elsewhere: it names the node, and a start of its daemon that is over.
+
+Nodes with certificates have no such secret, and nor have those with `insecure_peers`.
+"""
+
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cachefs.errors import ConfigError
+from cachefs_daemon.cluster_section import ClusterSection
+
+# Random bytes of a secret that a daemon makes; bytes that a file may have, but for a line end.
+_MADE: Final = 24
+_LEAST: Final = 16
+_MOST: Final = 64
+_SAFELY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSecret:
+    """A secret of _LEAST to _MOST bytes."""
+
+    key: bytes
+
+    def __repr__(self) -> str:
+        return "ClusterSecret(...)"
+
+    def request_proof(self, nonce: str, sender: str, addressee: str, incarnation: str, what: str) -> str:
+        """Prove to one start (*incarnation*) of the node *addressee* that the node *sender* asks it for *what*."""
+        return self._proof("request", nonce, sender, addressee, incarnation, what)
+
+    def response_proof(self, nonce: str, node: str, incarnation: str) -> str:
+        """Prove to the sender of *nonce* that this start of *node* answers."""
+        return self._proof("response", nonce, node, incarnation)
+
+    def _proof(self, *parts: str) -> str:
+        return hashlib.blake2b("\n".join(parts).encode(), key=self.key, digest_size=32).hexdigest()
+
+
+def make_nonce() -> str:
+    """Return 32 hex digits that nobody has used before."""
+    return secrets.token_hex(16)
+
+
+def is_proof(said: str, expected: str) -> bool:
+    """Compare two proofs in a time that says nothing about them."""
+    return hmac.compare_digest(said.encode("utf-8", "replace"), expected.encode())
+
+
+def default_file() -> Path:
+    """Return the file that all daemons of one user on one machine share."""
+    return Path(f"/dev/shm/cachefs-secret-{os.geteuid()}")
+
+
+def load_secret(section: ClusterSection) -> ClusterSecret | None:
+    """Return the secret of this node's cluster; None where it needs none. The first daemon makes the file.
+
+    Raises ConfigError where the file cannot be used, or is not a secret.
+    """
+    if not section.needs_secret:
+        return None
+    path = section.secret_file or default_file()
+    try:
+        return ClusterSecret(_read(path) or _make(path))
+    except OSError as error:
+        raise ConfigError(f"cluster.secret_file = {str(path)!r}: {error.strerror}") from None
+
+
+def _read(path: Path) -> bytes:
+    """Return what is in the file; b"" where there is none. Raises OSError, ConfigError."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | _SAFELY)
+    except FileNotFoundError:
+        return b""
+    try:
+        found = os.fstat(descriptor)
+        if why := _objection(found):
+            raise ConfigError(f"cluster.secret_file = {str(path)!r}: {why}")
+        key = os.read(descriptor, _MOST + 2).strip()
+    finally:
+        os.close(descriptor)
+    if not _LEAST <= len(key) <= _MOST:
+        raise ConfigError(
+            f"cluster.secret_file = {str(path)!r}: it has {len(key)} bytes, and a secret {_LEAST} to {_MOST}; remove "
+            "it, and the next daemon that starts makes a new one"
+        )
+    return key
+
+
+def _objection(found: os.stat_result) -> str:
+    """Return why a file is not a secret of this daemon; "" where it is."""
+    if not stat.S_ISREG(found.st_mode):
+        return "it is not a file"
+    if found.st_uid not in (0, os.geteuid()):
+        return f"it belongs to user {found.st_uid}, who could know it; name another file"
+    if found.st_mode & 0o027:
+        return f"mode {stat.S_IMODE(found.st_mode):04o} lets other users read or change it; `chmod 600` it"
+    return ""
+
+
+def _make(path: Path) -> bytes:
+    """Make the file, or read the one that another daemon has made meanwhile. Raises OSError, ConfigError."""
+    fresh = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFELY, 0o600)
+    try:
+        os.write(descriptor, secrets.token_hex(_MADE).encode() + b"\n")
+        os.fsync(descriptor)
+        with suppress(FileExistsError):
+            path.hardlink_to(fresh)
+    finally:
+        os.close(descriptor)
+        fresh.unlink()
+    if not (key := _read(path)):
+        raise ConfigError(f"cluster.secret_file = {str(path)!r}: it was removed as it was made; start again")
+    return key

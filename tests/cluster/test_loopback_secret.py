@@ -1,0 +1,70 @@
+"""What another user of the machine can do with the ports of a cluster on loopback: nothing."""
+
+import encodings.idna  # the other user cannot read this interpreter's files
+import http.client
+import multiprocessing
+import os
+import socket
+from pathlib import Path
+
+from cachefs_daemon.cluster.handshake import Greeting
+from cachefs_daemon.peers.protocol import AskedBlock, Question, encode_question
+
+from cachefs.block import block_key
+from cachefs.messages import Empty
+from cachefs.rpc import CLUSTER
+from cachefs.snapshot import Snapshot
+from tests.cluster.nodes import small_cluster
+from tests.servers.s3 import S3Server
+
+_OTHER_USER = 65534
+
+
+def test_another_user_is_no_node(tmp_path: Path, rclone: S3Server) -> None:
+    with small_cluster(tmp_path, rclone, "loopback-secret", 2, {}) as small:
+        one, _ = small.nodes
+        assert small.wrong(one) == []
+        status = one.client.call(CLUSTER, Empty())
+        first, second = status.members
+        path = next((one.work / "state" / "snapshots").glob("*.snapshot"))
+        snapshot = Snapshot(path)
+        entry, size, content = next(iter(snapshot.contents()))
+        asked = AskedBlock(snapshot.id, entry, 0, block_key(content, 0), size)
+        greeting = Greeting("default", second.id, first.id, first.incarnation, status.epoch)
+        question = encode_question(Question([asked], fetch=True), greeting, 3.0)
+        said = _as_another_user(first.host, first.data_port, question, second.id)
+        assert said["blocks"].startswith(b"HTTP/1.1 403 ")
+        assert not any(content[:200] in said["blocks"] for content in small.files.values())
+        assert said["drain"] == 403
+        assert {member.state for member in one.client.call(CLUSTER, Empty()).members} == {"active"}
+        assert "does not prove that it knows this cluster's secret" in one.log.read_text()
+
+
+def _as_another_user(host: str, port: int, question: bytes, node: str) -> dict:  # type: ignore[type-arg]
+    """Ask for a block, and to drain, as the node called that."""
+    assert encodings.idna
+    forks = multiprocessing.get_context("fork")
+    ours, theirs = forks.Pipe()
+
+    def ask() -> None:
+        if os.geteuid() == 0:
+            os.setgroups([])
+            os.setgid(_OTHER_USER)
+            os.setuid(_OTHER_USER)
+        found = b""
+        with socket.create_connection((host, port), 10) as connection:
+            connection.settimeout(10)
+            connection.sendall(question)
+            while data := connection.recv(1 << 16):
+                found += data
+        client = http.client.HTTPConnection(host, port + 1, timeout=10)
+        client.request("POST", "/drain", headers={"Cachefs-Cluster": "default", "Cachefs-Node": node})
+        theirs.send({"blocks": found, "drain": client.getresponse().status})
+
+    process = forks.Process(target=ask)
+    process.start()
+    try:
+        assert ours.poll(60), "the other user is not answered"
+        return ours.recv()
+    finally:
+        process.join(10)

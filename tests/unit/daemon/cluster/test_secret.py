@@ -1,0 +1,125 @@
+"""The secret of a cluster on loopback: whose file it may be, and what is proven with it."""
+
+import dataclasses
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from cachefs_daemon.cluster import secret
+from cachefs_daemon.cluster.handshake import Greeting, Verdict, explain, judge
+from cachefs_daemon.cluster.secret import ClusterSecret, is_proof, load_secret, make_nonce
+from cachefs_daemon.cluster.view import ClusterView
+from cachefs_daemon.cluster_section import ClusterSection
+
+from cachefs.errors import ConfigError
+from tests.members import member_id, member_record
+
+NODES = ("a=127.0.0.1:7000", "b=127.0.0.1:7100")
+KEY = ClusterSecret(b"0123456789abcdef")
+VIEW = ClusterView(7, member_id(1), (member_record(1), member_record(2)), (), "etcd", "", 0.0)
+
+
+def section(path: Path | None, **more: object) -> ClusterSection:
+    return ClusterSection(membership="static", name="a", nodes=NODES, secret_file=path, **more)  # type: ignore[arg-type]
+
+
+def test_daemons_that_start_together_make_one_secret(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    with ThreadPoolExecutor(8) as pool:
+        found = {one.key for one in pool.map(lambda _: load_secret(section(path)), range(40)) if one is not None}
+    assert len(found) == 1
+    assert len(*found) >= 32
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert os.listdir(tmp_path) == ["secret"]
+
+
+def test_daemons_of_one_user_share_a_file_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert secret.default_file().name == f"cachefs-secret-{os.geteuid()}"
+    monkeypatch.setattr(secret, "default_file", lambda: tmp_path / "shared")
+    assert load_secret(section(None)) == load_secret(section(None))
+
+
+def test_a_node_that_has_certificates_or_asks_for_no_security_needs_none(tmp_path: Path) -> None:
+    path = tmp_path / "secret"
+    assert load_secret(section(path, insecure_peers=True)) is None
+    assert load_secret(section(path, tls_ca=tmp_path / "ca")) is None
+    assert load_secret(ClusterSection(secret_file=path)) is None
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "said"),
+    [
+        (b"0123456789abcdef\n", 0o600, ""),
+        (b"0123456789abcdef", 0o640, ""),
+        (b"0123456789abcdef", 0o644, "0644 lets other users read or change it"),
+        (b"0123456789abcdef", 0o660, "0660 lets other users read or change it"),
+        (b"0123456789abcde", 0o600, "it has 15 bytes"),
+        (b"0" * 65, 0o600, "it has 65 bytes"),
+        (b"\n", 0o600, "it has 0 bytes"),
+    ],
+)
+def test_what_a_file_may_be(tmp_path: Path, content: bytes, mode: int, said: str) -> None:
+    path = tmp_path / "secret"
+    path.write_bytes(content)
+    path.chmod(mode)
+    if not said:
+        assert load_secret(section(path)) == ClusterSecret(b"0123456789abcdef")
+        return
+    with pytest.raises(ConfigError, match=said) as refused:
+        load_secret(section(path))
+    assert "cluster.secret_file" in str(refused.value)
+
+
+def test_what_another_user_may_have_prepared_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / "real").write_bytes(b"0123456789abcdef")
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("link", "pipe", "none/secret"):
+        with pytest.raises(ConfigError, match=r"cluster\.secret_file"):
+            load_secret(section(tmp_path / name))
+    if os.geteuid() == 0:
+        os.chown(tmp_path / "real", 65534, 65534)
+        (tmp_path / "real").chmod(0o600)
+        with pytest.raises(ConfigError, match="it belongs to user 65534"):
+            load_secret(section(tmp_path / "real"))
+
+
+def greeting(key: ClusterSecret = KEY, **change: object) -> Greeting:
+    """A greeting with its proof."""
+    plain = Greeting("c", member_id(2), member_id(1), member_record(1).incarnation, 7, nonce=make_nonce())
+    plain = dataclasses.replace(plain, **change)  # type: ignore[arg-type]
+    return dataclasses.replace(plain, proof=plain.expected_proof(key))
+
+
+def test_only_a_proof_for_this_node_and_this_start_of_it_is_taken() -> None:
+    assert judge(VIEW, "c", greeting(), KEY) is Verdict.WELCOME
+    for wrong in (
+        greeting(ClusterSecret(b"another-secret-of-it")),
+        dataclasses.replace(greeting(), proof=""),
+        dataclasses.replace(greeting(), nonce=make_nonce()),
+        dataclasses.replace(greeting(), sender=member_id(3)),
+        dataclasses.replace(greeting(addressee=member_id(2)), addressee=member_id(1)),  # caught on another one's port
+        dataclasses.replace(greeting(incarnation="e" * 16), incarnation=member_record(1).incarnation),
+    ):
+        assert judge(VIEW, "c", wrong, KEY) is Verdict.UNPROVEN
+    assert judge(VIEW, "c", greeting(incarnation=""), KEY) is Verdict.OTHER_INCARNATION
+    assert "cluster.secret_file" in explain(Verdict.UNPROVEN, VIEW, "c", greeting())
+
+
+def test_an_answer_proves_its_sender_for_one_nonce() -> None:
+    nonce, node, start = make_nonce(), member_id(1), "f" * 16
+    proof = KEY.response_proof(nonce, node, start)
+    assert is_proof(proof, KEY.response_proof(nonce, node, start))
+    for other in (
+        KEY.response_proof(make_nonce(), node, start),
+        KEY.response_proof(nonce, member_id(2), start),
+        KEY.response_proof(nonce, node, "e" * 16),
+        ClusterSecret(b"another-secret-of-it").response_proof(nonce, node, start),
+        KEY.request_proof(nonce, node, start, "", ""),
+    ):
+        assert not is_proof(proof, other)
+    assert not is_proof("", proof)
+    assert not is_proof("\udcff", proof)
+    assert "0123" not in repr(KEY)

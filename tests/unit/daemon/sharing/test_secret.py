@@ -1,0 +1,96 @@
+"""Control endpoints on loopback: who does not know the secret is refused, and is not believed."""
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from cachefs_daemon.cluster.secret import ClusterSecret
+from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.sharing.peer_http import PeerFailed
+from cachefs_daemon.sharing.security import Security
+from cachefs_daemon.sharing.wire import CLUSTER, NODE, SENDER
+
+from tests.sharing import SharingNode, introduce, node_record, until
+
+KEY = ClusterSecret(b"0123456789abcdef")
+OTHER = ClusterSecret(b"another-secret-of-it")
+
+
+@asynccontextmanager
+async def nodes_with(*keys: ClusterSecret | None) -> AsyncIterator[list[SharingNode]]:
+    threads = Threads()
+    nodes = [SharingNode(node_record(at + 1), threads, Security(secret=key)) for at, key in enumerate(keys)]
+    try:
+        for node in nodes:
+            await node.start()
+        introduce(nodes)
+        yield nodes
+    finally:
+        for node in nodes:
+            await node.shared.stop()
+        threads.close()
+
+
+def test_nodes_with_one_secret_hear_each_other_also_after_another_start() -> None:
+    async def scenario() -> None:
+        async with nodes_with(KEY, KEY) as (one, two):
+            await until(lambda: one.shared.has_heard(two.record.id) and two.shared.has_heard(one.record.id))
+            # The other node runs with another incarnation than this one knows, or this one knows none (a static list).
+            for known in ("", "e" * 16):
+                two.record = dataclasses.replace(two.record, incarnation="d" * 16)
+                two.meet(one)
+                asked = dataclasses.replace(two.record, incarnation=known)
+                assert b"node-2" in await one.shared.http.get(asked, NODE, 10, 1 << 16)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("keys", [(KEY, OTHER), (KEY, None), (None, KEY)])
+def test_a_node_with_another_secret_is_refused_and_not_believed(keys: tuple[ClusterSecret | None, ...]) -> None:
+    async def scenario() -> None:
+        async with nodes_with(*keys) as nodes:
+            for asks, asked in (nodes, nodes[::-1]):
+                with pytest.raises(PeerFailed, match=r"cluster\.secret_file"):
+                    await asks.shared.http.post(asked.record, "/state", 10, 1 << 16, b"")
+
+    asyncio.run(scenario())
+
+
+def test_a_user_who_says_that_he_is_a_member_is_refused_and_what_was_asked_of_him_opens_nothing() -> None:
+    caught: list[dict[str, str]] = []
+
+    async def steal(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Listen on the port of a node that is down, and answer as that node."""
+        lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")[1:-2]
+        caught.append(dict(line.split(": ", 1) for line in lines))
+        writer.write(b"HTTP/1.1 200 OK\r\nCachefs-Answered-By: 0000000000000002\r\nContent-Length: 2\r\n\r\nok")
+        await writer.drain()
+        writer.close()
+
+    async def scenario() -> None:
+        async with nodes_with(KEY, KEY) as (one, two):
+            url = f"http://127.0.0.1:{one.record.control_port}/state?since=0&progress=0&wait=0"
+            async with aiohttp.ClientSession() as session:
+                plain = {CLUSTER: "test", SENDER: two.record.id}
+                async with session.get(url, headers=plain) as answer:
+                    assert answer.status == 403
+                thief = await asyncio.start_server(steal, "127.0.0.1", 0)
+                down = dataclasses.replace(two.record, control_port=thief.sockets[0].getsockname()[1])
+                with pytest.raises(PeerFailed, match="does not prove"):
+                    await one.shared.http.get(down, "/state", 10, 1 << 16)
+                thief.close()
+                for name in ("Host", "Accept", "Accept-Encoding"):
+                    caught[0].pop(name, None)
+                # Used against the node that has asked, and against the other one, which has begun again since.
+                for node in (one, two):
+                    if node is two:
+                        two.record = dataclasses.replace(two.record, incarnation="d" * 16)
+                        two.meet(one)
+                    url = f"http://127.0.0.1:{node.record.control_port}/state?since=0&progress=0&wait=0"
+                    async with session.get(url, headers=caught[0]) as answer:
+                        assert answer.status in (403, 421)
+
+    asyncio.run(scenario())
