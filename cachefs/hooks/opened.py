@@ -5,6 +5,7 @@ in torch's own frame: the hook looks from the `open` down the stack until it com
 dataset. So nothing of the job is wrapped, and a loader that opens nothing under a mount costs nothing.
 """
 
+import atexit
 import contextlib
 import itertools
 import os
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
@@ -20,6 +22,7 @@ from typing import Any, Final
 import numpy
 
 from cachefs.publishing.channel import PAGE_NAME, Line, Need, Op, Page, Unheard
+from cachefs.publishing.foreign import is_foreign, suppress_own
 from cachefs.publishing.places import Places
 
 # Tells a worker that is spawned for which loader it works: the loader's number, and its process.
@@ -65,10 +68,12 @@ def watch() -> None:
     if not _audits:
         _audits = True
         sys.addaudithook(_audit)
+        atexit.register(forget_ended)
 
 
 def load_for(number: int | None, *, is_spawned: bool) -> None:
     """Workers that this thread is about to start load for this loader. is_spawned: they do not inherit memory."""
+    forget_ended()
     _thread.loader = None if number is None else (number, os.getpid())
     if number is not None and is_spawned:
         os.environ[LOADER_VARIABLE] = f"{number}:{os.getpid()}"
@@ -80,7 +85,7 @@ def was_opened(number: int, mark: str) -> bool:
     """Was a file under a mount opened for a sample of this loader, here or in a worker? Costs 1 us."""
     if number in _opened_here:
         return True
-    with contextlib.suppress(OSError):
+    with suppress_own(OSError):
         os.unlink(mark)
         return True
     return False
@@ -88,19 +93,27 @@ def was_opened(number: int, mark: str) -> bool:
 
 def what_was_opened(number: int, mark: str) -> str:
     """A file under a mount that was opened for this loader; empty where none was, or its name is too long."""
-    with contextlib.suppress(OSError):
+    with suppress_own(OSError):
         _opened_here.setdefault(number, os.readlink(mark))
         os.unlink(mark)
     return _opened_here.get(number, "")
 
 
-def forget(number: int, mark: str, owner: int) -> None:
-    """This loader of the process *owner* has ended."""
-    if os.getpid() == owner:
-        _opened_here.pop(number, None)
-        _readers.pop((number, owner), None)
-        with contextlib.suppress(OSError):
-            os.unlink(mark)
+def note_end(number: int, mark: str, owner: int) -> None:
+    """Notes that this loader of the process *owner* has ended. Python may be collecting garbage in the middle of
+    anything, so what there is of the loader is removed later."""
+    _ended.append((number, mark, owner))
+
+
+def forget_ended() -> None:
+    """Removes what there is of loaders that have ended."""
+    while _ended:
+        number, mark, owner = _ended.popleft()
+        if os.getpid() == owner:
+            _opened_here.pop(number, None)
+            _readers.pop((number, owner), None)
+            with suppress_own(OSError):
+                os.unlink(mark)
 
 
 def mark_of(number: int, owner: int) -> str:
@@ -110,7 +123,7 @@ def mark_of(number: int, owner: int) -> str:
 
 def found(number: int, slot: int, length: int, directory: Path) -> None:
     """This loader of this process is now a consumer: who sees its files opened tells the helper in *directory*."""
-    with contextlib.suppress(OSError):
+    with suppress_own(OSError):
         (directory / f"loader-{number}").symlink_to(f"{slot}:{length}")
 
 
@@ -122,6 +135,7 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
+_ended: deque[tuple[int, str, int]] = deque()  # loaders of which something may be left to be removed
 _opened_here: dict[int, str] = {}  # by number of a loader of this process: a file that was opened for it
 _fetching: dict[CodeType, CodeType] = {}  # code of the fetcher, and of its comprehension -> of the fetcher
 _streaming: set[CodeType] = set()  # code of the fetcher that has no samples to name
@@ -133,8 +147,9 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
         _thread.is_busy = True
         try:
             _on_open(os.fsdecode(arguments[0]))
-        except Exception:  # it would be raised out of the job's `open`
-            pass
+        except Exception as error:  # it would be raised out of the job's `open`
+            if is_foreign(error):
+                raise
         finally:
             _thread.is_busy = False
 
@@ -285,7 +300,9 @@ class Reader:
             observed, self._observed = self._observed[:count], self._observed[count:]
             try:
                 self._helper.tell({"op": Op.OPENED, "observed": observed})
-            except (OSError, Unheard):
+            except (OSError, Unheard) as error:
+                if is_foreign(error):
+                    raise
                 # The helper is behind, or gone. The samples are noted again in the next epoch.
                 for samples, _ in observed:
                     self._mark(samples, 0)
@@ -305,9 +322,9 @@ class Helper:
 
     @property
     def need(self) -> Need:
-        """What it wants to hear. The page is not kept: it has a descriptor too."""
-        with contextlib.suppress(OSError, ValueError):
-            return Page(self._directory / PAGE_NAME).need(self._slot)
+        """What it wants to hear."""
+        with suppress_own(OSError, ValueError), contextlib.closing(Page(self._directory / PAGE_NAME)) as page:
+            return page.need(self._slot)
         return Need.NONE
 
     def tell(self, message: dict[str, Any]) -> None:
@@ -347,7 +364,9 @@ def _directory() -> Path:
         place = Path(shared, place.name)
         try:
             found = place.lstat()
-        except OSError:
+        except OSError as error:
+            if is_foreign(error):
+                raise
             if os.access(shared, os.W_OK | os.X_OK):
                 return place
         else:
@@ -357,9 +376,9 @@ def _directory() -> Path:
 
 
 def _make_mark(number: int, owner: int, path: str) -> None:
-    with contextlib.suppress(OSError):
+    with suppress_own(OSError):
         directory = _directory()
-        with contextlib.suppress(FileExistsError):
+        with suppress_own(FileExistsError):
             directory.mkdir(0o700)
         if directory.lstat().st_uid != os.geteuid():
             return  # somebody else may have put a link there
@@ -372,7 +391,7 @@ def _make_mark(number: int, owner: int, path: str) -> None:
 def helper_of(number: int, owner: int) -> Helper | None:
     """The helper of the process *owner*, once it knows this loader."""
     for directory in _directory().glob(f"*/{owner}-*"):
-        with contextlib.suppress(OSError, ValueError):
+        with suppress_own(OSError, ValueError):
             slot, _, length = os.readlink(directory / f"loader-{number}").partition(":")
             return Helper(directory, int(slot), int(length))
     return None

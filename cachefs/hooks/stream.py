@@ -42,7 +42,7 @@ class Stream:
         self._begun = 0  # epochs
         self._publication: Publication | None = None
         self._orders: dict[int, list[int]] = {}  # as published, by epoch
-        weakref.finalize(self, opened.forget, self.number, self._mark, os.getpid())
+        weakref.finalize(self, opened.note_end, self.number, self._mark, os.getpid())
         self._files: tuple[str, ...] = ()  # that were published
         self._is_elsewhere = False  # its files are below no mount
         # Shards whose order is not known are brought one after the other, as who reads one shows.

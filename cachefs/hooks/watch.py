@@ -101,7 +101,7 @@ class Watch:
         self._blind = 0
         self._unknown = ""  # what was told of it that is not understood
         self._cut_at = 0.0  # when the latest part was published (monotonic seconds)
-        weakref.finalize(self, opened.forget, self.number, self._mark, os.getpid())
+        weakref.finalize(self, opened.note_end, self.number, self._mark, os.getpid())
         self._length = len(files or ())
         if files is not None:
             publication = Publication(files, opening, rank=sampler.rank()[0])

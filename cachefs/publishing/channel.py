@@ -11,24 +11,31 @@ import atexit
 import contextlib
 import fcntl
 import hashlib
+import heapq
 import json
 import os
 import re
+import select
 import shutil
 import socket
 import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
+from cachefs.publishing.descriptors import OwnDescriptor
+from cachefs.publishing.foreign import is_foreign, suppress_own
 from cachefs.publishing.page import PAGE_NAME as PAGE_NAME
 from cachefs.publishing.page import SLOTS
 from cachefs.publishing.page import Need as Need
 from cachefs.publishing.page import Page as Page
+from cachefs.publishing.stderr import write_line
 from cachefs.socket_path import SOCKET_VARIABLE, absolute
 
 # Names the helper's directory to worker processes, in whatever way they are started.
@@ -45,6 +52,8 @@ SEND_SECONDS: Final = 2.0
 START_SECONDS: Final = 10.0
 # The inode number of the pid namespace in which a machine starts (PROC_PID_INIT_INO of Linux).
 _FIRST_NAMESPACE: Final = 0xEFFFFFFC
+# A job may have restored the default action of SIGPIPE, which would end it.
+_AT_ONCE: Final = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
 # Different lines that a process says of its loaders.
 MOST_LINES: Final = 32
 _LAUNCH: Final = Path(__file__).with_name("launch.py")
@@ -80,48 +89,66 @@ class Unheard(Exception):
 
 
 class Line:
-    """A connection to the helper that has this directory. Any process of the job may have one of its own."""
+    """A connection to the helper that has this directory. Any process of the job may have one of its own.
+
+    Where the job has closed the connection's descriptor, the next message makes another connection.
+    """
 
     def __init__(self, directory: Path) -> None:
         """Raises OSError."""
-        self._socket = _packet_socket()
-        try:
-            # This fails at once, and does not wait, where too many connections wait to be accepted.
-            self._socket.settimeout(SEND_SECONDS)
-            self._socket.connect(str(directory / SOCKET_NAME))
-        except OSError:
-            self._socket.close()
-            raise
+        self._directory = directory
+        self._descriptor = _connected(directory)
 
     def send(self, message: dict[str, Any], bulk: Any = None, *, wait: bool = True) -> None:
         """bulk: an object with a buffer (array, bytes). Raises Unheard; without *wait*, also where the helper is so far
         behind that its socket is full.
         """
-        fds = [] if bulk is None else [_anonymous_file(bulk)]
+        fds: list[int] = []
         try:
-            self._socket.settimeout(SEND_SECONDS if wait else 0)
+            if bulk is not None:
+                fds.append(_anonymous_file(bulk))
             ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-            # A job may have restored the default action of SIGPIPE, which would end it.
-            self._socket.sendmsg([json.dumps(message).encode()], ancillary, socket.MSG_NOSIGNAL)
+            self._send(json.dumps(message).encode(), ancillary, SEND_SECONDS if wait else 0.0)
         except OSError as error:
+            if is_foreign(error):
+                raise
             raise Unheard(str(error)) from None
         finally:
             for fd in fds:
                 os.close(fd)
 
+    def _send(self, packet: bytes, ancillary: list[Any], seconds: float) -> None:
+        """Raises OSError. What it waits for is that the helper receives."""
+        number = self._descriptor.number
+        if number is None:
+            self._descriptor = _connected(self._directory)
+            number = self._descriptor.number
+        with _borrowed(number) as line:
+            try:
+                line.sendmsg([packet], ancillary, _AT_ONCE)
+            except BlockingIOError:
+                if not seconds or not _has_room(number, seconds):
+                    raise
+                line.sendmsg([packet], ancillary, _AT_ONCE)
+
     @property
     def was_hung_up(self) -> bool:
-        """Has the helper closed the connection? It sends nothing, so there is nothing else to receive."""
-        self._socket.settimeout(0)
-        try:
-            return not self._socket.recv(1)
-        except BlockingIOError:
+        """Returns whether the helper has closed the connection. It sends nothing that could be received instead."""
+        number = self._descriptor.number
+        if number is None:
             return False
-        except OSError:
-            return True
+        with _borrowed(number) as line:
+            try:
+                return not line.recv(1, _AT_ONCE)
+            except BlockingIOError:
+                return False
+            except OSError as error:
+                if is_foreign(error):
+                    raise
+                return True
 
     def close(self) -> None:
-        self._socket.close()
+        self._descriptor.close()
 
 
 class Channel:
@@ -134,7 +161,9 @@ class Channel:
         self.descends = os.path.exists(os.path.join(os.environ.get(DIRECTORY_VARIABLE) or os.devnull, SOCKET_NAME))
         self.directory = _helper_directory(job)
         self._owner = os.getpid()
-        self._free = list(range(SLOTS - 1, -1, -1))  # slots, the smallest last
+        self._lock = threading.RLock()  # a signal handler of the job may come in between
+        self._free = list(range(SLOTS))  # slots, the smallest first
+        self._released: deque[int] = deque()  # slots that are free too
         self._heard = 0  # bytes that the helper has said and that were printed
         self.is_closed = False
         try:
@@ -152,21 +181,27 @@ class Channel:
         return os.getpid() == self._owner
 
     def slot(self) -> int:
-        """Take the smallest free slot. Raises IndexError where all are taken."""
-        return self._free.pop()
+        """Takes the smallest free slot. Raises IndexError where all are taken."""
+        with self._lock:
+            while self._released:
+                heapq.heappush(self._free, self._released.popleft())
+            return heapq.heappop(self._free)
 
     def release(self, slot: int) -> None:
-        self._free.append(slot)
-        self._free.sort(reverse=True)
+        """Gives a slot back. Takes no lock, since Python may be collecting garbage in the middle of `slot`."""
+        self._released.append(slot)
 
     def hear(self) -> None:
         """Print what the helper has said since the last call; it says each thing once."""
         said = self.page.said
-        if said == self._heard:
+        if said == self._heard or not self._lock.acquire(blocking=False):
             return
-        text, self._heard = self.page.text(self._heard, said), said
+        try:
+            text, self._heard = self.page.text(self._heard, said), said
+        finally:
+            self._lock.release()
         for line in text.splitlines():
-            _print(line)
+            say(line)
 
     def close(self) -> None:
         """The process ends, and with it the helper."""
@@ -196,6 +231,8 @@ class Channel:
 
 
 _channel: Channel | None = None
+# By process, as a child may be forked while another thread of its parent holds the lock: threads that make the channel.
+_making: dict[int, threading.Lock] = {}
 
 
 def has_published() -> bool:
@@ -212,12 +249,20 @@ def hear_last() -> None:
 def channel() -> Channel:
     """The channel of this process, which is made at the first call. Raises OSError."""
     global _channel
-    if _channel is not None and not _channel.is_ours:
-        _channel.line.close()  # the copy that this process was forked with
-        _channel = None
-    if _channel is None:
-        _channel = Channel(job_name())
-    return _channel
+    if _channel is not None and _channel.is_ours:
+        return _channel
+    making = _making.setdefault(os.getpid(), threading.Lock())
+    if not making.acquire(timeout=2 * START_SECONDS):
+        raise OSError("another thread has been starting the helper for too long")
+    try:
+        if _channel is not None and not _channel.is_ours:
+            _channel.line.close()  # the copy that this process was forked with
+            _channel = None
+        if _channel is None:
+            _channel = Channel(job_name())
+        return _channel
+    finally:
+        making.release()
 
 
 def job_name(command: Sequence[str] | None = None) -> str:
@@ -237,7 +282,7 @@ def process_name() -> str:
     """A name of this process that no other one of the node has: its number, and in a container also the inode number of
     the pid namespace, as the first process of each container has number 1."""
     namespace = _FIRST_NAMESPACE
-    with contextlib.suppress(OSError):
+    with suppress_own(OSError):
         namespace = os.stat("/proc/self/ns/pid").st_ino
     return str(os.getpid()) if namespace == _FIRST_NAMESPACE else f"{os.getpid()}@{namespace}"
 
@@ -252,25 +297,51 @@ def warn(problem: str) -> None:
     global _warned
     if not _warned:
         _warned = True
-        _print(f"{problem}; the job goes on without publishing that")
+        say(f"{problem}; the job goes on without publishing that")
 
 
 def say_once(line: str) -> None:
     """Print this line, unless this process has printed it already. There are MOST_LINES at most."""
     if line not in _said and len(_said) < MOST_LINES:
         _said.add(line)
-        _print(line)
+        say(line)
 
 
 def say(line: str) -> None:
     """Print a line that is about no problem."""
-    _print(line)
+    write_line(f"cachefs: {line}")
 
 
-def _print(line: str) -> None:
-    with contextlib.suppress(Exception):
-        if sys.stderr is not None:  # where it is closed, `print` would take stdout
-            print(f"cachefs: {line}", file=sys.stderr, flush=True)
+def _connected(directory: Path) -> OwnDescriptor:
+    """A connection to the helper. Fails at once, and does not wait, where too many connections wait to be accepted.
+    Raises OSError."""
+    made = _packet_socket()
+    try:
+        made.setblocking(False)
+        made.connect(str(directory / SOCKET_NAME))
+        return OwnDescriptor(made.detach())
+    finally:
+        made.close()
+
+
+@contextlib.contextmanager
+def _borrowed(number: int | None) -> Iterator[socket.socket]:
+    """A socket of Python with this descriptor, which stays open. Raises OSError."""
+    if number is None:
+        raise OSError("the connection was closed")
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, number)
+    try:
+        line.setblocking(False)  # whatever the job's default timeout is
+        yield line
+    finally:
+        line.detach()
+
+
+def _has_room(number: int | None, seconds: float) -> bool:
+    """Waits until the connection takes a message."""
+    poll = select.poll()
+    poll.register(number or 0, select.POLLOUT)
+    return bool(poll.poll(round(1000 * seconds)))
 
 
 def _packet_socket() -> socket.socket:
@@ -313,7 +384,9 @@ def _helper_directory(job: str) -> Path:
     of_job = hashlib.blake2b(f"{job}\0{daemon and absolute(daemon)}".encode(), digest_size=8).hexdigest()
     try:
         return _new_directory(Path("/dev/shm", f"cachefs-{os.geteuid()}", of_job))
-    except OSError:  # there is none, or it is full
+    except OSError as error:  # there is none, or it is full
+        if is_foreign(error):
+            raise
         return _new_directory(Path(tempfile.gettempdir(), f"cachefs-{os.geteuid()}", of_job))
 
 
@@ -335,7 +408,7 @@ def _new_directory(of_job: Path) -> Path:
 def remove(directory: Path) -> None:
     """Remove the directory of a helper, and those of the job and of the user if it was the last one in them."""
     shutil.rmtree(directory, ignore_errors=True)
-    with contextlib.suppress(OSError):
+    with suppress_own(OSError):
         directory.parent.rmdir()
         directory.parent.parent.rmdir()
 

@@ -20,6 +20,7 @@ import numpy
 from numpy.typing import NDArray
 
 from cachefs.publishing.attributes import classes_of, members_of, module_of, own
+from cachefs.publishing.foreign import is_foreign
 from cachefs.publishing.in_memory import is_in_memory
 
 # Objects that are looked into, attributes of all of them, and how deep: dataset.reader.base.samples is the third.
@@ -249,7 +250,9 @@ def _of_parts(
             return None
         try:
             return _values(list(map(part, entries)), first)
-        except (IndexError, KeyError, AttributeError):  # not all of them have it
+        except (IndexError, KeyError, AttributeError) as error:  # not all of them have it
+            if is_foreign(error):
+                raise
             return None
 
     yield Source(name, len(entries), entry, take)

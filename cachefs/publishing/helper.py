@@ -262,6 +262,8 @@ class Helper:
             position = self._page.position(slot)
             moved = position is not None and consumer.move(*position)
             tally = self._page.tally(slot)
+            if self._page.has_ended(slot) and consumer.closing is None:
+                consumer.closing = now + REOPEN_SECONDS
             if tally.epochs:
                 moved, consumer.tally = moved or tally != consumer.tally, tally
             self._resolve(consumer)

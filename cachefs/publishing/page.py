@@ -1,16 +1,19 @@
 """A few pages of memory that a training process and its helper share, so that telling the other costs one store.
 
 They belong to no file system, so no full /dev/shm can make a store fail. They are allocated and sealed when they are
-made, so that no access to them can ever end in SIGBUS.
+made, so that no access to them can ever end in SIGBUS. They are mapped by mmap(2) itself: an object of Python's `mmap`
+would keep a descriptor, and close its number when the object is collected, whatever the job has under it by then.
 """
 
 import fcntl
 import mmap
 import os
 import struct
+import sys
 from enum import IntEnum
+from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from cachefs.publishing.tally import Tally
 
@@ -22,7 +25,8 @@ PAGE_SIZE: Final = 8 * 4096
 # Epochs and positions are below this.
 MOST: Final = (1 << 32) - 1
 _FIRST_SLOT: Final = 1  # word
-_FIRST_TALLY: Final = _FIRST_SLOT + 2 * SLOTS  # word
+_SLOT: Final = 3  # words
+_FIRST_TALLY: Final = _FIRST_SLOT + _SLOT * SLOTS  # word
 _TALLY: Final = struct.Struct(f"={len(Tally._fields)}Q")
 _TEXT: Final = 8 * _FIRST_TALLY + _TALLY.size * SLOTS  # byte
 
@@ -40,26 +44,34 @@ class Need(IntEnum):
 class Page:
     """What changes with every batch, in one slot per consumer, and what the helper has to say.
 
-    A slot is two 64-bit words, each of which is written in one store. The first word is the epoch and the position in
-    it. The second word is a Need. Behind the slots are as many tallies, which are only shown to people: one that is
-    read while it is written may have words of two moments. What the helper says is text that grows at the end of the
-    page; the page's first word is its length in bytes.
+    A slot is three 64-bit words, each of which is written in one store. The first word is the epoch and the position in
+    it. The second word is a Need. The third word is 1 once the consumer's loader has ended. Behind the
+    slots are as many tallies, which are only shown to people: one that is read while it is written may have words of
+    two moments. What the helper says is text that grows at the end of the page; the page's first word is its length in
+    bytes.
     """
 
     def __init__(self, place: Path | int) -> None:
         """place: the path of the page, to look at it only; or a descriptor of it, which stays open. Raises OSError."""
         if isinstance(place, int):
-            memory = mmap.mmap(place, PAGE_SIZE)
+            self._address = _mapped(place, mmap.PROT_READ | mmap.PROT_WRITE)
         else:
             fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
             try:
-                memory = mmap.mmap(fd, PAGE_SIZE, access=mmap.ACCESS_READ)
-            except ValueError as error:  # it is another file, which is smaller
-                raise OSError(str(error)) from None
+                self._address = _mapped(fd, mmap.PROT_READ)
             finally:
                 os.close(fd)
-        self._memory = memory
-        self._words = memoryview(memory).cast("Q")
+        import ctypes  # slow to import, and `cachefs run` has no page
+
+        memory = memoryview((ctypes.c_char * PAGE_SIZE).from_address(self._address)).cast("B")
+        self._memory = memory if isinstance(place, int) else memory.toreadonly()
+        self._words = self._memory.cast("Q")
+
+    def close(self) -> None:
+        """Unmaps the page. A page that nothing closes stays mapped until the process ends."""
+        self._words.release()
+        self._memory.release()
+        _libc().munmap(self._address, PAGE_SIZE)
 
     @staticmethod
     def create() -> int:
@@ -77,16 +89,18 @@ class Page:
         """Raises ValueError where one of the two is negative, or larger than MOST."""
         if not (0 <= epoch < MOST and 0 <= position <= MOST):
             raise ValueError(f"epoch {epoch}, position {position}: not between 0 and 2^32 - 2")
-        self._words[_FIRST_SLOT + 2 * slot] = (epoch + 1) << 32 | position
+        self._words[_FIRST_SLOT + _SLOT * slot] = (epoch + 1) << 32 | position
 
     def clear(self, slot: int) -> None:
         """For a consumer that begins in a slot where another one was."""
-        self._words[_FIRST_SLOT + 2 * slot] = self._words[_FIRST_SLOT + 2 * slot + 1] = 0
+        first = _FIRST_SLOT + _SLOT * slot
+        for word in range(first, first + _SLOT):
+            self._words[word] = 0
         self.set_tally(slot, Tally())
 
     def position(self, slot: int) -> tuple[int, int] | None:
         """(epoch, position); None where none was set yet."""
-        word = self._words[_FIRST_SLOT + 2 * slot]
+        word = self._words[_FIRST_SLOT + _SLOT * slot]
         return ((word >> 32) - 1, word & MOST) if word else None
 
     def set_tally(self, slot: int, tally: Tally) -> None:
@@ -97,10 +111,18 @@ class Page:
         return Tally(*_TALLY.unpack_from(self._memory, 8 * _FIRST_TALLY + _TALLY.size * slot))
 
     def set_need(self, slot: int, need: Need) -> None:
-        self._words[_FIRST_SLOT + 2 * slot + 1] = need
+        self._words[_FIRST_SLOT + _SLOT * slot + 1] = need
 
     def need(self, slot: int) -> Need:
-        return Need(self._words[_FIRST_SLOT + 2 * slot + 1])
+        return Need(self._words[_FIRST_SLOT + _SLOT * slot + 1])
+
+    def set_ended(self, slot: int) -> None:
+        """Notes that the consumer's loader has ended. This is one store, and so safe while Python collects garbage."""
+        self._words[_FIRST_SLOT + _SLOT * slot + 2] = 1
+
+    def has_ended(self, slot: int) -> bool:
+        """Returns whether the loader of the consumer in this slot has ended."""
+        return bool(self._words[_FIRST_SLOT + _SLOT * slot + 2])
 
     def say(self, line: str) -> None:
         """Add a line to what the helper says. Where the page is full, it is left out."""
@@ -117,4 +139,25 @@ class Page:
 
     def text(self, begin: int, end: int) -> str:
         """These bytes of what was said."""
-        return self._memory[_TEXT + begin : _TEXT + end].decode(errors="replace")
+        return bytes(self._memory[_TEXT + begin : _TEXT + end]).decode(errors="replace")
+
+
+def _mapped(fd: int, protection: int) -> int:
+    """Returns the address of the page with this descriptor, in memory. Raises OSError."""
+    if os.fstat(fd).st_size < PAGE_SIZE:
+        raise OSError(f"a page has a length of {PAGE_SIZE} bytes, and this is another file, which is shorter")
+    address: int | None = _libc().mmap(None, PAGE_SIZE, protection, mmap.MAP_SHARED, fd, 0)
+    if address is None or address == sys.maxsize * 2 + 1:  # MAP_FAILED
+        raise OSError(f"a page of {PAGE_SIZE} bytes cannot be mapped")
+    return address
+
+
+@cache
+def _libc() -> Any:
+    import ctypes  # see Page
+
+    libc = ctypes.CDLL(None)
+    libc.mmap.argtypes = (*(ctypes.c_void_p, ctypes.c_size_t), *3 * (ctypes.c_int,), ctypes.c_long)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    return libc

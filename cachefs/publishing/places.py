@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from cachefs.mount_table import MountPoint, mount_points
 
 # Directories that are remembered, at most: some 20 MB.
 MOST_DIRECTORIES: Final = 1 << 16
+_NOT_KNOWN: Final[Any] = object()
 
 
 class Places:
@@ -29,13 +30,12 @@ class Places:
     def mount_of(self, path: str) -> MountPoint | None:
         """The mount below which the file *path* is; None where it is below no mount."""
         directory = path[: path.rfind("/") + 1]
-        try:
-            return self._known[directory]
-        except KeyError:
+        found: MountPoint | None = self._known.get(directory, _NOT_KNOWN)
+        if found is _NOT_KNOWN:
             if len(self._known) >= MOST_DIRECTORIES:
                 self._known.clear()
             found = self._known[directory] = self._search(directory)
-            return found
+        return found
 
     def _search(self, directory: str) -> MountPoint | None:
         real = os.path.realpath(directory) + "/"

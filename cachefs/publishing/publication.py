@@ -18,8 +18,6 @@ from cachefs.publishing.page import MOST
 from cachefs.publishing.rank import found_rank
 from cachefs.publishing.tally import Tally
 
-# Seconds between the end of a loader and that of its consumer.
-CLOSE_SECONDS: Final = 10.0
 # Bits of the longest number that a message may have.
 _LONG: Final = 64
 # Fields of an opening that are numbers, and the least that each may be.
@@ -130,13 +128,22 @@ class Publication:
         if self._channel is not None and self._channel.is_ours and self._slot >= 0:
             self._channel.page.set_tally(self._slot, tally)
 
-    def close(self, after: float = 0.0) -> None:
-        """The consumer ends *after* so many seconds, unless another one has begun in its place by then."""
+    def close(self) -> None:
+        """The consumer ends at once."""
         if self._is_open and self._channel is not None and self._channel.is_ours:
-            self._send({"op": Op.CLOSE, "after": after})
+            self._send({"op": Op.CLOSE, "after": 0.0})
             if self._channel is not None:
                 self._channel.release(self._slot)
         self._is_open = False
+
+    def note_end(self) -> None:
+        """Notes that the loader has ended. The helper sees the note, and ends the consumer unless another one begins in
+        its place soon. Python may be collecting garbage in the middle of anything, so nothing here sends, prints, waits
+        or takes a lock."""
+        if self._is_open and self._channel is not None and self._channel.is_ours:
+            self._channel.page.set_ended(self._slot)
+            self._channel.release(self._slot)
+            self._is_open = False
 
     def _begin(self) -> None:
         try:
@@ -147,8 +154,15 @@ class Publication:
             self._channel.line.send(message, _joined(self._files))
         except Exception as error:
             if is_foreign(error):
+                self._give_back()
                 raise
             self._fail(error)
+
+    def _give_back(self) -> None:
+        """A consumer that begins in the slot replaces one that has begun by half."""
+        if self._channel is not None and self._slot >= 0:
+            self._channel.release(self._slot)
+        self._channel, self._is_open = None, False
 
     def _describe(self, descends: bool) -> dict[str, Any]:
         """The fields of Opening. Raises TypeError and ValueError for what makes no sense."""
@@ -195,13 +209,13 @@ class Publication:
 
 def close_with(owner: Any, publication: Publication) -> None:
     """Close the publication once *owner*, a loader's, is gone, in this process only. A script may make a loader anew
-    for each epoch, so its consumer ends only CLOSE_SECONDS later."""
-    weakref.finalize(owner, _close, publication, os.getpid()).atexit = False
+    for each epoch, so its consumer ends only some seconds later."""
+    weakref.finalize(owner, _note_end, publication, os.getpid()).atexit = False
 
 
-def _close(publication: Publication, process: int) -> None:
+def _note_end(publication: Publication, process: int) -> None:
     if os.getpid() == process:
-        publication.close(after=CLOSE_SECONDS)
+        publication.note_end()
 
 
 def _warn(what: str, problem: object) -> None:

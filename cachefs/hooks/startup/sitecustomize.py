@@ -13,6 +13,8 @@ DATALOADER = "torch.utils.data.dataloader"
 ENDING = ["cachefs", "hooks", "startup"]
 # Attribute of `sys`: the directory of the installation that watches this process.
 MARK = "_cachefs_hooks"
+# Attribute of `sys`: device and inode of the standard error, as in cachefs.publishing.stderr.
+STDERR = "_cachefs_stderr"
 # Names the directory of the run, and the first Python of the run, as in cachefs.publishing.run_record.
 RUN_VARIABLE = "CACHEFS_RUN"
 TOP_VARIABLE = "CACHEFS_TOP"
@@ -49,7 +51,16 @@ def watch(dataloader):
         if is_foreign(error):
             raise
         text = "cachefs: cannot watch torch's DataLoader ({!r}); the job goes on unpublished\n"
-        sys.stderr.write(text.format(error))
+        say(text.format(error))
+
+
+def say(line):
+    try:
+        from cachefs.publishing import stderr
+    except ImportError:
+        sys.stderr.write(line)
+    else:
+        stderr.write_line(line)
 
 
 def is_foreign(error):
@@ -120,6 +131,15 @@ def end_as_interrupted():
         pass
 
 
+def note_stderr():
+    """Lines go there later, as long as it is the same."""
+    try:
+        found = os.fstat(2)
+    except OSError:
+        return
+    setattr(sys, STDERR, (found.st_dev, found.st_ino))
+
+
 def is_ours(path):
     """Is it the directory of this file in any installation?"""
     return os.path.abspath(path).split(os.sep)[-len(ENDING) :] == ENDING
@@ -146,6 +166,7 @@ def hand_over():
 
 if sys.version_info >= (3, 11) and not hasattr(sys, MARK):
     setattr(sys, MARK, HERE)
+    note_stderr()
     sys.meta_path.insert(0, DataLoaderFinder())
     be_top()
 hand_over()

@@ -17,12 +17,14 @@ from tests.daemon import Daemon
 from tests.mounting import mounted
 from tests.node.equivalence.datasets import FILES
 from tests.node.equivalence.library_setups import LIBRARY_SETUPS, WRITE_MDS
+from tests.node.equivalence.process_setups import PROCESS_SETUPS
 from tests.node.equivalence.setups import SETUPS
 
 # All set-ups take some 90 s of processor time; on a machine with a load of 25 that was five minutes.
 pytestmark = pytest.mark.timeout(900)
 
 HERE = Path(__file__).parent
+ALL = [*SETUPS, *PROCESS_SETUPS]
 # That has the libraries of the programs: `make programs`.
 PYTHON = os.environ.get("PROGRAMS_PYTHON")
 CACHEFS = Path(sys.executable).with_name("cachefs")
@@ -77,7 +79,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 def seen(node: Node, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """What was seen of all set-ups: without `cachefs run`, and with it."""
     top = tmp_path_factory.mktemp("seen")
-    both = [node.start(top / name, list(SETUPS), watched=name == "watched") for name in ("alone", "watched")]
+    both = [node.start(top / name, ALL, watched=name == "watched") for name in ("alone", "watched")]
     for process in both:
         said, _ = process.communicate(timeout=800)
         assert process.returncode == 0, said
@@ -109,7 +111,7 @@ def lines(path: Path) -> list[str]:
     return [line for line in text.splitlines() if not line.startswith("cachefs: ")]
 
 
-@pytest.mark.parametrize("name", SETUPS)
+@pytest.mark.parametrize("name", ALL)
 def test_a_set_up_is_the_same(seen: tuple[Path, Path], name: str) -> None:
     alone, watched = (place / name for place in seen)
     assert (alone / "status").exists()

@@ -43,7 +43,7 @@ class Recorder:
     def note(self, unknown: str) -> None:
         self.notes.append(unknown)
 
-    def close(self, **_: Any) -> None:
+    def note_end(self) -> None:
         pass
 
 

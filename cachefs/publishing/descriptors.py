@@ -1,0 +1,47 @@
+"""Descriptors that cachefs keeps open in the job's process, between two calls of its own.
+
+The job may close any number, such as by `os.closerange`, and open a file of its own that gets the same number. So a
+descriptor is remembered with the device and inode of what it was opened for, and its number is used only as long as
+both are the same. Nothing is closed when Python collects an object: only the end of the process does that.
+"""
+
+import os
+from typing import Final
+
+from cachefs.publishing.foreign import is_foreign
+
+
+def identity(fd: int) -> tuple[int, int] | None:
+    """Returns device and inode of the open file with this number; None where there is none."""
+    try:
+        found = os.fstat(fd)
+    except OSError as error:
+        if is_foreign(error):
+            raise
+        return None
+    return found.st_dev, found.st_ino
+
+
+class OwnDescriptor:
+    """An open descriptor, as long as the job leaves it alone."""
+
+    __slots__ = ("_fd", "_identity")
+
+    def __init__(self, fd: int) -> None:
+        self._fd: Final = fd
+        self._identity = identity(fd)
+
+    @property
+    def number(self) -> int | None:
+        """The number of the descriptor; None once it was closed, also by the job."""
+        if self._identity is None or identity(self._fd) != self._identity:
+            self._identity = None
+            return None
+        return self._fd
+
+    def close(self) -> None:
+        """Closes the descriptor, unless its number belongs to another file by now."""
+        number = self.number
+        self._identity = None
+        if number is not None:
+            os.close(number)

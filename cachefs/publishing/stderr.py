@@ -1,0 +1,66 @@
+"""Writes lines for the user to the standard error that the process was started with.
+
+A job may replace `sys.stderr` by an object that takes locks, and the reader of descriptor 2 may be gone, or not read.
+So a line goes to descriptor 2 itself, only while that is the file it was at the start, and only where the kernel takes
+the line at once. Otherwise the line is left out. No line raises SIGPIPE.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import stat
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+from cachefs.publishing.descriptors import identity
+from cachefs.publishing.foreign import suppress_own
+
+# Attribute of `sys`: identity of the standard error when the process began, as the hooks' sitecustomize saw it.
+STARTED_WITH: Final = "_cachefs_stderr"
+_started_with: Final = getattr(sys, STARTED_WITH, None) or identity(2)
+
+
+def write_line(line: str) -> None:
+    """Writes one line of at most PIPE_BUF bytes, where that is possible at once."""
+    text = line.rstrip("\n").encode(errors="backslashreplace")[: select.PIPE_BUF - 1] + b"\n"
+    if identity(2) == _started_with and takes_at_once(2):
+        with suppress_own(OSError), without_sigpipe():
+            _write(text)
+
+
+def takes_at_once(fd: int) -> bool:
+    """Returns whether the open file takes some bytes without waiting: it is a file, or has room and a reader."""
+    poll = select.poll()
+    poll.register(fd, select.POLLOUT)
+    return poll.poll(0) == [(fd, select.POLLOUT)]
+
+
+@contextlib.contextmanager
+def without_sigpipe() -> Iterator[None]:
+    """What is written in here raises BrokenPipeError where nothing reads it, and no SIGPIPE, in this thread."""
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    pending = signal.SIGPIPE in signal.sigpending()
+    try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPIPE])
+        yield
+    finally:
+        if not pending and signal.SIGPIPE in signal.sigpending():
+            signal.sigtimedwait([signal.SIGPIPE], 0)
+        if signal.SIGPIPE not in blocked:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPIPE])
+
+
+def _write(text: bytes) -> None:
+    """Raises OSError. Between poll and write another process may fill a pipe up, so a pipe is asked not to wait."""
+    if stat.S_ISFIFO(os.fstat(2).st_mode):
+        try:
+            os.pwritev(2, [text], -1, os.RWF_NOWAIT)
+            return
+        except BlockingIOError:
+            return
+        except OSError as error:
+            if isinstance(error, BrokenPipeError):
+                raise
+    os.write(2, text)  # also where this kernel knows no such flag for pipes
