@@ -4,7 +4,7 @@ from typing import Final
 
 import msgspec
 
-from cachefs.messages import GuessCounts, Message
+from cachefs.messages import GuessCounts, Message, Trouble
 from cachefs.planning.sequences.sampler_spec import SamplerSpec
 
 # Characters that names may have.
@@ -111,6 +111,8 @@ class JobProgress(Message, frozen=True):
 class JobProgressReply(Message, frozen=True):
     # Epochs, the current one or the next, whose orders the daemon does not know. It may have lost some in a restart.
     wanted: list[int] = msgspec.field(default_factory=list)
+    # What is wrong now with what the job reads (see JobView.troubles).
+    troubles: list[Trouble] = msgspec.field(default_factory=list)
 
 
 class JobName(Message, frozen=True):
@@ -158,6 +160,11 @@ class JobView(Message, frozen=True):
     fetched_bytes: int = 0
     peer_bytes: int = 0
     reason: str = ""  # why it ended; empty where it said so itself or was cancelled, and while it runs
+    # What is wrong now with what it reads, the worst first, and what has made its reads fail since it began.
+    troubles: list[Trouble] = msgspec.field(default_factory=list)
+    # Of its stalls, those that have not come to an end; and seconds that the first of them has waited.
+    waiting: int = 0
+    longest: float = 0.0
 
 
 class GuessView(Message, frozen=True):
@@ -186,6 +193,7 @@ class StallRow(Message, frozen=True):
     count: int
     seconds: float
     longest: float  # seconds
+    waiting: int = 0  # of them, those that have not come to an end
 
 
 class StallRows(Message, frozen=True):

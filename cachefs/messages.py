@@ -268,6 +268,30 @@ class ErrorCause(Message, frozen=True):
     example: str
 
 
+class Trouble(Message, frozen=True):
+    """Something that keeps reads waiting, makes them fail, or leaves the node with less than it is to have.
+
+    cachefs.troubles puts it into words, the same ones everywhere.
+    """
+
+    # One of cachefs.troubles.Cause.
+    cause: str
+    # What is in trouble, as people call it: a server, a dataset, a node, a tier.
+    subject: str
+    # When it began, and when it was last seen: unix time in seconds.
+    since: float
+    last: float
+    # What was said of it, or by it.
+    reason: str = ""
+    # Blocks that reads wait for because of it now, and seconds that the first of these reads has waited.
+    waiting: int = 0
+    longest: float = 0.0
+    # Blocks that reads have waited for and that could not be had.
+    failed: int = 0
+    # Ids of the snapshots whose reads it concerns; empty: those of all.
+    snapshots: list[str] = []
+
+
 class EndpointStatus(Message, frozen=True):
     """What was learned of one server that has datasets."""
 
@@ -284,8 +308,11 @@ class EndpointStatus(Message, frozen=True):
     hedges_won: int
     # Bytes from which on larger requests are hardly quicker; 0 until that is known.
     request_size: int
-    # Seconds that it has not answered although it was asked; 0 where it answers.
+    # Seconds that it has not answered although it was asked; 0 where it answers. Then also: seconds since it was last
+    # asked, and why that has failed.
     silent: float = 0.0
+    last_asked: float = 0.0
+    reason: str = ""
 
 
 class FetchProcessStatus(Message, frozen=True):
@@ -387,6 +414,8 @@ class Status(Message, frozen=True):
     fetch_processes: list[FetchProcessStatus] = []
     peers: PeerCounts = PeerCounts()
     cluster: ClusterBrief = ClusterBrief()
+    # What is wrong now, the worst first.
+    troubles: list[Trouble] = []
 
 
 class OriginOptions(Message, frozen=True):

@@ -150,7 +150,7 @@ class Exchange:
         """A consumer says how far it is. Raises NotFound, ConfigError."""
         wanted = self._to.jobs.progress(progress)
         self._to.pushers.wake()
-        return JobProgressReply(wanted=wanted)
+        return JobProgressReply(wanted=wanted, troubles=self._to.jobs.troubles_of(self._to.jobs.get(progress.job)))
 
     def refresh(self) -> None:
         """Forget mounts and consumers that have ended, and say anew what page caches cover. To be called every few

@@ -4,14 +4,15 @@ import asyncio
 import functools
 import time
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from cachefs.block import MEMORY, SSD
 from cachefs.cluster_messages import NodeCounters, TierUse
 from cachefs.errors import CachefsError
-from cachefs.messages import PeerCounts
+from cachefs.job_messages import StallRow
+from cachefs.messages import PeerCounts, Stall
 from cachefs.planning.cluster.standing import Standing
 from cachefs.planning.prefetch.fetch_plan import FetchLimits, FetchPlan
 from cachefs.planning.prefetch.promotion_plan import PromotionPlan
@@ -54,6 +55,7 @@ from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.storage import Storage, StoreConfig
 from cachefs_daemon.store.tier import TierConfig
 from cachefs_daemon.store.tier_troubles import TierTroubles
+from cachefs_daemon.troubles import NOTICED, AwayNode, Found, Lasting, Server, Troubles
 
 # What only a node of a cluster has is imported where it is made: with what it needs it takes 14 MB.
 if TYPE_CHECKING:
@@ -138,6 +140,9 @@ class Node:
         )
         self.exchange = Exchange(self.mounts, listeners, storage.tiering, threads)
         self.told_reads = ToldReads()
+        self.troubles = Troubles(self._find_troubles)
+        self.jobs.troubles = self.troubles.of
+        self.jobs.waiting = Lasting(functools.partial(self._waiting_rows, attribution)).get
         self.residency = Residency(storage.index, storage.tiering, presence, plan)
         self._mount_persistence = MountPersistence(self.mounts, state_dir, threads)
         self._job_persistence = JobPersistence(self.jobs, state_dir, threads)
@@ -157,6 +162,51 @@ class Node:
         self.draining = self._make_draining()
         self._make_reception()
         self._background: list[asyncio.Task[None]] = []
+
+    def _waiting_rows(self, attribution: Attribution) -> list[StallRow]:
+        """Reads of this node that wait now."""
+        now = asyncio.get_running_loop().time()
+        return attribution.waiting(
+            [
+                Stall(one.key, now - one.since, f"peer {one.peers[0]}" if one.peers else "origin")
+                for one in self.fetcher.waiting_reads(now)
+                if not one.is_for_peer
+            ]
+        )
+
+    def _find_troubles(self) -> Found:
+        now = asyncio.get_running_loop().time()
+        servers: dict[int, Server] = {}
+        datasets: dict[str, str] = {}
+        for dataset in self.catalog:
+            endpoint, known = dataset.origin.endpoint, [one.id for one in dataset.record.snapshots]
+            datasets |= dict.fromkeys(known, dataset.record.name)
+            server = servers.setdefault(id(endpoint), Server(endpoint, endpoint.status(), []))
+            server.snapshots.extend(known)
+        return Found(
+            servers=list(servers.values()),
+            reads=self.fetcher.waiting_reads(now - NOTICED),
+            loop_now=now,
+            failures=self.fetcher.failures.all(),
+            nodes=list(self._away_nodes(now)),
+            tiers=self._tier_troubles.now,
+            datasets=datasets,
+        )
+
+    def _away_nodes(self, now: float) -> Iterator[AwayNode]:
+        """Nodes of the cluster that are not asked, or give no sign of life. now: loop time."""
+        elsewhere, plane = self.fetcher.bringing.elsewhere, self.data_plane
+        if plane is None:
+            return
+        silent = elsewhere.silent_nodes() if elsewhere is not None else {}
+        for record in self.membership.view.others:
+            if reason := plane.client.silence(record.id):
+                yield AwayNode(record.name, reason)
+            elif record.id in silent:
+                since = time.time() - (now - silent[record.id])
+                yield AwayNode(record.name, "it gives no sign of life", since)
+            elif record.state == "away":
+                yield AwayNode(record.name, "it is away from the cluster")
 
     def _make_data_plane(self) -> "DataPlane":
         from cachefs_daemon.peers.plane import DataPlane
@@ -401,6 +451,7 @@ class Node:
 
     async def _look_at_tiers(self) -> None:
         self._tier_troubles.look(self.storage.usage())
+        self.troubles.all()  # so that it is known since when each is there
 
     async def _check_snapshots(self) -> None:
         for problem in await self.catalog.check_files():

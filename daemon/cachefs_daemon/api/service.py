@@ -165,7 +165,7 @@ class Service:
         name = self._meant(request, caller) if request.job else ""
         if name:
             self._node.jobs.get(name)
-        return StallRows(rows=self._node.jobs.stalls.rows(name))
+        return StallRows(rows=self._node.jobs.stall_rows(name))
 
     def _meant(self, request: JobName, caller: Caller) -> str:
         return job_meant(caller, request.job, [job.name for job in self._node.jobs])
@@ -205,6 +205,7 @@ class Service:
             peers=self._node.peer_counts(),
             guessed=guess_counts(self._node.guesser.counts),
             cluster=cluster_brief(self._node.membership.view, self._node.config.cluster),
+            troubles=self._node.troubles.now(),
         )
 
     def _newest(self, dataset: str) -> str:

@@ -7,6 +7,7 @@ is fetched ahead of all readers.
 
 import asyncio
 import math
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from cachefs_daemon.fetch.route import Route
 from cachefs_daemon.fetch.search import Found
 from cachefs_daemon.fetch.slots import FetchSlots, Slot
 from cachefs_daemon.fetch.tally import ORIGIN, PEER, Became, Tally
+from cachefs_daemon.fetch.waiting_reads import ReadFailures, WaitingRead
 from cachefs_daemon.origin.base import Data
 from cachefs_daemon.origin.patience import Patience
 from cachefs_daemon.peers.answers import PeerBlock
@@ -87,6 +89,7 @@ class Bringing:
         self._read_deadline = read_deadline
         self._flights: dict[bytes, Flight] = {}  # by block key
         self._recent: OrderedDict[bytes, _Landing] = OrderedDict()  # by block key, oldest first
+        self.failures = ReadFailures()
         self.passing = Passing(slots.capacity // PASSING_PART)
         self.tally = Tally()
         self.parts = HeldParts(slots.capacity // HELD_PART, partial(self.tally.add, ORIGIN, Became.PASSED))
@@ -143,6 +146,23 @@ class Bringing:
         """Is the block being brought, or waits to be?"""
         return key in self._flights
 
+    def waiting_reads(self, since: float) -> list[WaitingRead]:
+        """Blocks that reads have waited for since *since* (loop time) or longer."""
+        return [
+            WaitingRead(
+                key=flight.source.key,
+                snapshot=flight.source.snapshot,
+                endpoint=flight.source.origin.endpoint,
+                since=flight.waited_since,
+                has_slot=flight.slot.held or flight.is_being_stored,
+                peers=flight.search.asked if flight.search is not None else (),
+                trouble=flight.patience.trouble,
+                is_for_peer=flight.is_for_peer,
+            )
+            for flight in self._flights.values()
+            if flight.waited_since <= since and not flight.has_landed
+        ]
+
     def on_landing(self, key: bytes, tell: Callable[[Flight], None]) -> None:
         """Have *tell* called when the flight of the block with this key lands; if there is none, it is not called."""
         if (flight := self._flights.get(key)) is not None:
@@ -175,11 +195,14 @@ class Bringing:
         if flight is None:
             flight = self._new(source, ahead, Patience(until), needed)
             flight.transient, flight.is_for_peer = transient, for_peer
+            if not ahead:
+                flight.waited_since = until - self._read_deadline
             if self.elsewhere is None or not self._is_looked_for(flight, self.elsewhere):
                 self._queue(flight)
             return flight
         if not ahead and not flight.demanded:
             flight.demanded = True
+            flight.waited_since = until - self._read_deadline
             self._slots.promote(source.key)
             flight.slot.want()
             if flight.is_carried:
@@ -299,7 +322,7 @@ class Bringing:
         if flight.has_landed or flight.is_being_stored:
             return
         if found is None and flight.refusal is not None:
-            self._errors.add(flight.source.subject, str(flight.refusal))
+            self._note_failure(flight, flight.refusal)
             self._end(flight, flight.refusal)
             return
         if found is None:
@@ -380,13 +403,17 @@ class Bringing:
             outcome = error
             if block is None and self._ask_all(flight, error):
                 return
-            self._errors.add(flight.source.subject, str(error))
+            self._note_failure(flight, error)
         except Exception as error:
             outcome = CachefsError(f"{flight.source.subject}: internal error ({error!r}); see the daemon's log")
             self._errors.add(flight.source.subject, str(outcome), bug=error)
         finally:
             if flight.task is asyncio.current_task():  # else a peer was quicker than the origin, or is asked now
                 self._end(flight, outcome)
+
+    def _note_failure(self, flight: Flight, error: CachefsError) -> None:
+        self._errors.add(flight.source.subject, str(error))
+        self.failures.add(flight.source, error, time.time(), waited=flight.demanded)
 
     def _end(self, flight: Flight, outcome: Outcome) -> None:
         if flight.has_landed:

@@ -59,6 +59,10 @@ class Elsewhere:
         """Questions to peers."""
         return self._experience.counts
 
+    def silent_nodes(self) -> dict[str, float]:
+        """Nodes that gave no sign of life when they were last asked: when that was noticed (loop time), by id."""
+        return self._experience.silent_nodes()
+
     def search(
         self, flight: Flight, route: Route, may_take: Callable[[], bool], found: Callable[[Found | None], None]
     ) -> Search | None:

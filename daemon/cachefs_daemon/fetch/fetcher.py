@@ -22,6 +22,7 @@ from cachefs_daemon.fetch.lookups import LookUps
 from cachefs_daemon.fetch.part_reads import PartReads
 from cachefs_daemon.fetch.passing import Passing, PassingBlock
 from cachefs_daemon.fetch.slots import FetchSlots
+from cachefs_daemon.fetch.waiting_reads import ReadFailures, WaitingRead
 from cachefs_daemon.peers.answers import TAKE_IT, TakeIt
 from cachefs_daemon.runtime.errorlog import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
@@ -107,6 +108,16 @@ class Fetcher:
     def has_queue(self) -> bool:
         """Do blocks that nobody waits for yet wait for a slot?"""
         return self._ahead_queued > 0
+
+    @property
+    def failures(self) -> ReadFailures:
+        """Why blocks could not be had."""
+        return self.bringing.failures
+
+    def waiting_reads(self, since: float) -> list[WaitingRead]:
+        """Blocks, and parts of them, that reads have waited for since *since* (loop time) or longer."""
+        parts = self.part_reads.waiting_reads(since) if self.part_reads is not None else []
+        return self.bringing.waiting_reads(since) + parts
 
     def ask(self, refs: Sequence[BlockRef], patience: float, answer: Tell, *, early: bool = False) -> None:
         """As `demand`, and *answer* is called with the outcomes: at once where known. early: with bytes as soon as they

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -25,6 +26,7 @@ from cachefs_daemon.fetch.held_parts import MOST_OF_BLOCK, give_up
 from cachefs_daemon.fetch.passing import PassingBlock
 from cachefs_daemon.fetch.slots import FetchSlots
 from cachefs_daemon.fetch.tally import ORIGIN, Became
+from cachefs_daemon.fetch.waiting_reads import WaitingRead
 from cachefs_daemon.origin.base import ObjectRange
 from cachefs_daemon.origin.patience import Patience
 
@@ -47,14 +49,26 @@ _MEASURE: Final = 1.0
 Tell = Callable[[PassingBlock | None], None]
 
 
+@dataclass(slots=True)
+class _PartRead:
+    """A part of a block that readers wait for."""
+
+    source: BlockSource
+    # Loop time at which the first of the readers has asked for it.
+    since: float
+    # The readers.
+    told: list[Tell] = field(default_factory=list)
+    has_slot: bool = False
+
+
 class PartReads:
     """Used on the event loop."""
 
     def __init__(self, bringing: Bringing, slots: FetchSlots) -> None:
         self._bringing = bringing
         self._slots = slots
-        # Parts that are being read, by key of the block, then by offset and length: who is told.
-        self._reading: dict[bytes, dict[tuple[int, int], list[Tell]]] = {}
+        # Parts that are being read, by key of the block, then by offset and length.
+        self._reading: dict[bytes, dict[tuple[int, int], _PartRead]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._rests: OrderedDict[bytes, BlockSource] = OrderedDict()  # blocks whose rest is to come, the oldest first
         self._in_flight = 0  # bytes of blocks whose rest is under way
@@ -82,12 +96,23 @@ class PartReads:
     def ask(self, ref: BlockRef, source: BlockSource, until: float, tell: Tell) -> None:
         """Read what `takes` has said yes to. until: loop time."""
         wanted = _wanted(ref, source)
-        told = self._reading.setdefault(source.key, {}).setdefault((wanted.offset, wanted.length), [])
-        told.append(tell)
-        if len(told) == 1:
+        now = asyncio.get_running_loop().time()
+        reading = self._reading.setdefault(source.key, {})
+        part = reading.setdefault((wanted.offset, wanted.length), _PartRead(source, now))
+        part.told.append(tell)
+        if len(part.told) == 1:
             task = asyncio.create_task(self._read(source, wanted, until))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    def waiting_reads(self, since: float) -> list[WaitingRead]:
+        """Parts that reads have waited for since *since* (loop time) or longer."""
+        return [
+            WaitingRead(key, one.source.snapshot, one.source.origin.endpoint, one.since, has_slot=one.has_slot)
+            for key, parts in self._reading.items()
+            for one in parts.values()
+            if one.since <= since
+        ]
 
     async def close(self) -> None:
         """Cancel what is under way."""
@@ -108,6 +133,7 @@ class PartReads:
                 asyncio.timeout_at(until),
                 self._slots.slot(key, wanted.length, source.origin.endpoint, ahead=False),
             ):
+                self._reading[source.key][wanted.offset, wanted.length].has_slot = True
                 data = await source.origin.read(wanted, Patience(until, give_up))
             if len(data) == wanted.length:
                 part = PassingBlock.of_part(source.key, data, begin)
@@ -118,7 +144,7 @@ class PartReads:
             log.debug("a part of %s did not come: %s", source.subject, error)
         finally:
             reading = self._reading[source.key]
-            told = reading.pop((wanted.offset, wanted.length))
+            told = reading.pop((wanted.offset, wanted.length)).told
             if not reading:
                 del self._reading[source.key]
             for tell in told:

@@ -138,6 +138,14 @@ class Experience:
         """May it answer within so many seconds?"""
         return self.peers.usable(node.id) and self.peers.expected_seconds(node, length) < seconds
 
+    def silent_nodes(self) -> dict[str, float]:
+        """Nodes that gave no sign of life when they were last asked: when that was noticed, by id."""
+        found: dict[str, float] = {}
+        for node, fetch, noticed in self._silent.noticed_at():
+            if self.peers.last_sign(node, fetch=fetch) <= noticed:
+                found[node] = min(noticed, found.get(node, noticed))
+        return found
+
     def gives_signs(self, node_id: str, now: float, *, fetch: bool) -> bool:
         """Does it, as far as is known, or is it time for a reader to try?"""
         return self._silent.may_ask(node_id, now, self.peers.last_sign(node_id, fetch=fetch), fetch=fetch)
@@ -229,6 +237,11 @@ class Search:
     _stays: bool = False  # has nobody else bring it
     _gave_up: bool = False
     _is_over: bool = False
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """Names of the nodes whose answers it waits for."""
+        return tuple(question.node.name for question in self._questions)
 
     def begin(self) -> None:
         """Look for it, once there is a slot. Where nobody can be asked, `found` is called at once."""

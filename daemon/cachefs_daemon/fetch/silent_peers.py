@@ -41,6 +41,10 @@ class SilentPeers:
         """Forget those of which *is_known* says no by their id: they have left the cluster."""
         self._silent = {key: one for key, one in self._silent.items() if is_known(key[0])}
 
+    def noticed_at(self) -> list[tuple[str, bool, float]]:
+        """By node and by what it was asked for (fetch): when its silence was noticed last."""
+        return [(node, fetch, one.noticed) for (node, fetch), one in self._silent.items()]
+
     def noticed(self, node: str, asked: float, now: float, *, fetch: bool) -> None:
         """It has given no sign since it was asked then. Who does not even give what it has brings nothing either."""
         if not fetch:

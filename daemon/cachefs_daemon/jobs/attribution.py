@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from cachefs.job_messages import StallRow
 from cachefs.messages import Stall
 from cachefs.planning.blocks.space import Ids
 from cachefs.planning.pagecache.states import NOTHING, WANTED, PageStates
@@ -44,6 +45,14 @@ class _Followed:
     @property
     def follower(self) -> Follower:
         return self.position.follower
+
+
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    """For whom a block was fetched, and the bytes of the block."""
+
+    consumer: Consumer
+    size: int
 
 
 class Attribution:
@@ -108,22 +117,36 @@ class Attribution:
         each stall of a consumer for an origin or another node."""
         waited: dict[str, float] = {}
         late: list[float] = []
-        for stall, owner in zip(stalls, self._owners(stalls), strict=True):
-            if owner is None:
+        for stall, found in zip(stalls, self._owners([stall.key for stall in stalls]), strict=True):
+            if found is None:
                 self._jobs.stalls.add("", "", 0, stall.source, stall.seconds)
             else:
+                owner = found.consumer
                 self._jobs.stalls.add(owner.request.job, owner.name, owner.shown_epoch, stall.source, stall.seconds)
                 waited[owner.key] = waited.get(owner.key, 0.0) + stall.seconds
                 if _is_fetch(stall.source):
                     late.append(stall.seconds)
+                    self._jobs.fetched(owner.key, found.size, "" if stall.source == "origin" else stall.source)
         return waited, late
 
-    def _owners(self, stalls: Sequence[Stall]) -> list[Consumer | None]:
-        """Who has waited in each of the stalls: the first consumer that the block may be for."""
-        owners: list[Consumer | None] = [None] * len(stalls)
-        for snapshot, followed in self._by_snapshot().items() if stalls else ():
+    def waiting(self, reads: Sequence[Stall]) -> list[StallRow]:
+        """Reads that wait now, by whose they are, as far as that is known."""
+        rows: dict[tuple[str, str, int, str], StallRow] = {}
+        for read, found in zip(reads, self._owners([read.key for read in reads]), strict=True):
+            one = found.consumer if found is not None else None
+            key = (one.request.job, one.name, one.shown_epoch, read.source) if one else ("", "", 0, read.source)
+            row = rows.get(key) or StallRow(*key, count=0, seconds=0.0, longest=0.0)
+            rows[key] = StallRow(
+                *key, row.count + 1, row.seconds + read.seconds, max(row.longest, read.seconds), row.waiting + 1
+            )
+        return list(rows.values())
+
+    def _owners(self, keys: Sequence[bytes]) -> "list[_Owner | None]":
+        """For whom each of the blocks is that were waited for: the first consumer that it may be for."""
+        owners: list[_Owner | None] = [None] * len(keys)
+        for snapshot, followed in self._by_snapshot().items() if keys else ():
             space = self._plan.spaces[snapshot]
-            ids = space.ids([stall.key for stall in stalls])
+            ids = space.ids(keys)
             here = np.flatnonzero(ids >= 0)
             for one in followed:
                 # A sequence that is wrong claims nothing; if there is only one, it is still its job that waits.
@@ -131,10 +154,7 @@ class Attribution:
                 theirs = one.follower.may_read(blocks) if len(followed) == 1 else _claims(one.follower, blocks)
                 for place in here[theirs].tolist():
                     if owners[place] is None:
-                        owners[place] = one.consumer
-                        if _is_fetch(source := stalls[place].source):
-                            size = int(space.sizes[ids[place]])
-                            self._jobs.fetched(one.consumer.key, size, "" if source == "origin" else source)
+                        owners[place] = _Owner(one.consumer, int(space.sizes[ids[place]]))
         return owners
 
     def _by_snapshot(self) -> dict[str, list[_Followed]]:

@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 
 from cachefs.errors import Busy, CachefsError, ConfigError, NotFound
-from cachefs.job_messages import MAX_NOTE, ConsumerView, JobEpoch, JobProgress, JobPublish, JobView, SampleMap
+from cachefs.job_messages import MAX_NOTE, ConsumerView, JobEpoch, JobProgress, JobPublish, JobView, SampleMap, StallRow
+from cachefs.messages import Trouble
 from cachefs.planning.blocks.presence import ABSENT, Presence
 from cachefs.planning.blocks.space import Ids
 from cachefs.planning.pagecache.lookahead import Reader
@@ -71,6 +72,8 @@ class Job:
     # Bytes that were fetched for the sake of the job: from origins, and from other nodes.
     fetched_bytes: int = 0
     peer_bytes: int = 0
+    # What had made its reads fail when it ended.
+    troubles: list[Trouble] = field(default_factory=list)
 
 
 class JobRegistry:
@@ -78,6 +81,10 @@ class JobRegistry:
 
     def __init__(self, datasets: Catalog, plan: Plan, presence: Presence, loader: EpochLoader) -> None:
         self.stalls = Stalls()
+        # What is wrong with reads of snapshots with these ids, since a unix time in seconds.
+        self.troubles: Callable[[Sequence[str], float], list[Trouble]] = lambda snapshots, began: []
+        # Stalls that have not come to an end, of all jobs and of readers that have published nothing.
+        self.waiting: Callable[[], list[StallRow]] = list
         self.also_used: Callable[[], Collection[str]] = tuple  # ids of snapshots whose plans others need
         self.unsaved: set[str] = set()  # names of jobs that are not on disk as they are, for others to empty
         self._datasets = datasets
@@ -100,14 +107,33 @@ class JobRegistry:
     def view(self, job: Job, pushed: Pushed = lambda snapshot, blocks: 0) -> JobView:
         """The job as `cachectl job show` shows it."""
         consumers = [self._consumer_view(consumer, pushed) for consumer in job.consumers.values()]
-        stalled = self.stalls.of_consumers(job.name)
+        stalled = {name: dict(kinds) for name, kinds in self.stalls.of_consumers(job.name).items()}
+        for row in self.waiting():
+            if row.job == job.name:
+                kinds, kind = stalled.setdefault(row.consumer, {}), row.source.partition(" ")[0]
+                kinds[kind] = kinds.get(kind, 0.0) + row.seconds
         views = [*job.last, *consumers]
         if stalled:
             views = [msgspec.structs.replace(one, stalled=stalled.get(one.consumer, {})) for one in views]
         return self._job_view(job, views)
 
+    def stall_rows(self, job: str = "") -> list[StallRow]:
+        """The stalls of one job, or of all, those that have not come to an end too."""
+        return self.stalls.with_waiting(job, self.waiting())
+
+    def waited(self, job: str) -> tuple[int, float]:
+        """How many reads of a job have waited, or wait now, and for how many seconds altogether."""
+        count, seconds = self.stalls.of(job)
+        waiting = [row for row in self.waiting() if row.job == job]
+        return count + sum(row.count for row in waiting), seconds + sum(row.seconds for row in waiting)
+
+    def troubles_of(self, job: Job) -> list[Trouble]:
+        """What is wrong with what the job reads, and what has made its reads fail."""
+        return self.troubles(list(job.datasets), job.started) if job.state == JobState.RUNNING else job.troubles
+
     def _job_view(self, job: Job, consumers: list[ConsumerView]) -> JobView:
-        waited, seconds = self.stalls.of(job.name)
+        waited, seconds = self.waited(job.name)
+        waiting = [row for row in self.waiting() if row.job == job.name]
         return JobView(
             job=job.name,
             dataset=",".join(dict.fromkeys(job.datasets.values())),
@@ -121,6 +147,9 @@ class JobRegistry:
             fetched_bytes=job.fetched_bytes,
             peer_bytes=job.peer_bytes,
             reason=job.reason,
+            troubles=self.troubles_of(job),
+            waiting=sum(row.waiting for row in waiting),
+            longest=max((row.longest for row in waiting), default=0.0),
         )
 
     def _consumer_view(self, consumer: Consumer, pushed: Pushed) -> ConsumerView:

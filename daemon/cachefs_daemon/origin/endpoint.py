@@ -181,7 +181,7 @@ class Endpoint:
 
     def status(self) -> EndpointStatus:
         """As `cachectl status` shows it."""
-        rate, curve = self._rates.lowest, self._throughput
+        rate, curve, outage = self._rates.lowest, self._throughput, self._outage
         return EndpointStatus(
             name=self.name,
             width=self.width,
@@ -191,7 +191,9 @@ class Endpoint:
             hedged=self.hedged,
             hedges_won=self.hedges_won,
             request_size=curve.good_size(0, self._largest) if curve is not None else 0,
-            silent=self._outage.seconds if self._outage is not None else 0.0,
+            silent=outage.seconds if outage is not None else 0.0,
+            last_asked=outage.last_asked if outage is not None else 0.0,
+            reason=outage.reason if outage is not None and outage.seconds else "",
         )
 
 

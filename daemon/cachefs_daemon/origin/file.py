@@ -133,9 +133,9 @@ class FileOrigin:
         if not isinstance(error, CachefsError):
             raise error
         transient = isinstance(error, OriginUnavailable)
-        if transient:
-            self._outage.failed(str(error))
-        return Failure(error, transient)
+        failure = Failure(error, transient)
+        self.endpoint.failed(self.url, failure, self._outage)
+        return failure
 
     def _shown(self, key: bytes) -> str:
         return os.fsdecode(self._tree.path(key)).encode("utf-8", "backslashreplace").decode()

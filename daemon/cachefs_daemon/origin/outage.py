@@ -1,6 +1,6 @@
-"""What the log says of an origin that does not answer: one line when that has lasted, and one when it is over.
+"""Whether an origin answers, and what the log says where it does not: one line when that has lasted, one when it is over.
 
-Readers wait meanwhile, so without a line nobody would know why. With a line for each of them, or for each attempt, the
+Reads wait meanwhile, and without a line a user would not know why. With a line for each read, or for each attempt, the
 log would be full of one outage.
 """
 
@@ -22,20 +22,28 @@ class Outage:
         self._name = name
         self._since: float | None = None  # monotonic seconds of the first failure since the last answer
         self._told = False
+        self._last = 0.0  # monotonic seconds of the last failure
+        self.reason = ""  # of the last failure
 
     @property
     def seconds(self) -> float:
         """How long the origin has not answered; 0 where that is no outage (yet)."""
         return time.monotonic() - self._since if self._told and self._since is not None else 0.0
 
+    @property
+    def last_asked(self) -> float:
+        """Seconds since the last failure, in an outage; else 0."""
+        return time.monotonic() - self._last if self._told else 0.0
+
     def failed(self, reason: str) -> None:
         """An attempt has failed for a reason that may pass."""
-        now = time.monotonic()
+        now = self._last = time.monotonic()
+        self.reason = reason
         if self._since is None:
             self._since = now
         elif not self._told and now - self._since >= NOTICED_AFTER:
             self._told = True
-            log.warning("%s has not answered for %.0f s; readers wait: %s", self._name, now - self._since, reason)
+            log.warning("%s has not answered for %.0f s: %s", self._name, now - self._since, reason)
 
     def answered(self) -> None:
         """The origin has answered, whatever it said."""

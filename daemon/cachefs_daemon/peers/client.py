@@ -94,6 +94,11 @@ class PeerClient:
         peer = self._peers.get(node_id)
         return peer is None or not peer.liveness.cooling
 
+    def silence(self, node_id: str) -> str:
+        """Why the node is not asked; empty where it is."""
+        peer = self._peers.get(node_id)
+        return peer.liveness.reason if peer is not None and peer.liveness.cooling else ""
+
     def last_sign(self, node_id: str, *, fetch: bool) -> float:
         """When it last showed that it gives blocks that it has (fetch: brings those that it has not), in loop time;
         0 for never. A node that brings a block gives a sign every 0.1 s, however long its origin takes."""

@@ -1,6 +1,8 @@
-"""What is wrong with a tier, for the list of failures: a disk that is full, broken or does not answer."""
+"""What is wrong with a tier: a disk that is full, broken or does not answer."""
 
+import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final
 
 from cachefs.sizes import format_size
@@ -11,23 +13,43 @@ from cachefs_daemon.store.storage import TierUsage
 _NEARLY: Final = 0.95
 
 
+@dataclass(frozen=True, slots=True)
+class TierTrouble:
+    """What is wrong with one tier now."""
+
+    tier: str
+    # Which trouble it has; its text; and unix time in seconds of the first look that has found it.
+    kind: str
+    text: str
+    since: float
+
+
 class TierTroubles:
-    """Notes each trouble once, and that it lasts. Used on the event loop."""
+    """Notes each trouble in the log of failures once, and that it lasts. Used on the event loop."""
 
     def __init__(self, errors: ErrorLog) -> None:
         self._errors = errors
-        self._kinds: dict[str, str] = {}  # by tier: which trouble it has
+        self._known: dict[str, TierTrouble] = {}  # by tier
+
+    @property
+    def now(self) -> list[TierTrouble]:
+        """Those that the last look has found."""
+        return list(self._known.values())
 
     def look(self, tiers: Iterable[TierUsage]) -> None:
         """To be called every second or so."""
         for tier in tiers:
+            before = self._known.pop(tier.name, None)
             kind, text = trouble_of(tier)
+            if not kind:
+                continue
             subject = f"{tier.name} tier"
-            if kind and self._kinds.get(tier.name) == kind:
+            if before is not None and before.kind == kind:
                 self._errors.goes_on(subject)
-            elif kind:
+            else:
                 self._errors.add(subject, text)
-            self._kinds[tier.name] = kind
+            since = before.since if before is not None else time.time()
+            self._known[tier.name] = TierTrouble(tier.name, kind, text, since)
 
 
 def trouble_of(tier: TierUsage) -> tuple[str, str]:

@@ -54,7 +54,7 @@ def job_detail(node: Node, name: str, history: JobHistory | None) -> JobDetail:
     """Raises NotFound."""
     job = node.jobs.get(name)
     last = {view.consumer: view for view in job.last}
-    ranks = rank_rows([*last, *job.consumers], node.jobs.stalls.rows(name))
+    ranks = rank_rows([*last, *job.consumers], node.jobs.stall_rows(name))
     shown = ranks[:MOST_RANKS]
     for rank in shown:
         consumer = job.consumers.get(rank.rank)

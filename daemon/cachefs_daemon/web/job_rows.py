@@ -69,7 +69,7 @@ def job_row(node: Node, job: Job) -> JobRow:
         part=read / length if length else None,
         left=(length - read) / rate if length and rate > 0 else None,
         rate=every * sum(one[3] for one in places),
-        waited=node.jobs.stalls.of(job.name)[1],
+        waited=node.jobs.waited(job.name)[1],
         fetched=job.fetched_bytes,
         from_peers=job.peer_bytes,
     )

@@ -1,0 +1,23 @@
+"""Numbers of things and lengths of time, as people read them."""
+
+from typing import Final
+
+_UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """A number with its noun, such as `1 read` and `1,024 reads`. plural: where that is not the noun with an `s`."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def duration(seconds: float) -> str:
+    """A time in its two largest units, such as `3 h 20 min`; one of less than a second with a decimal."""
+    if 0.05 <= seconds < 1:
+        return f"{seconds:.1f} s"
+    rest = max(0, int(seconds))
+    parts: list[str] = []
+    for length, unit in _UNITS:
+        number, rest = divmod(rest, length)
+        if number or parts or unit == "s":
+            parts.append(f"{number} {unit}")
+    return " ".join(parts[:2])

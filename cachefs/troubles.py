@@ -1,0 +1,178 @@
+"""Words for what is wrong with a node (cachefs.messages.Trouble): the same ones in every place that shows it.
+
+The daemon finds troubles. cachectl, the web page, the helper of a job and its summary show them with the functions
+of this module, so a user reads one text for one thing wherever the user looks.
+"""
+
+import errno
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import Final
+
+from cachefs.counts import counted, duration
+from cachefs.messages import Trouble
+
+
+class Cause(StrEnum):
+    """What kind of trouble it is."""
+
+    # A server of datasets does not answer.
+    ORIGIN = "origin"
+    # Reads wait until the server may be sent one more request.
+    SLOT = "slot"
+    # Reads have waited for seconds, and the server answers others.
+    SLOW = "slow"
+    # The server refuses the daemon's credentials.
+    REFUSED = "refused"
+    # An object is not the one that was listed.
+    CHANGED = "changed"
+    # Reads fail for another reason.
+    FAILED = "failed"
+    # Another node of the cluster does not answer.
+    PEER = "peer"
+    # A tier takes no new blocks, or fewer than it is to take.
+    TIER = "tier"
+
+
+# In this order they are shown: first those for which reads wait or fail.
+ORDER: Final = (
+    Cause.ORIGIN, Cause.REFUSED, Cause.CHANGED, Cause.FAILED, Cause.SLOT, Cause.SLOW, Cause.TIER, Cause.PEER,
+)  # fmt: skip
+# A word for each, for a column of a table.
+SHORT: Final = {
+    Cause.ORIGIN: "no answer",
+    Cause.SLOT: "a slot",
+    Cause.SLOW: "slow origin",
+    Cause.REFUSED: "refused",
+    Cause.CHANGED: "changed",
+    Cause.FAILED: "failed",
+    Cause.PEER: "peer away",
+    Cause.TIER: "tier full",
+}
+_FAILING: Final = (Cause.REFUSED, Cause.CHANGED, Cause.FAILED)
+_CAUSES: Final = {errno.EACCES: Cause.REFUSED, errno.EPERM: Cause.REFUSED, errno.ESTALE: Cause.CHANGED}
+SEE_ERRORS: Final = "see `cachectl errors`"
+
+
+def cause_of(number: int) -> Cause:
+    """The cause of reads that fail with this errno."""
+    return _CAUSES.get(number, Cause.FAILED)
+
+
+def words(one: Trouble, now: float) -> str:
+    """One line: what is wrong, since when, and how many reads wait. now: unix time in seconds."""
+    for_how_long = duration(now - one.since)
+    because = f" ({one.reason})" if one.reason else ""
+    match one.cause:
+        case Cause.ORIGIN if one.waiting:
+            return f"{one.subject} has not answered for {for_how_long}; {_waiting(one)}{because}"
+        case Cause.ORIGIN:
+            asked = duration(now - one.last)
+            return f"{one.subject} did not answer when it was last asked, {asked} ago; no read waits for it{because}"
+        case Cause.SLOT:
+            return f"{_waiting(one)} for a free request to {one.subject}{because}"
+        case Cause.SLOW:
+            return f"{_waiting(one)} for {one.subject}, which answers slowly{because}"
+        case Cause.REFUSED | Cause.CHANGED | Cause.FAILED:
+            return f"{failed_words(one.failed, one.subject, one.reason)} (the last {duration(now - one.last)} ago)"
+        case Cause.PEER:
+            waiting = f"; {_waiting(one)}" if one.waiting else ""
+            return (
+                f"node {one.subject} has not answered for {for_how_long}{waiting}; its blocks come from other nodes or "
+                f"the origin{because}"
+            )
+        case Cause.TIER:
+            return f"the {one.subject} tier {one.reason}"
+        case _:  # of a newer daemon
+            return f"{one.subject}: {one.reason or one.cause}"
+
+
+def _waiting(one: Trouble) -> str:
+    verb = "waits" if one.waiting == 1 else "wait"
+    return f"{counted(one.waiting, 'read')} {verb}, the first for {duration(one.longest)}"
+
+
+def failed_words(failed: int, dataset: str, reason: str) -> str:
+    """That so many reads of a dataset have failed; 0: only what was fetched ahead of reads."""
+    what = counted(failed, "read") if failed else "what was fetched ahead"
+    return f"{what} of {dataset} failed: {reason}"
+
+
+def way_out(one: Trouble) -> str:
+    """One line: what helps."""
+    match one.cause:
+        case Cause.ORIGIN:
+            return "see whether the server runs and whether this machine reaches it; reads go on when it answers"
+        case Cause.SLOT:
+            return "wait, or raise origin.max_connections if the server takes more requests at once"
+        case Cause.SLOW:
+            return "see the server and the network; `cachectl doctor DATASET` measures it"
+        case Cause.REFUSED:
+            return f"give the daemon credentials that may read it; try them with `cachectl doctor {one.subject}`"
+        case Cause.CHANGED:
+            return f"cachectl dataset refresh {one.subject}"
+        case Cause.PEER:
+            return "see `cachectl cluster`, and the daemon of that node"
+        case Cause.TIER:
+            return "make room on the disk, or give the tier another one; see `cachectl status`"
+        case _:
+            return SEE_ERRORS
+
+
+def over_words(one: Trouble, now: float) -> str:
+    """One line, when it is over."""
+    lasted = duration(now - one.since)
+    match one.cause:
+        case Cause.ORIGIN:
+            return f"{one.subject} answers again, after {lasted}"
+        case Cause.PEER:
+            return f"node {one.subject} answers again, after {lasted}"
+        case Cause.TIER:
+            return f"the {one.subject} tier takes blocks again, after {lasted}"
+        case Cause.SLOT | Cause.SLOW:
+            return f"reads of {one.subject} go on, after {lasted}"
+        case _:
+            return ""  # reads that have failed stay so
+
+
+def past_words(cause: str, subject: str, seconds: float, failed: int, reason: str) -> str:
+    """One line of a summary: what was wrong, and for how long."""
+    lasted = duration(seconds)
+    match cause:
+        case Cause.ORIGIN:
+            return f"{subject} did not answer for {lasted}"
+        case Cause.PEER:
+            return f"node {subject} did not answer for {lasted}"
+        case Cause.TIER:
+            return f"the {subject} tier {reason}"
+        case Cause.SLOT:
+            return f"reads waited for {lasted} for a free request to {subject}"
+        case Cause.SLOW:
+            return f"reads waited for {lasted} for {subject}, which answered slowly"
+        case _:
+            return f"{failed_words(failed, subject, reason)}; {SEE_ERRORS}"
+
+
+def is_of_reads(cause: str) -> bool:
+    """Do reads wait because of it, so that a job has waited for as long as it has lasted?"""
+    return cause in (Cause.ORIGIN, Cause.SLOT, Cause.SLOW)
+
+
+def is_failing(cause: str) -> bool:
+    """Do reads fail because of it?"""
+    return cause in _FAILING
+
+
+def ordered(troubles: Iterable[Trouble]) -> list[Trouble]:
+    """The worst first: those for which reads wait, then those that make reads fail."""
+
+    def rank(one: Trouble) -> tuple[bool, int, float]:
+        place = ORDER.index(Cause(one.cause)) if one.cause in ORDER else len(ORDER)
+        return (not one.waiting and not is_failing(one.cause), place, one.since)
+
+    return sorted(troubles, key=rank)
+
+
+def concerning(troubles: Iterable[Trouble], snapshots: Sequence[str]) -> list[Trouble]:
+    """Those that concern reads of these snapshots."""
+    return [one for one in troubles if not one.snapshots or any(each in one.snapshots for each in snapshots)]

@@ -1,0 +1,191 @@
+"""What is wrong with the node now: one list, from what its parts know, which every place that shows it asks for.
+
+`Troubles` keeps the list for LASTS seconds, so that however many ask, the parts are looked at twice a second at most.
+Nothing is counted or kept where reads are answered.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+import msgspec
+
+from cachefs.errors import OriginAccessDenied
+from cachefs.messages import EndpointStatus, Trouble
+from cachefs.troubles import Cause, concerning, is_failing, ordered
+from cachefs_daemon.fetch.waiting_reads import ReadFailure, WaitingRead
+from cachefs_daemon.origin.endpoint import Endpoint
+from cachefs_daemon.store.tier_troubles import TierTrouble
+
+# Seconds that a read has waited when it is a trouble.
+NOTICED: Final = 3.0
+# Seconds for which reads that have failed are a trouble of the node. A job shows those of all of its time.
+RECENT: Final = 60.0
+# Seconds for which the list is kept, and how many there are in it at most.
+LASTS: Final = 0.5
+MOST: Final = 32
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A server that has datasets."""
+
+    endpoint: Endpoint
+    status: EndpointStatus
+    # Ids of the snapshots of these datasets.
+    snapshots: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class AwayNode:
+    """A node of the cluster that is not asked, or gives no sign of life."""
+
+    name: str
+    reason: str
+    # Unix time in seconds; 0: nobody has noted when.
+    since: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the parts of the node know. Times are unix times in seconds, but for those of waiting reads."""
+
+    servers: Sequence[Server]
+    # Reads that have waited for NOTICED seconds or longer, and loop time now.
+    reads: Sequence[WaitingRead]
+    loop_now: float
+    failures: Sequence[ReadFailure]
+    nodes: Sequence[AwayNode]
+    tiers: Sequence[TierTrouble]
+    # By id of a snapshot: the dataset of which it is one.
+    datasets: dict[str, str]
+
+
+def derive(found: Found, now: float) -> list[Trouble]:
+    """All troubles, the worst first; also failures of long ago. now: unix time in seconds."""
+    servers = {id(one.endpoint): one for one in found.servers}
+    waiting: dict[tuple[Cause, str], list[WaitingRead]] = {}
+    for read in found.reads:
+        waiting.setdefault(_why(read, servers.get(id(read.endpoint)), found.datasets), []).append(read)
+    troubles = [
+        *(_silent(one, waiting.pop((Cause.ORIGIN, one.status.name), []), found.loop_now, now) for one in found.servers
+          if one.status.silent),
+        *(_failing(one, found.datasets, now) for one in found.failures),
+        *(_away(one, waiting.pop((Cause.PEER, one.name), []), found.loop_now, now) for one in found.nodes),
+        *(Trouble(Cause.TIER, one.tier, one.since, now, one.text) for one in found.tiers),
+    ]  # fmt: skip
+    for (cause, subject), reads in waiting.items():
+        known = next((at for at, one in enumerate(troubles) if (one.cause, one.subject) == (cause, subject)), None)
+        if known is not None:
+            troubles[known] = _with_reads(troubles[known], reads, found.loop_now)
+        else:
+            server = servers.get(id(reads[0].endpoint))
+            one = Trouble(cause, subject, now, now, _reason(cause, reads, server))
+            troubles.append(_with_reads(one, reads, found.loop_now, begins=True))
+    return ordered(troubles)[:MOST]
+
+
+def _why(read: WaitingRead, server: Server | None, datasets: dict[str, str]) -> tuple[Cause, str]:
+    """For what a read waits."""
+    if isinstance(read.trouble, OriginAccessDenied):
+        return Cause.REFUSED, datasets.get(read.snapshot, read.snapshot[:12])
+    name = server.status.name if server is not None else read.endpoint.name
+    if server is not None and server.status.silent:
+        return Cause.ORIGIN, name
+    if read.peers:
+        return Cause.PEER, read.peers[0]
+    return (Cause.SLOW if read.has_slot else Cause.SLOT), name
+
+
+def _reason(cause: Cause, reads: Sequence[WaitingRead], server: Server | None) -> str:
+    said = next((str(one.trouble) for one in reads if one.trouble is not None), "")
+    if cause is Cause.SLOT and server is not None:
+        width = f"it gets {server.status.width} of {server.status.most} requests at once"
+        return f"{width}: {said}" if said else width
+    return said
+
+
+def _with_reads(one: Trouble, reads: Sequence[WaitingRead], loop_now: float, *, begins: bool = False) -> Trouble:
+    """With the reads that wait for it. begins: it began when the first of them began to wait."""
+    if not reads:
+        return one
+    longest = loop_now - min(read.since for read in reads)
+    return msgspec.structs.replace(
+        one,
+        since=one.since - longest if begins else one.since,
+        waiting=len(reads),
+        longest=longest,
+        snapshots=list(dict.fromkeys([*one.snapshots, *(read.snapshot for read in reads)])),
+    )
+
+
+def _silent(server: Server, reads: Sequence[WaitingRead], loop_now: float, now: float) -> Trouble:
+    status = server.status
+    one = Trouble(
+        Cause.ORIGIN, status.name, now - status.silent, now - status.last_asked, status.reason,
+        snapshots=server.snapshots,
+    )  # fmt: skip
+    return _with_reads(one, reads, loop_now)
+
+
+def _failing(one: ReadFailure, datasets: dict[str, str], now: float) -> Trouble:
+    name = datasets.get(one.snapshot, one.snapshot[:12])
+    return Trouble(one.cause, name, one.first, one.last, one.message, failed=one.waited, snapshots=[one.snapshot])
+
+
+def _away(one: AwayNode, reads: Sequence[WaitingRead], loop_now: float, now: float) -> Trouble:
+    return _with_reads(Trouble(Cause.PEER, one.name, one.since or now, now, one.reason), reads, loop_now)
+
+
+def recent(troubles: Iterable[Trouble], now: float) -> list[Trouble]:
+    """Without failures of long ago."""
+    return [one for one in troubles if not is_failing(one.cause) or one.waiting or now - one.last < RECENT]
+
+
+class Lasting(Generic[Value]):
+    """A value that is made anew when it is asked for, but not within LASTS seconds. Used on the event loop."""
+
+    def __init__(self, make: Callable[[], Value]) -> None:
+        self._make = make
+        self._made: tuple[float, Value] | None = None  # monotonic seconds, and the value
+
+    def get(self) -> Value:
+        """The value."""
+        now = time.monotonic()
+        if self._made is None or now - self._made[0] >= LASTS:
+            self._made = now, self._make()
+        return self._made[1]
+
+
+class Troubles:
+    """Used on the event loop."""
+
+    def __init__(self, look: Callable[[], Found]) -> None:
+        """look: finds out what the parts of the node know."""
+        self._look = look
+        self._known = Lasting(self._find)
+        # By cause and subject: when it was first seen, of those that are there now.
+        self._since: dict[tuple[str, str], float] = {}
+
+    def _find(self) -> list[Trouble]:
+        found, before = derive(self._look(), time.time()), self._since
+        keys = [(one.cause, one.subject) for one in found]
+        self._since = {
+            key: min(one.since, before.get(key, one.since)) for key, one in zip(keys, found, strict=True)
+        }  # fmt: skip
+        return [msgspec.structs.replace(one, since=self._since[key]) for key, one in zip(keys, found, strict=True)]
+
+    def all(self) -> list[Trouble]:
+        """All of them, the worst first, failures of long ago too."""
+        return self._known.get()
+
+    def now(self) -> list[Trouble]:
+        """Those of now, the worst first."""
+        return recent(self.all(), time.time())
+
+    def of(self, snapshots: Sequence[str], began: float) -> list[Trouble]:
+        """Those that concern who reads these snapshots since *began* (unix time in seconds)."""
+        return [one for one in concerning(self.all(), snapshots) if one.last >= began]
