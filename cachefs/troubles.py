@@ -119,6 +119,27 @@ def way_out(one: Trouble) -> str:
             return SEE_ERRORS
 
 
+def short(troubles: Sequence[Trouble]) -> str:
+    """A word for the worst of them, for a column of a table."""
+    first = next(iter(troubles), None)
+    return "-" if first is None else SHORT.get(Cause(first.cause), "-") if first.cause in ORDER else first.cause
+
+
+def consequence(one: Trouble) -> str:
+    """One line: what comes of it."""
+    match one.cause:
+        case Cause.TIER:
+            return "it takes no new blocks, so more is fetched again"
+        case Cause.PEER:
+            return "what that node keeps is fetched from other nodes, or from the origin once more"
+        case Cause.ORIGIN if not one.waiting:
+            return "what is not on this node cannot be read until the server answers"
+        case _ if one.waiting:
+            return "programs wait until their reads are answered, or fail when daemon.read_deadline is over"
+        case _:
+            return "programs get errors where they read it"
+
+
 def over_words(one: Trouble, now: float) -> str:
     """One line, when it is over."""
     lasted = duration(now - one.since)

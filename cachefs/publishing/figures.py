@@ -14,6 +14,7 @@ from cachefs.publishing.notes import loader_name
 from cachefs.publishing.published_consumer import PublishedConsumer
 from cachefs.publishing.reporter import Reporter
 from cachefs.publishing.run_record import MOST_LOADERS, LoaderRecord, MountBytes, ProcessRecord
+from cachefs.publishing.trouble_lines import TroubleLines
 from cachefs.rpc import STATUS, DaemonClient
 from cachefs.socket_path import refusal
 
@@ -26,8 +27,9 @@ PAUSE: Final = 2.0
 class Figures:
     """Those of one training process."""
 
-    def __init__(self, client: DaemonClient, reporter: Reporter, pid: int, job: str) -> None:
+    def __init__(self, client: DaemonClient, reporter: Reporter, pid: int, job: str, troubles: TroubleLines) -> None:
         """pid: of the training process; job: its name."""
+        self._troubles = troubles
         self._client = client
         self._reporter = reporter
         self._pid = pid
@@ -126,6 +128,7 @@ class Figures:
             fetched_bytes=view.fetched_bytes if view is not None else 0,
             problem=problem,
             job=self._job,
+            troubles=self._troubles.records(time.time()),
             top=os.environ.get(run_record.TOP_VARIABLE, ""),
         )
 

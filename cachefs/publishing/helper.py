@@ -32,6 +32,7 @@ from cachefs.publishing.channel import MAX_BULK, MAX_PACKET, SOCKET_NAME, Line, 
 from cachefs.publishing.cold_reads import ColdReads
 from cachefs.publishing.figures import Figures
 from cachefs.publishing.inference import Observed
+from cachefs.publishing.job_stderr import JobStderr
 from cachefs.publishing.learned import MOST_SAMPLES
 from cachefs.publishing.page import SLOTS, Page
 from cachefs.publishing.places import Places
@@ -40,6 +41,7 @@ from cachefs.publishing.reporter import Reporter, pid_namespace
 from cachefs.publishing.route import Route
 from cachefs.publishing.rule import Column, Texts
 from cachefs.publishing.siblings import Siblings
+from cachefs.publishing.trouble_lines import TroubleLines
 from cachefs.rpc import DaemonClient
 from cachefs.socket_path import socket_path
 
@@ -66,8 +68,16 @@ def main(directory: str, owner: int, alive: int, listener: int, page: int, job: 
         _sweep(home.parent.parent)
         threading.Thread(target=_end_soon_after, args=(alive, home), daemon=True).start()
         client = DaemonClient(socket_path())
-        reporter, cold = Reporter(Route(client), job, owner, shared.say), ColdReads(client, pid_namespace())
-        figures = Figures(client, reporter, owner, job)
+        stderr = JobStderr(owner, alive)
+
+        def say_now(line: str) -> None:
+            if not stderr.write(f"cachefs: {line}"):
+                shared.say(line)
+
+        troubles = TroubleLines(say_now)
+        reporter = Reporter(Route(client), job, owner, shared.say, troubles)
+        cold = ColdReads(client, pid_namespace())
+        figures = Figures(client, reporter, owner, job, troubles)
         Helper(socket.socket(fileno=listener), alive, home, shared, Told(reporter, cold, figures)).run()
     except CachefsError as error:
         shared.say(f"{error}; the job goes on without publishing")

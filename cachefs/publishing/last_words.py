@@ -3,10 +3,13 @@
 It never waits longer than SECONDS, and whatever goes wrong, the job ends as it would have.
 """
 
+import errno
 import io
 import os
 import select
+import subprocess
 import sys
+from pathlib import Path
 from typing import Final
 
 from cachefs.publishing import channel, run_record, summary
@@ -17,6 +20,48 @@ from cachefs.publishing.stderr import takes_at_once, without_sigpipe
 # Seconds that the end of the job may take longer.
 SECONDS: Final = 1.0
 _PAUSE: Final = 0.01
+# Seconds that the end of a program may take longer that dies of a failed read.
+CAUSE_SECONDS: Final = 5.0
+# Exceptions of a chain that are looked at.
+MOST_CHAINED: Final = 16
+_OF_READS: Final = (errno.EACCES, errno.ESTALE, errno.EIO)
+_WHY: Final = Path(__file__).with_name("why.py")
+
+
+def say_cause(error: BaseException) -> None:
+    """Say why a read has failed of which the program dies, where the daemon knows. error: what ends the program."""
+    number, path = failed_read(error)
+    line = _cause(number, path) if number else ""
+    if line and run_record.is_first_to_say(line):
+        channel.say(line)
+
+
+def failed_read(error: BaseException) -> tuple[int, str]:
+    """With which errno a read has failed that is behind an exception, and of which file; 0 and empty: not known."""
+    one: BaseException | None = error
+    for _ in range(MOST_CHAINED):
+        if one is None:
+            break
+        if isinstance(one, OSError):
+            text = one.args[0] if one.args and isinstance(one.args[0], str) else ""
+            # torch raises what a worker has met anew, with its text alone.
+            said = next((number for number in _OF_READS if f"[Errno {number}]" in text), 0)
+            if (number := one.errno or said) in _OF_READS:
+                return number, one.filename if isinstance(one.filename, str) else ""
+        one = one.__cause__ or one.__context__
+    return 0, ""
+
+
+def _cause(number: int, path: str) -> str:
+    """What the daemon knows of a read that has failed so; empty where it knows nothing, or does not answer in time. A
+    process of its own asks, which has the packages for it."""
+    python = os.environ.get(channel.PYTHON_VARIABLE) or sys.executable
+    arguments = [str(number), os.path.abspath(path) if path else "", channel.job_name()]
+    asked = subprocess.run(
+        [python, "-I", "-S", str(_WHY), *arguments],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=CAUSE_SECONDS, check=False,
+    )  # fmt: skip
+    return asked.stdout.decode(errors="replace").strip()
 
 
 def say(top: str) -> None:

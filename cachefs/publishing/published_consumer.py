@@ -36,6 +36,8 @@ MOST_ORDER_BYTES: Final = 400 << 20
 # Times that files of a list, or learned ones, are wrong, until nothing is said of them any more: a dataset may have
 # others in each epoch.
 MOST_MISTAKES: Final = 2
+# Seconds after which it is asked what is wrong, at first.
+LOOK_SECONDS: Final = 3.0
 
 
 class Opening(msgspec.Struct, frozen=True):
@@ -109,6 +111,8 @@ class PublishedConsumer:
     closing: float | None = None
     # When the daemon was last told its position (monotonic seconds).
     reported_at: float = 0.0
+    # Seconds after which the daemon is asked what is wrong, while the consumer stands still.
+    pause: float = LOOK_SECONDS
     # What the daemon was last told: its note, of which epoch the current one is a part, its tally, whether it learns.
     told: tuple[str, tuple[int, int] | None, Tally, bool] = ("", None, NO_TALLY, False)
     # What its loader has delivered, and how long that took.

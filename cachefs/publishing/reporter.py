@@ -10,10 +10,11 @@ import numpy
 from cachefs.errors import Busy, CachefsError, DaemonUnavailable, NotFound, StoreFull
 from cachefs.job_messages import JobEpoch, JobName, JobProgress, JobPublish, JobView, LoaderView, SampleMap
 from cachefs.publishing.notes import THE_JOB_GOES_ON
-from cachefs.publishing.published_consumer import PublishedConsumer
+from cachefs.publishing.published_consumer import LOOK_SECONDS, PublishedConsumer
 from cachefs.publishing.route import Route
 from cachefs.publishing.run_record import is_first_to_say, is_quiet
 from cachefs.publishing.shares import Share
+from cachefs.publishing.trouble_lines import TroubleLines
 from cachefs.rpc import JOB_EPOCH, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW
 
 # The daemon is told so many times in a lease that the job is there.
@@ -33,8 +34,10 @@ _TRIED_AGAIN: Final = "it is tried again, and the job goes on meanwhile"
 class Reporter:
     """Tells the daemon what it does not know yet of the consumers of one training process."""
 
-    def __init__(self, route: Route, job: str, pid: int, say: Callable[[str], None]) -> None:
-        """job: its name; pid: of the training process; say: shows a line to its user."""
+    def __init__(self, route: Route, job: str, pid: int, say: Callable[[str], None], troubles: TroubleLines) -> None:
+        """job: its name; pid: of the training process; say: shows a line to its user; troubles: is told of those that
+        the daemon tells of."""
+        self._troubles = troubles
         self._route = route
         self._job = job
         self._pid = pid
@@ -73,10 +76,13 @@ class Reporter:
                     return  # without an order the files are of no use to the daemon
                 self._publish(consumer)
             self._report_orders(consumer)
-            is_due = now - consumer.reported_at >= self._route.lease / RENEWALS
+            is_due = now - consumer.reported_at >= min(consumer.pause, self._route.lease / RENEWALS)
             told = (consumer.note, consumer.parts.get(consumer.epoch), consumer.tally, consumer.is_shown_learning)
             if moved or told != consumer.told or is_due:
                 self._report_progress(consumer)
+                # One that stands still may wait for a read. The longer nothing is wrong, the less often it is asked.
+                is_well = not (moved or self._troubles.has_any)
+                consumer.pause = 2 * consumer.pause if is_well else LOOK_SECONDS
                 consumer.reported_at, consumer.told = now, told
             self._failures, self._has_answered, self._away_since = 0, True, None
         except DaemonUnavailable as error:
@@ -125,9 +131,11 @@ class Reporter:
     def job(self, timeout: float) -> JobView | None:
         """How the job gets on, as the daemon sees it; None where it does not answer, or does not know the job."""
         try:
-            return self._route.call(JOB_SHOW, JobName(job=self._full_name), timeout)
+            view = self._route.call(JOB_SHOW, JobName(job=self._full_name), timeout)
         except CachefsError:
             return None
+        self._troubles.see(view.troubles, time.time())
+        return view
 
     def end(self, consumer: PublishedConsumer) -> None:
         if not consumer.published:
@@ -194,6 +202,7 @@ class Reporter:
     def _report_progress(self, consumer: PublishedConsumer) -> None:
         for number in range(len(consumer.shares)):
             reply = self._route.call(JOB_PROGRESS, self._progress(consumer, number), TIMEOUT)
+            self._troubles.see(reply.troubles, time.time())
             consumer.reported.difference_update((number, epoch) for epoch in reply.wanted)
 
     def _progress(self, consumer: PublishedConsumer, number: int, *, ended: bool = False) -> JobProgress:

@@ -37,6 +37,8 @@ _NEW_SECONDS: Final = 60.0
 _MOST_RECORDS: Final = 4096
 _MOST_BYTES: Final = 1 << 20
 MOST_LOADERS: Final = 256
+# Troubles in one record.
+MOST_TROUBLES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,20 @@ class LoaderRecord:
     # Did nothing but what it has opened say its files? And what is not understood of it (cachefs.publishing.notes).
     was_learned: bool = False
     note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TroubleRecord:
+    """What has kept reads of the job waiting, or has made them fail (cachefs.messages.Trouble)."""
+
+    # Names it among those of the run.
+    key: str
+    # How long it was there; for how much of that reads have waited for it; and reads that have failed.
+    seconds: float
+    waited: float
+    failed: int
+    # In words.
+    line: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +103,7 @@ class ProcessRecord:
     # Why that is not known; empty where it is.
     problem: str = ""
     job: str = ""
+    troubles: list[TroubleRecord] = field(default_factory=list)
     # The number of the process that prints the summary which this one belongs to.
     top: str = ""
 
@@ -202,6 +219,7 @@ def _record(fields: dict[str, Any]) -> ProcessRecord:
         **{
             **fields,
             "loaders": [LoaderRecord(**one) for one in fields["loaders"]],
+            "troubles": [TroubleRecord(**one) for one in fields["troubles"]],
             "mounts": {key: (_bytes(pair[0]), _bytes(pair[1])) for key, pair in fields["mounts"].items()},
         }
     )
@@ -227,6 +245,16 @@ def summed(records: Sequence[LoaderRecord]) -> LoaderRecord:
         was_learned=any(one.was_learned for one in records),
         note=next((one.note for one in records if one.note), ""),
     )
+
+
+def worst(records: Iterable[ProcessRecord]) -> list[TroubleRecord]:
+    """The troubles of a run, each once, as the process has met it that has had most of it; the longest first."""
+    found: dict[str, TroubleRecord] = {}
+    for record in records:
+        for one in record.troubles:
+            known = found.get(one.key, one)
+            found[one.key] = max(known, one, key=lambda each: (each.failed, each.seconds))
+    return sorted(found.values(), key=lambda one: (-one.failed, -one.seconds))
 
 
 def largest(records: Iterable[ProcessRecord]) -> dict[str, MountBytes]:

@@ -1,30 +1,36 @@
 """The few lines that `cachefs run` says in the end: what the job has read, how long it waited, and what would help."""
 
+import os
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from cachefs.publishing.run_record import LoaderRecord, MountBytes, ProcessRecord, largest, summed
+from cachefs.counts import counted, duration
+from cachefs.publishing.run_record import LoaderRecord, MountBytes, ProcessRecord, largest, summed, worst
 from cachefs.publishing.waiting import Waited, reason
 from cachefs.sizes import format_size
 
 # Loaders that have lines of their own: those that took most time.
 MOST_LOADERS: Final = 4
-_SECONDS: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+# Lines of what has kept reads waiting, or has made them fail. One that has lasted for such a part of the time that the
+# loop has waited is why.
+MOST_TROUBLES: Final = 4
+PART_OF_WAIT: Final = 0.3
 
 
 def lines(records: Sequence[ProcessRecord]) -> list[str]:
     """The summary of a run, whose training processes have left these records; none where no loader has delivered
     anything."""
-    loaders = by_name(records)
+    loaders, troubles = by_name(records), worst(records)
+    told = [one.line for one in troubles[:MOST_TROUBLES]]
     if not loaders:
-        return []
+        return told
     busy, waited = sum(one.busy for one in loaders), sum(one.waited for one in loaders)
     longest = max(sum(one.busy for one in record.loaders) for record in records)
     samples = sum(one.samples for one in loaders)
     many = f" in {len(records)} processes" if len(records) > 1 else ""
     found = [
-        f"{counted(loaders[0].epochs, 'epoch')}, {samples:,} samples{many} in {duration(longest)}; "
-        f"waited for data {percent(waited, busy)} of the time"
+        f"{counted(loaders[0].epochs, 'epoch')}, {counted(samples, 'sample')}{many} in {duration(longest)}; "
+        f"the loop waited {percent(waited, busy)} of the time"
     ]
     if len(loaders) > 1:
         found += map(_line, loaders[:MOST_LOADERS])
@@ -37,8 +43,11 @@ def lines(records: Sequence[ProcessRecord]) -> list[str]:
     elif served := served_by(loaders, total(fetched.values()), peers_part(records)):
         found.append(served)
     came = total(fetched.values())
-    why = advice(loaders, records, came.missed / max(1, bytes_read(loaders, came)))
-    return [*found, why] if why else found
+    # What has failed, or was away, is why the job waited: no advice on its speed would help.
+    longest_wait = max(one.waited for one in loaders)
+    is_why = any(one.failed or one.waited >= PART_OF_WAIT * longest_wait for one in troubles)
+    why = "" if is_why else advice(loaders, records, came.missed / max(1, bytes_read(loaders, came)))
+    return [*found, *told, *([why] if why else [])]
 
 
 def by_name(records: Sequence[ProcessRecord]) -> list[LoaderRecord]:
@@ -53,7 +62,8 @@ def by_name(records: Sequence[ProcessRecord]) -> list[LoaderRecord]:
 
 def _line(one: LoaderRecord) -> str:
     return (
-        f"  {one.name}: {counted(one.epochs, 'epoch')}, {one.samples:,} samples, waited {percent(one.waited, one.busy)}"
+        f"  {one.name}: {counted(one.epochs, 'epoch')}, {counted(one.samples, 'sample')}, "
+        f"the loop waited {percent(one.waited, one.busy)}"
     )
 
 
@@ -106,10 +116,11 @@ def advice(loaders: Sequence[LoaderRecord], records: Sequence[ProcessRecord], fe
     why = reason(
         Waited(
             one.busy / processes, one.waited / processes, one.first_busy / processes, one.first_waited / processes,
-            one.workers, {kind: seconds / processes for kind, seconds in stalled.items()},
+            one.workers, processes, {kind: seconds / processes for kind, seconds in stalled.items()},
             was_learned=one.was_learned, is_unknown=bool(one.note) and not one.was_learned, fetched_part=fetched_part,
             has_figures=not any(record.problem for record in records),
-        )
+        ),
+        len(os.sched_getaffinity(0)),
     )  # fmt: skip
     return f"to wait less: {why}" if why else ""
 
@@ -118,18 +129,3 @@ def percent(part: float, whole: float) -> str:
     """A share in percent, such as `12 %`; `<1 %` for one that is not nothing."""
     share = 100 * part / whole if whole > 0 else 0.0
     return "<1 %" if 0 < share < 1 else f"{min(share, 100):.0f} %"
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
-
-
-def duration(seconds: float) -> str:
-    """A time in its two largest units, such as `3 h 20 min`."""
-    rest = int(seconds)
-    parts: list[str] = []
-    for length, unit in _SECONDS:
-        number, rest = divmod(rest, length)
-        if number or parts:
-            parts.append(f"{number} {unit}")
-    return " ".join(parts[:2]) or f"{seconds:.1f} s"

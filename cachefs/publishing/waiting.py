@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from cachefs.counts import counted
+
 # A loop that waited for a smaller part of its time has hardly waited.
 WORTH_A_WORD: Final = 0.05
 # Where so much of the waiting was in the first epoch, the first epoch is why.
@@ -33,8 +35,9 @@ class Waited:
     waited: float
     first_busy: float = 0.0
     first_waited: float = 0.0
-    # Worker processes of the loader.
+    # Worker processes of the loader, in each of so many training processes.
     workers: int = 0
+    processes: int = 1
     # How long all its reads have waited, by what they waited for: `origin`, `peer`, `ssd`, `daemon`.
     stalled: Mapping[str, float] = field(default_factory=dict)
     # Are its files being learned now; were they learned in the first epoch; or is it not understood?
@@ -52,8 +55,11 @@ class Waited:
         return min(1.0, self.waited / self.busy) if self.busy > 0 else 0.0
 
 
-def reason(of: Waited) -> str:
-    """One sentence without a full stop: why it waited, and what would help; empty where it has hardly waited."""
+def reason(of: Waited, processors: int = 0) -> str:
+    """One sentence without a full stop: why it waited, and what would help; empty where it has hardly waited.
+
+    processors: that the node has; 0: unknown.
+    """
     if of.share < WORTH_A_WORD:
         return ""
     if of.is_learning:
@@ -79,8 +85,16 @@ def reason(of: Waited) -> str:
         return _WORDS.get(kind, _WORDS["origin"])
     if not of.has_figures:
         return ""
-    workers = f"{of.workers} workers" if of.workers > 1 else "one process"
-    return (
-        f"its reads hardly waited, so loading itself (decoding, in {workers}) is what takes the time: more num_workers "
-        "would help, if the node has processors to spare"
-    )
+    workers = of.workers * of.processes
+    loading = f"loading itself (decoding, in {counted(workers, 'worker') if workers else 'the training process'})"
+    return f"its reads hardly waited, so {loading} is what takes the time: {_decoding_advice(workers, processors)}"
+
+
+def _decoding_advice(workers: int, processors: int) -> str:
+    """What helps a job whose time goes into decoding. workers: of all its processes on the node."""
+    if not processors:
+        return "more num_workers would help, if the node has processors to spare"
+    has = f"this node has {counted(processors, 'processor')} and {counted(workers, 'worker')}"
+    if workers < processors:
+        return f"more num_workers would help, as {has}"
+    return f"{has}: more would not help; decode less, or smaller pictures"

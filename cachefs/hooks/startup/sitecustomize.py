@@ -122,6 +122,20 @@ def say_summary(top):
             end_as_interrupted()
 
 
+def say_cause(pid):
+    """Say why a read has failed of which this program dies. A forked child is not the process."""
+    error = getattr(sys, "last_value", None)
+    if pid != os.getpid() or error is None:
+        return
+    try:
+        find_cachefs()
+        from cachefs.publishing import last_words
+
+        last_words.say_cause(error)
+    except (Exception, KeyboardInterrupt):
+        pass
+
+
 def end_as_interrupted():
     """Python ends by SIGINT where the last text that it has run was interrupted. Ours has run others since: dataclasses
     are made in that way."""
@@ -169,4 +183,7 @@ if sys.version_info >= (3, 11) and not hasattr(sys, MARK):
     note_stderr()
     sys.meta_path.insert(0, DataLoaderFinder())
     be_top()
+    import atexit
+
+    atexit.register(say_cause, os.getpid())
 hand_over()

@@ -19,6 +19,7 @@ from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.position import REPORT_SECONDS
 from cachefs.planning.sequences.sampler_spec import MAX_EPOCHS, MAX_SAMPLES
 from cachefs.snapshot import Snapshot
+from cachefs.troubles import is_failing
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.jobs.consumer import Consumer
 from cachefs_daemon.jobs.consumer_reads import check_size, order_of
@@ -429,6 +430,7 @@ class JobRegistry:
     def _end(self, job: Job, state: JobState, reason: str = "") -> None:
         if job.state != JobState.RUNNING:
             return
+        job.troubles = [one for one in self.troubles_of(job) if is_failing(one.cause)]
         for consumer in list(job.consumers.values()):
             self._close_ended(job, consumer)
         for snapshot in list(job.maps):

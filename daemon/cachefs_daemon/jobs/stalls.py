@@ -66,8 +66,16 @@ class Stalls:
         for one in waiting if not job else [row for row in waiting if row.job == job]:
             key = (one.job, one.consumer, one.epoch, one.source)
             known = rows.get(key)
-            rows[key] = one if known is None else StallRow(
-                *key, known.count + one.count, known.seconds + one.seconds, max(known.longest, one.longest), one.waiting
+            rows[key] = (
+                one
+                if known is None
+                else StallRow(
+                    *key,
+                    known.count + one.count,
+                    known.seconds + one.seconds,
+                    max(known.longest, one.longest),
+                    one.waiting,
+                )
             )
         return [rows[key] for key in sorted(rows)]
 

@@ -1,8 +1,12 @@
 """The node's jobs as a list, a line for each."""
 
+import os
+import time
 from dataclasses import dataclass
 from typing import Final
 
+from cachefs.job_progress import loaders_of, share_waited, why
+from cachefs.troubles import words
 from cachefs_daemon.jobs.owners import given_name, owner_of
 from cachefs_daemon.jobs.registry import Job
 from cachefs_daemon.jobs.states import JobState
@@ -41,6 +45,11 @@ class JobRow:
     # Bytes that came for it: from origins, and from other nodes.
     fetched: int
     from_peers: int
+    # What is wrong with what it reads, in words, the worst first.
+    troubles: list[str]
+    # The part of its time in which its loop has waited; None: no DataLoader has told. And why, with what would help.
+    loop_waited: float | None
+    advice: str
 
 
 def job_rows(node: Node, page: int) -> Page[JobRow]:
@@ -56,6 +65,8 @@ def job_row(node: Node, job: Job) -> JobRow:
     looked_at = consumers[::every]
     places = [(*one.progress, one.rate) for one in looked_at]
     epoch, read, length, rate = min(places, key=lambda one: (one[0], one[1] / max(1, one[2])), default=(None, 0, 0, 0))
+    views = [*job.last, *(one.view(0, time.monotonic()) for one in looked_at)]
+    loaders = loaders_of(views[-MOST_CONSUMERS:])
     return JobRow(
         id=job.name,
         name=given_name(job.name),
@@ -72,4 +83,7 @@ def job_row(node: Node, job: Job) -> JobRow:
         waited=node.jobs.waited(job.name)[1],
         fetched=job.fetched_bytes,
         from_peers=job.peer_bytes,
+        troubles=[words(one, time.time()) for one in node.jobs.troubles_of(job)],
+        loop_waited=share_waited(loaders),
+        advice=why(loaders, os.cpu_count() or 0),
     )

@@ -9,6 +9,7 @@ from typing import Final
 
 from cachefs import __version__
 from cachefs.block import TIER_NAMES
+from cachefs.troubles import words
 from cachefs_daemon.cluster.shown import cluster_status
 from cachefs_daemon.content.warmup import WarmupState
 from cachefs_daemon.node import Node
@@ -131,6 +132,8 @@ class Overview:
     errors: list[ErrorShown]
     # Failures of all kinds.
     error_count: int
+    # What is wrong now, in words, the worst first.
+    troubles: list[str]
 
 
 def overview(node: Node, usage: Sequence[TierUsage]) -> Overview:
@@ -157,6 +160,7 @@ def overview(node: Node, usage: Sequence[TierUsage]) -> Overview:
             for one in node.errors.views()[:MOST_ERRORS]
         ],
         error_count=node.errors.count,
+        troubles=[words(one, time.time())[:MOST_TEXT] for one in node.troubles.now()],
     )
 
 

@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 from cachefs_tools.cachectl.job_page import describe, how_it_is, job_row, percent, short
-from cachefs_tools.cachectl.job_progress import loaders_of, share_waited, time_left
 from rich.console import Console
 
 from cachefs.job_messages import ConsumerView, JobView, LoaderView
+from cachefs.job_progress import loaders_of, share_waited, time_left
 
 TRAIN = LoaderView(
     name="Pictures (train.py:41)", epochs=3, planned=5, epoch_length=1000, epoch_samples=250, samples=2250,

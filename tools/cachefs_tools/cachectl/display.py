@@ -3,6 +3,8 @@
 import os
 from collections.abc import Iterable
 
+from cachefs.counts import counted as counted
+from cachefs.counts import duration as duration
 from cachefs_tools.cachectl.tables import Column, FittedTable
 
 
@@ -30,17 +32,6 @@ def compact(number: float, width: int) -> str:
 def share(part: float, whole: float) -> str:
     """A share in percent, or `-` where the whole is 0."""
     return f"{100 * part / whole:.1f} %" if whole else "-"
-
-
-def duration(seconds: float) -> str:
-    """A time in its two largest units, such as `3 h 20 min`."""
-    days, rest = divmod(int(seconds), 86400)
-    hours, rest = divmod(rest, 3600)
-    minutes, rest = divmod(rest, 60)
-    parts = [(days, "d"), (hours, "h"), (minutes, "min"), (rest, "s")]
-    while len(parts) > 1 and not parts[0][0]:
-        del parts[0]
-    return " ".join(f"{number} {unit}" for number, unit in parts[:2])
 
 
 def name(path: bytes | str) -> str:

@@ -8,11 +8,10 @@ from typing import Final
 from rich.table import Table
 from rich.text import Text
 
+from cachefs.counts import counted
 from cachefs.identity import OWNER_MARK
 from cachefs.job_messages import GuessView, JobList, JobView
-from cachefs_tools.cachectl.display import duration, size, table
-from cachefs_tools.cachectl.display import name as shown
-from cachefs_tools.cachectl.job_progress import (
+from cachefs.job_progress import (
     ENDED,
     RUNNING,
     Loader,
@@ -22,6 +21,9 @@ from cachefs_tools.cachectl.job_progress import (
     time_left,
     why,
 )
+from cachefs.troubles import words
+from cachefs_tools.cachectl.display import duration, size, table
+from cachefs_tools.cachectl.display import name as shown
 
 # What each column means, for `job show --help`.
 COLUMNS: Final = """\
@@ -53,12 +55,15 @@ MOST_NOTES: Final = 16
 
 def describe(view: JobView, *, each_rank: bool = False) -> Iterator[str | Text | Table]:
     """The lines of `job show`. each_rank: a row for each rank."""
-    loaders = loaders_of(view)
+    loaders = loaders_of(view.consumers)
     age = duration(max(0.0, time.time() - view.started))
     # One's own jobs have the name that one gave them; those of others need the full one.
     job = view.job.removesuffix(f"{OWNER_MARK}{os.geteuid()}")
     yield f"{shown(job)}: {how_it_is(view)}, {age} old, published by {view.source or 'nobody known'}"
     yield f"reads {shown(view.dataset)}, snapshot {view.snapshot}"
+    now = time.time()
+    for one in view.troubles:
+        yield f"! {shown(words(one, now))}"
     if how_far := progress_words(view, loaders):
         yield how_far
     yield waiting_words(loaders)
@@ -73,8 +78,9 @@ def describe(view: JobView, *, each_rank: bool = False) -> Iterator[str | Text |
 def fetched_words(view: JobView) -> str:
     """What was fetched for a job, and how many of its reads waited, as far as they are known to be its own."""
     peers = f" from origins, {size(view.peer_bytes)} from other nodes" if view.peer_bytes else ""
-    waited = f"{view.stalls:,} reads waited, {view.stall_seconds:.1f} s in all"
-    return f"fetched for it: {size(view.fetched_bytes)}{peers}; {waited}"
+    waited = f"{counted(view.stalls, 'read')} waited at the mount, {view.stall_seconds:.1f} s in all"
+    still = f", and {view.waiting:,} of them still wait, the first for {duration(view.longest)}" if view.waiting else ""
+    return f"fetched for it: {size(view.fetched_bytes)}{peers}; {waited}{still}"
 
 
 def progress_words(view: JobView, loaders: Sequence[Loader]) -> str:
@@ -93,9 +99,9 @@ def waiting_words(loaders: Sequence[Loader]) -> str:
     """Which part of its time the job has waited for data, and why."""
     share = share_waited(loaders)
     if share is None:
-        return "how long it waited for data is not known: no DataLoader has told it yet"
-    sentence = why(loaders)
-    return f"waited for data {percent(share)} of the time" + (f"; {sentence}" if sentence else "")
+        return "how long the loop waited is not known: no DataLoader has given a batch yet"
+    sentence = shown(why(loaders, os.cpu_count() or 0))
+    return f"the loop waited {percent(share)} of the time" + (f"; {sentence}" if sentence else "")
 
 
 def loader_table(rows: Sequence[Loader], *, each_rank: bool = False) -> Table:
@@ -113,7 +119,7 @@ def loader_row(row: Loader, ranks: str) -> tuple[str, ...]:
     left = row.epoch_left
     waited = row.waited
     return (
-        row.name, *which, row.state, epoch, "-" if row.done is None else percent(row.done),
+        shown(row.name), *which, row.state, epoch, "-" if row.done is None else percent(row.done),
         "-" if is_over or left is None else short(left), "-" if is_over else f"{row.rate:,.0f}/s",
         percent(waited.share) if waited.busy else "-",
         "-" if is_over else size(sum(one.ahead_bytes for one in row.consumers)),
@@ -142,12 +148,12 @@ def remarks(view: JobView) -> Iterator[str]:
 
 def how_it_is(view: JobView) -> str:
     """The state of a job; of one that is over also where it was, and why it ended."""
-    loaders = loaders_of(view)
+    loaders = loaders_of(view.consumers)
     if view.state == RUNNING or not loaders:
         state = view.state
     else:
         epochs = max(one.epoch for one in loaders)
-        state = f"{view.state} after {epochs} epoch" + ("" if epochs == 1 else "s")
+        state = f"{view.state} after {counted(epochs, 'epoch')}"
     return f"{state} ({shown(view.reason)})" if view.reason else state
 
 
@@ -168,7 +174,7 @@ def describe_all(found: JobList) -> Iterator[str | Table]:
 
 def job_row(view: JobView) -> tuple[str, ...]:
     """A row of `job list`: of the loader that reads most, in which the job spends its epochs."""
-    loaders = loaders_of(view)
+    loaders = loaders_of(view.consumers)
     main = max(loaders, key=lambda one: one.waited.busy, default=None)
     share = share_waited(loaders)
     if main is None:

@@ -8,9 +8,11 @@ from typing import Final
 import click
 from rich.table import Table
 
-from cachefs.messages import Empty, EndpointStatus, MountView, PeerCounts, Status, TierStatus
+from cachefs.counts import counted
+from cachefs.messages import Empty, EndpointStatus, ErrorCause, MountView, PeerCounts, Status, TierStatus
 from cachefs.mount_spec import MountSpec
 from cachefs.rpc import STATUS
+from cachefs.troubles import words
 from cachefs_tools.cachectl.cluster import brief
 from cachefs_tools.cachectl.command_session import CommandSession, plain, with_session
 from cachefs_tools.cachectl.display import duration, facts, name, share, size, table
@@ -53,29 +55,44 @@ def mounts(session: CommandSession) -> None:
 @click.option("--all", "single", is_flag=True, help="A row for each object or device that has failed.")
 @with_session
 def errors(session: CommandSession, single: bool) -> None:
-    """Show recent failures by their causes.
+    """Show what is wrong now, and recent failures by their causes.
 
-    It shows how long ago a cause was first and last seen, how often, where, and why. … stands for the names of objects
-    that failed. Tiers are among them.
+    A line with "!" is a trouble that lasts: reads wait, or fail. The table shows how long ago a cause was first and
+    last seen, how often, where, and why. … stands for the name of what failed. Tiers are among them.
     """
     now = session.call(STATUS, Empty())
-    document = {"causes": now.causes, "errors": now.errors}
+    document = {"troubles": now.troubles, "causes": now.causes, "errors": now.errors}
+    lines: list[str | Table] = list(trouble_lines(now))
     if not now.errors:
-        session.answer(document, "no errors")
+        lines += [] if lines else ["no errors"]
     elif single or not now.causes:  # an older daemon tells no causes
-        rows = ((ago(each.when), f"{each.count:,}", name(each.subject), name(each.message)) for each in now.errors)
-        session.answer(document, table("=AGO >COUNT SUBJECT ~MESSAGE", rows))
+        rows = (
+            (ago(each.when), f"{each.count:,}", name(each.subject), name(without(each.subject, each.message)))
+            for each in now.errors
+        )
+        lines.append(table("=LAST >COUNT SUBJECT ~MESSAGE", rows))
     else:
         causes = (
-            (ago(each.first), ago(each.last), f"{each.count:,}", name(each.where), name(each.message))
+            (ago(each.first), ago(each.last), f"{each.count:,}", name(each.where), name(cause_message(each)))
             for each in now.causes
         )
-        session.answer(document, table("=FIRST =LAST >COUNT WHERE ~MESSAGE", causes))
+        lines.append(table("=FIRST =LAST >COUNT WHERE ~MESSAGE", causes))
+    session.answer(document, *lines)
+
+
+def cause_message(cause: ErrorCause) -> str:
+    """The message of a cause, without the names that stand in the column WHERE already."""
+    return without(cause.where, cause.message)
+
+
+def without(subject: str, message: str) -> str:
+    """The message with … in place of the subject."""
+    return message.replace(subject, "…") if len(subject) > 1 else message
 
 
 def ago(when: float) -> str:
     """How long ago a unix time is."""
-    return duration(max(0.0, time.time() - when))
+    return f"{duration(max(0.0, time.time() - when))} ago"
 
 
 def hit_ratios(now: Status) -> dict[str, float]:
@@ -93,6 +110,9 @@ def describe(now: Status) -> Iterator[str | Table]:
     """The lines of `status`."""
     yield f"cachefsd {now.version}, pid {now.pid}, up {duration(now.uptime)}, state in {now.state_dir}"
     yield ""
+    if now.troubles:
+        yield from trouble_lines(now)
+        yield ""
     reads = sum(tier.hits for tier in now.tiers) + now.misses
     rows = (
         (tier.name, size(tier.used), size(tier.limit), f"{tier.blocks:,}", f"{tier.evicted:,}", f"{tier.hits:,}",
@@ -109,6 +129,12 @@ def describe(now: Status) -> Iterator[str | Table]:
         yield mount_table(now.mounts)
 
 
+def trouble_lines(now: Status) -> Iterator[str]:
+    """What is wrong now, a line for each trouble."""
+    for one in now.troubles:
+        yield f"! {name(words(one, time.time()))}"
+
+
 def tier_facts(tier: TierStatus) -> Iterator[tuple[str, str]]:
     """Where a tier is, and what is wrong with it."""
     yield tier.name, f"in {name(tier.directory)}"
@@ -120,42 +146,43 @@ def tier_facts(tier: TierStatus) -> Iterator[tuple[str, str]]:
 
 def count_facts(now: Status, reads: int) -> Iterator[tuple[str, str]]:
     """What the node has counted. reads: all that reached it."""
-    yield "misses", f"{now.misses:,} reads waited for a fetch ({share(now.misses, reads)})"
-    in_flight = f"{now.in_flight_blocks:,} blocks, {size(now.in_flight_bytes)}"
-    yield "fetched", f"{now.fetched_blocks:,} blocks, {size(now.fetched_bytes)}; in flight {in_flight}"
+    yield "misses", f"{counted(now.misses, 'read')} waited for a fetch ({share(now.misses, reads)})"
+    in_flight = f"{counted(now.in_flight_blocks, 'block')}, {size(now.in_flight_bytes)}"
+    yield "fetched", f"{counted(now.fetched_blocks, 'block')}, {size(now.fetched_bytes)}; in flight {in_flight}"
     if now.peers != PeerCounts():
         yield from peer_facts(now.peers)
     if now.fetch_processes:
         carried = sum(one.blocks for one in now.fetch_processes)
         pids = ", ".join(str(one.pid) for one in now.fetch_processes)
-        yield "carried", f"{carried:,} of these blocks, by fetch processes (pid {pids})"
+        noun = "a fetch process" if len(now.fetch_processes) == 1 else "fetch processes"
+        yield "carried", f"{carried:,} of these blocks, by {noun} (pid {pids})"
     guessed = now.guessed
     if guessed.blocks:
         rest = max(0, guessed.blocks - guessed.right - guessed.wrong)
         read = f"{guessed.right:,} were read, {guessed.wrong:,} were not, {rest:,} may still be"
-        yield "guessed", f"{guessed.blocks:,} blocks, {size(guessed.bytes)}: {read}"
+        yield "guessed", f"{counted(guessed.blocks, 'block')}, {size(guessed.bytes)}: {read}"
     if now.passed_blocks:
-        yield "passed", f"{now.passed_blocks:,} blocks straight to their readers, as no tier could hold them"
-    detours = f", {now.origin_detours:,} reads took a detour (see the daemon's log)" if now.origin_detours else ""
-    yield "origin", f"{now.origin_requests:,} requests, {now.origin_errors:,} failed{detours}"
+        yield "passed", f"{counted(now.passed_blocks, 'block')} straight to their readers, as no tier could hold them"
+    detours = f", {counted(now.origin_detours, 'read')} took the slower client" if now.origin_detours else ""
+    yield "origin", f"{counted(now.origin_requests, 'request')}, {now.origin_errors:,} failed{detours}"
     for endpoint in now.endpoints:
         yield "", describe_endpoint(endpoint)
     yield from brief(now.cluster)
-    yield "repairs", f"{now.repairs:,} damaged blocks dropped"
+    yield "repairs", f"{counted(now.repairs, 'damaged block')} dropped"
     yield "datasets", f"{now.datasets}, warmups running {now.warmups}, recent errors {len(now.causes or now.errors)}"
 
 
 def peer_facts(peers: PeerCounts) -> Iterator[tuple[str, str]]:
     """What nodes of the cluster have given each other."""
-    yield "peers", f"{peers.blocks:,} blocks, {size(peers.bytes)} from other nodes"
+    yield "peers", f"{counted(peers.blocks, 'block')}, {size(peers.bytes)} from other nodes"
     in_vain = f"{peers.not_here:,} not there, {peers.failed:,} failed, {peers.hedged:,} late and asked elsewhere too"
-    yield "", f"{peers.asked:,} times asked: {in_vain}"
+    yield "", f"asked {counted(peers.asked, 'time')}: {in_vain}"
     if peers.silent:
-        yield "", f"{peers.silent:,} times another source asked beside a node that gave no sign of life"
-    given = f"{peers.served_blocks:,} blocks, {size(peers.served_bytes)} for other nodes"
+        yield "", f"another source asked {counted(peers.silent, 'time')} beside a node that gave no sign of life"
+    given = f"{counted(peers.served_blocks, 'block')}, {size(peers.served_bytes)} for other nodes"
     yield "", f"{given}, {peers.served_fetched:,} of them fetched for that"
     if peers.taken or peers.given:
-        yield "", f"{peers.taken:,} blocks fetched for nodes that were behind, {peers.given:,} given away so"
+        yield "", f"{counted(peers.taken, 'block')} fetched for nodes that were behind, {peers.given:,} given away so"
 
 
 def describe_endpoint(one: EndpointStatus) -> str:
@@ -168,7 +195,7 @@ def describe_endpoint(one: EndpointStatus) -> str:
     if one.hedged:
         parts.append(f"{one.hedged:,} sent twice, of which {one.hedges_won:,} answered first")
     if one.silent:
-        parts.insert(0, f"no answer for {duration(one.silent)}, readers wait")
+        parts.insert(0, f"no answer for {duration(one.silent)}")
     return f"{name(one.name)}: {', '.join(parts)}"
 
 

@@ -7,11 +7,13 @@ from typing import Final
 
 import msgspec
 
+from cachefs.counts import counted
 from cachefs.errors import CachefsError, DaemonUnavailable
 from cachefs.listener import is_stopped, listening_process
 from cachefs.messages import DatasetName, DatasetView, Empty, OriginOptions, Status
 from cachefs.rpc import DATASET_LIST, DATASET_SHOW, STATUS, DaemonClient
 from cachefs.socket_path import refusal
+from cachefs.troubles import Cause, consequence, is_failing, way_out, words
 from cachefs_tools.cachectl.display import duration
 from cachefs_tools.cachectl.display import name as shown
 from cachefs_tools.doctor.asking import Account
@@ -116,14 +118,9 @@ def findings(facts: NodeFacts, version: str, now: float) -> Iterator[Finding]:
             "daemon, mounts and commands of two versions are not tested together",
             "systemctl restart cachefsd after an upgrade",
         )
-    for tier in status.tiers:
-        if tier.problem:
-            yield problem(
-                f"daemon.tier_{tier.name}",
-                f"the {tier.name} tier: {tier.problem}",
-                "it takes no new blocks, so more is fetched again",
-                "see cachectl status, and the disk",
-            )
+    for one in status.troubles:
+        report = problem if one.waiting or is_failing(one.cause) or one.cause == Cause.TIER else warning
+        yield report(f"daemon.{one.cause}", shown(words(one, now)), consequence(one), way_out(one))
     if status.cluster.problem:
         yield warning(
             "daemon.cluster",
@@ -136,8 +133,8 @@ def findings(facts: NodeFacts, version: str, now: float) -> Iterator[Finding]:
         last = max(recent, key=lambda error: error.when)
         yield warning(
             "daemon.errors",
-            f"{sum(error.count for error in recent):,} failures, the last {now - last.when:.0f}"
-            f" s ago: {shown(last.subject)}: {shown(last.message)}",
+            f"{counted(sum(error.count for error in recent), 'failure')}, the last {duration(now - last.when)} ago: "
+            f"{shown(last.message if last.subject in last.message else f'{last.subject}: {last.message}')}",
             "reads may have failed or waited",
             "cachectl errors shows all",
         )

@@ -31,7 +31,10 @@ function size(bytes) {
   return `${unit && bytes < 99.95 ? bytes.toFixed(1) : Math.round(bytes)} ${units[unit]}`;
 }
 const speed = (bytes) => `${size(bytes)}/s`;
-const number = (value) => (value && value < 10 ? value.toFixed(1) : whole.format(Math.round(value)));
+const number = (value) => { // what is more than nothing is never 0.0
+  if (!value || value >= 10) return whole.format(Math.round(value));
+  return value < 0.1 ? value.toPrecision(1) : value.toFixed(1);
+};
 function percent(part) { // only what is whole is 100 %
   if (part > 0 && part < 0.005) return "< 1 %";
   return `${part < 1 ? Math.min(99, Math.round(part * 100)) : 100} %`;
@@ -127,7 +130,7 @@ function showOverview(view) {
   say($("node-name"), view.name);
   document.title = `${view.name} · cachefs`;
   say($("about"), `cachefs ${view.version}, up ${span(view.now - view.began)}`);
-  list($("notes"), notes(view), (text) => text, () => make("li"), say);
+  list($("notes"), notes(view), (_, place) => place, () => make("li"), say);
   list($("tiers"), view.tiers, (tier) => tier.name, tierCard, fillTier);
   list($("facts"), facts(view), ([name]) => name, () => make("div", {}, make("dt"), make("dd"), make("dd")), (box, fact) =>
     fact.forEach((text, place) => say(box.children[place], text)));
@@ -139,7 +142,7 @@ function showOverview(view) {
 }
 
 function notes(view) {
-  const found = view.tiers.filter((tier) => tier.problem).map((tier) => `${TIER_WORDS[tier.name]}: ${tier.problem}`);
+  const found = [...view.troubles];
   if (view.dead_mounts) found.push(`${plural(view.dead_mounts, "mount is", "mounts are")} dead; cachectl mounts shows where.`);
   if (view.lost_datasets) found.push(`${plural(view.lost_datasets, "dataset has", "datasets have")} lost the snapshot; cachectl dataset refresh makes it anew.`);
   if (view.cluster?.problem) found.push(`Cluster: ${view.cluster.problem}`);
@@ -170,7 +173,7 @@ function facts(view) {
   const found = [
     ["From origins", speed(rate("origin_bytes")), `${size(now.origin_bytes)}, ${plural(now.requests, "request")}, ${whole.format(now.failed)} failed`],
     ["Pushed ahead of reads", speed(rate("pushed_bytes")), `${size(now.pushed_bytes)} in all`],
-    ["Reads waiting", number(rate("waited")), `${span(now.waited)} waited in all`],
+    ["Reads waiting at mounts", number(rate("waited")), `${span(now.waited)} waited in all`],
     ["Answered from tiers", reads ? percent(now.hits / reads) : "none", `of ${plural(reads, "read")} that reached mounts`],
     ["Mounts", whole.format(view.mounts), `${plural(view.datasets, "dataset")}, ${plural(view.jobs.running ?? 0, "job")} running`],
   ];
@@ -220,7 +223,7 @@ function epochName(epoch) {
 
 function epochCell(job) {
   if (job.state !== "running" || job.epoch === null) return "";
-  const left = job.left === null ? "" : `${span(Math.max(1, job.left))} left`;
+  const left = job.left === null ? "" : `${span(Math.max(1, job.left))} left of the epoch`;
   return job.part === null ? epochName(job.epoch) : bar(`${epochName(job.epoch)}, ${percent(job.part)}`, job.part, "epoch", left);
 }
 
@@ -231,7 +234,8 @@ function showJobs(page) {
   showPager("jobs", page);
   rows("jobs-table", page.rows, (job) => `${job.id} ${job.state === "running"}`, (job) => [
     link(job.name, "job", job.id), job.dataset, lines(job.state, owner(job)), epochCell(job), whole.format(job.ranks),
-    job.state === "running" ? number(job.rate) : "", span(job.waited), size(job.fetched + job.from_peers)]);
+    job.state === "running" ? number(job.rate) : "",
+    lines(job.loop_waited === null ? "" : percent(job.loop_waited), job.troubles.length ? "see below" : "", job.troubles.length > 0), size(job.fetched + job.from_peers)]);
 }
 
 function showDatasets(page) {
@@ -253,7 +257,7 @@ const LANES = [
   { name: "Fetched, from origins and other nodes", series: ["origin", "peers"], text: speed, words: ["origins", "other nodes"] },
   { name: "Pushed into the page cache (its datasets)", series: ["pushed"], text: speed },
   { name: "Samples read", series: ["samples"], text: (value) => `${number(value)}/s` },
-  { name: "Reads waiting", series: ["waiting"], text: number },
+  { name: "Reads waiting at mounts", series: ["waiting"], text: number },
 ];
 const WIDTH = 600;
 const HEIGHT = 44;
@@ -276,7 +280,10 @@ function showJob(detail) {
   say($("job-title"), owner(job) ? `${job.name} of ${owner(job)}` : job.name);
   const ended = job.state === "running" ? "" : `, ${job.state}${job.reason ? `: ${job.reason}` : ""}`;
   say($("job-about"), `${job.dataset}; began ${at(job.started)}${ended}. Fetched ${size(job.fetched)} from origins`
-    + `, ${size(job.from_peers)} from other nodes; its reads waited ${span(job.waited)}.`);
+    + `, ${size(job.from_peers)} from other nodes; its reads waited ${span(job.waited)} at the mount.`);
+  const loop = job.loop_waited === null ? "How long the loop waited is not known." : `The loop waited ${percent(job.loop_waited)} of the time`;
+  say($("job-loop"), job.loop_waited === null ? loop : `${loop}${job.advice ? `; ${job.advice}` : ""}.`);
+  list($("job-troubles"), job.troubles, (_, place) => place, () => make("li"), say);
   drawTimeline(!before || before.id !== job.id, before?.when.length ?? 0);
   showRanks(detail);
 }

@@ -9,7 +9,9 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.text import Text
 
+from cachefs.counts import counted
 from cachefs.messages import TierStatus
+from cachefs.troubles import words
 from cachefs_tools.cachectl.display import duration, facts, name, share, size
 from cachefs_tools.cachectl.job_page import describe
 from cachefs_tools.cachectl.tables import ELLIPSIS, GAP, Kind, fit, shortened
@@ -25,6 +27,8 @@ NARROWEST, LOWEST = 40, 10
 # From so many lines on, there is an empty line above each list.
 _ROOMY: Final = 30
 _LABEL: Final = 8
+# Lines that say what is wrong.
+MOST_TROUBLES: Final = 3
 KEYS: Final = "q quit  ? help  Tab list  Enter job  s sort  r turn  / filter"
 HELP: Final = (
     ("q, Ctrl-C", "quit"),
@@ -38,7 +42,10 @@ HELP: Final = (
     ("peers", "bytes a second from other nodes of the cluster, and to them"),
     ("reads", "reads that the kernel's page cache did not answer"),
     ("DONE", "how much of its epoch the slowest consumer of a job has read"),
-    ("STALL", "share of the last 10 s that the job's consumers waited for bytes"),
+    (
+        "WAITED",
+        "share of the last 10 s that the job's loop waited for data; WHY: for what reads wait, or why they fail",
+    ),
     ("RATE, LEFT", "samples a second, of the last 10 s; how long the epoch still takes so"),
     ("CACHED", "about how much of a dataset is here: from a sample of its blocks"),
     ("!", "something is wrong: a job that waits, a mount whose process is gone"),
@@ -131,10 +138,11 @@ def _foot(state: State) -> str:
 
 def _head(view: View, sheet: Sheet) -> Iterator[Text]:
     status, width = view.picture.status, sheet.width
-    counts = ((len(status.errors), "errors"), (status.warmups, "warmups"), (status.in_flight_blocks, "blocks coming"))
+    counts = ((len(status.causes or status.errors), "error", ""), (status.warmups, "warmup", ""),
+              (status.in_flight_blocks, "block coming", "blocks coming"))  # fmt: skip
     said = ", ".join(
         [f"cachefsd {status.version}", f"up {duration(status.uptime)}"]
-        + [f"{count:,} {what}" for count, what in counts if count]
+        + [counted(count, noun, plural) for count, noun, plural in counts if count]
     )
     clock = time.strftime("%H:%M:%S", time.localtime(view.picture.clock))
     title = Text.assemble(("cachectl top", "bold"), f"  {said}", end="")
@@ -153,6 +161,8 @@ def _head(view: View, sheet: Sheet) -> Iterator[Text]:
         yield _flow("peers", "peers in", peers, view.history, sheet)
     reading = f"{view.history.rate('reads'):,.0f}/s, {view.history.rate('misses'):,.0f}/s waited for a fetch"
     yield _flow("reads", "reads", reading, view.history, sheet)
+    for trouble in status.troubles[:MOST_TROUBLES]:
+        yield _line(f"! {name(words(trouble, view.picture.clock))}", width, "yellow")
 
 
 def _tier(tier: TierStatus, history: History, reads: int, sheet: Sheet) -> Text:

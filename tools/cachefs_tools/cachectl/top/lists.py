@@ -7,6 +7,7 @@ from typing import Final
 
 from cachefs.job_messages import ConsumerView, JobView
 from cachefs.messages import DatasetView, MountView
+from cachefs.troubles import short
 from cachefs_tools.cachectl.display import duration, name, size
 from cachefs_tools.cachectl.status import mount_state
 from cachefs_tools.cachectl.tables import Column, Kind
@@ -69,7 +70,7 @@ def _columns(text: str) -> list[Column]:
     return [Column.parse(part) for part in text.split()]
 
 
-_JOBS: Final = _columns("JOB DATASET? =STATE?? >EPOCH? =DONE >RATE >STALL >LEFT??")
+_JOBS: Final = _columns("JOB DATASET? =STATE?? >EPOCH? =DONE >RATE >WAITED =WHY? >LEFT??")
 _DATASETS: Final = _columns("DATASET >SIZE =CACHED >MEMORY? >SSD? >FILES?? URL???")
 _MOUNTS: Final = _columns("MOUNTPOINT SPEC? =STATE >READS/S >REQS/S? >ERRORS? >PID??")
 
@@ -77,7 +78,7 @@ _MOUNTS: Final = _columns("MOUNTPOINT SPEC? =STATE >READS/S >REQS/S? >ERRORS? >P
 def jobs(picture: Picture, history: History, pen: Pen) -> Listing:
     """A row for each job. Epoch, counted from 1, and progress are those of its slowest consumer."""
     return Listing(
-        Part.JOBS, _JOBS, ("JOB", "DONE", "RATE", "STALL"),
+        Part.JOBS, _JOBS, ("JOB", "DONE", "RATE", "WAITED"),
         [_job_row(view, history, pen) for view in picture.jobs.jobs],
     )  # fmt: skip
 
@@ -92,10 +93,11 @@ def _job_row(view: JobView, history: History, pen: Pen) -> Row:
     cells = (
         name(view.job), name(view.dataset), view.state, "-" if slowest is None else str(slowest.epoch + 1),
         progress(part, pen), "-" if rate is None else f"{rate:,.0f}/s",
-        "-" if waited is None else f"{100 * waited:.0f} %", left,
+        "-" if waited is None else f"{100 * waited:.0f} %", short(view.troubles), left,
     )  # fmt: skip
     numbers = [-1.0 if value is None else value for value in (part, rate, waited)]
-    alarm = (waited or 0.0) > ALARMING or (not is_over and any(one.problem for one in view.consumers))
+    problem = bool(view.troubles) or any(one.problem for one in view.consumers)
+    alarm = (waited or 0.0) > ALARMING or (not is_over and problem)
     return Row(view.job, cells, (view.job, *numbers), alarm=alarm, faint=is_over)
 
 

@@ -11,7 +11,6 @@ from typing import Final
 
 from cachefs.job_messages import ConsumerView, JobView
 from cachefs.publishing.waiting import Waited, reason
-from cachefs_tools.cachectl.display import name as shown
 
 # States of jobs and consumers, as the daemon says them.
 RUNNING: Final = "running"
@@ -89,6 +88,7 @@ class Loader:
             first_busy=sum(view.first_busy for view in views),
             first_waited=sum(view.first_waited for view in views),
             workers=max((view.workers for view in views), default=0),
+            processes=max(1, self.ranks),
             stalled=stalled,
             is_learning=any(one.state == LEARNING for one in self.consumers),
             was_learned=any(view.was_learned for view in views),
@@ -96,12 +96,12 @@ class Loader:
         )
 
 
-def loaders_of(view: JobView) -> list[Loader]:
-    """The loaders of a job, in the order in which they came."""
+def loaders_of(consumers: Iterable[ConsumerView]) -> list[Loader]:
+    """The loaders of a job that has these consumers, in the order in which they came."""
     named: dict[str, list[ConsumerView]] = {}
-    for one in view.consumers:
+    for one in consumers:
         named.setdefault(one.loader.name if one.loader is not None else one.consumer, []).append(one)
-    return [Loader(shown(name), consumers) for name, consumers in named.items()]
+    return [Loader(name, of_one) for name, of_one in named.items()]
 
 
 def ranks_of_job(view: JobView) -> int:
@@ -122,12 +122,13 @@ def time_left(loaders: Sequence[Loader]) -> float | None:
     return sum(known) if known and len(known) == len(left) else None
 
 
-def why(loaders: Sequence[Loader]) -> str:
-    """Why the job has waited, and what would help: of the loader that it has waited for longest."""
+def why(loaders: Sequence[Loader], processors: int = 0) -> str:
+    """Why the job has waited, and what would help: of the loader that it has waited for longest. processors: that the
+    node has; 0: unknown."""
     longest = max(loaders, key=lambda loader: loader.waited.waited, default=None)
     if longest is None or not longest.waited.waited:
         return ""
-    sentence = reason(longest.waited)
+    sentence = reason(longest.waited, processors)
     return f"{longest.name}: {sentence}" if sentence and len(loaders) > 1 else sentence
 
 

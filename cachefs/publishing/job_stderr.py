@@ -1,0 +1,69 @@
+"""The stderr of the training process, for lines that cannot wait until that process runs code of ours.
+
+While a training process waits for a read, it prints nothing: its threads are in the kernel. So its helper writes the
+line itself, to the file, pipe or terminal that was the process's descriptor 2 when the helper started. The helper has
+it open only while it writes, so that whoever reads from the pipe sees its end when the job ends. It never waits, and
+what it cannot write is left to the training process (cachefs.publishing.page).
+"""
+
+import contextlib
+import ctypes
+import os
+import stat
+from typing import Final
+
+# Of Linux, the same on all architectures since Linux 5.6; `os` does not have it.
+_PIDFD_GETFD: Final = 438
+_STDERR: Final = 2
+
+
+class JobStderr:
+    """Descriptor 2 of one process."""
+
+    def __init__(self, pid: int, pidfd: int) -> None:
+        """pidfd: a descriptor of the process."""
+        self._path = f"/proc/{pid}/fd/{_STDERR}"
+        self._flags = f"/proc/{pid}/fdinfo/{_STDERR}"
+        self._pidfd = pidfd
+        self._first = self._identity()
+
+    def write(self, line: str) -> bool:
+        """Write a line. False where that is not possible, or might take long, or descriptor 2 is another file now."""
+        first = self._first
+        if first is None or self._identity() != first:
+            return False
+        with contextlib.suppress(OSError):
+            fd = self._open()
+            try:
+                # Another process may have put something else there meanwhile.
+                found = os.fstat(fd)
+                text = f"{line}\n".encode(errors="replace")
+                return (found.st_dev, found.st_ino) == first[:2] and os.write(fd, text) == len(text)
+            finally:
+                os.close(fd)
+        return False
+
+    def _identity(self) -> tuple[int, int, int] | None:
+        with contextlib.suppress(OSError):
+            found = os.stat(self._path)
+            return found.st_dev, found.st_ino, stat.S_IFMT(found.st_mode)
+        return None
+
+    def _open(self) -> int:
+        """Raises OSError."""
+        assert self._first is not None
+        if self._first[2] != stat.S_IFREG:
+            return os.open(self._path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        # A file that is opened anew has a position of its own, and the job would write over what we have written. Only
+        # with O_APPEND both write at the end.
+        if self._appends():
+            return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        fd = int(ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, self._pidfd, _STDERR, 0))
+        if fd < 0:
+            raise OSError(ctypes.get_errno(), "pidfd_getfd")
+        return fd
+
+    def _appends(self) -> bool:
+        with open(self._flags) as lines:
+            flags = next((line.split()[1] for line in lines if line.startswith("flags:")), "0")
+        return bool(int(flags, 8) & os.O_APPEND)

@@ -1,0 +1,95 @@
+"""What the user of a job is told while its reads wait or fail, and in the end: from the daemon's list of troubles."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from cachefs.messages import Trouble
+from cachefs.publishing.run_record import MOST_TROUBLES, TroubleRecord, is_first_to_say
+from cachefs.troubles import SEE_ERRORS, Cause, is_failing, is_of_reads, over_words, past_words, words
+
+# Seconds that a trouble has lasted when it is told: most pass sooner.
+TOLD_AFTER: Final = 3.0
+# Lines that one training process says of troubles: an origin that comes and goes must not fill a log.
+MOST_LINES: Final = 20
+
+
+@dataclass(slots=True)
+class _Known:
+    """A trouble of the job."""
+
+    latest: Trouble
+    first_seen: float  # unix seconds
+    is_told: bool = False
+    is_over: bool = False
+    seconds: float = 0.0  # of all times that it was there
+
+
+class TroubleLines:
+    """Those of one training process. Times are unix times in seconds."""
+
+    def __init__(self, say: Callable[[str], None], began: float | None = None) -> None:
+        """say: shows a line to the user, also while the training process waits; began: when the process did."""
+        self._say = say
+        self._began = time.time() if began is None else began
+        self._known: dict[tuple[str, str], _Known] = {}
+        self._lines = 0
+
+    @property
+    def has_any(self) -> bool:
+        """Does any trouble last?"""
+        return any(not one.is_over and not is_failing(one.latest.cause) for one in self._known.values())
+
+    def see(self, troubles: Sequence[Trouble], now: float) -> None:
+        """These are there now, of those that concern the job."""
+        # A server that is away is none of the job's, as long as all that it reads is on the node.
+        present = {(one.cause, one.subject): one for one in troubles if one.waiting or one.cause != Cause.ORIGIN}
+        for key, trouble in present.items():
+            known = self._known.get(key)
+            if known is None and len(self._known) >= MOST_TROUBLES:
+                continue
+            if known is None:
+                known = self._known[key] = _Known(trouble, now)
+            elif known.is_over:
+                known.is_over, known.is_told, known.first_seen = False, False, now
+            known.latest = trouble
+            lasts = now - max(trouble.since, self._began)
+            if not known.is_told and (lasts >= TOLD_AFTER or is_failing(trouble.cause)):
+                known.is_told = True
+                self._tell(_begin_words(trouble, now), f"{key} {trouble.since:.0f}")
+        for key, known in self._known.items():
+            if key not in present and not known.is_over and not is_failing(known.latest.cause):
+                self._end(known, now)
+
+    def records(self, now: float) -> list[TroubleRecord]:
+        """All that the job has met, for the summary of its run."""
+        found = []
+        for (cause, subject), known in self._known.items():
+            one = known.latest
+            seconds = known.seconds + (0.0 if known.is_over else self._lasts(known, now))
+            if is_failing(cause) or known.is_told or known.seconds >= TOLD_AFTER:
+                line = past_words(cause, subject, seconds, one.failed, one.reason)
+                waited = seconds if is_of_reads(cause) else 0.0
+                found.append(TroubleRecord(f"{cause} {subject}", seconds, waited, one.failed, line))
+        return found
+
+    def _lasts(self, known: _Known, now: float) -> float:
+        """How long it has been there this time, in the time of the job."""
+        return max(0.0, now - max(known.latest.since, self._began))
+
+    def _end(self, known: _Known, now: float) -> None:
+        known.is_over = True
+        known.seconds += self._lasts(known, now)
+        if known.is_told:
+            self._tell(over_words(known.latest, now), f"{known.latest.cause} {known.latest.subject} {now:.0f} over")
+
+    def _tell(self, line: str, key: str) -> None:
+        if line and self._lines < MOST_LINES and is_first_to_say(key):
+            self._lines += 1
+            self._say(line)
+
+
+def _begin_words(one: Trouble, now: float) -> str:
+    line = words(one, now)
+    return f"{line}; {SEE_ERRORS}" if is_failing(one.cause) else line
