@@ -65,18 +65,20 @@ def words(one: Trouble, now: float) -> str:
     because = f" ({one.reason})" if one.reason else ""
     match one.cause:
         case Cause.ORIGIN if one.waiting:
-            return f"{one.subject} has not answered for {for_how_long}; {_waiting(one)}{because}"
+            return f"{one.subject} has not answered for {for_how_long}; {_waiting(one, 'for it')}{because}"
         case Cause.ORIGIN:
             asked = duration(now - one.last)
             return f"{one.subject} did not answer when it was last asked, {asked} ago; no read waits for it{because}"
         case Cause.SLOT:
-            return f"{_waiting(one)} for a free request to {one.subject}{because}"
+            return f"{_waiting(one, f'for a free request to {one.subject}')}{because}"
         case Cause.SLOW:
-            return f"{_waiting(one)} for {one.subject}, which answers slowly{because}"
+            return f"{_waiting(one, f'for {one.subject}, which is slow')}{because}"
         case Cause.REFUSED | Cause.CHANGED | Cause.FAILED:
+            if one.waiting and not one.failed:
+                return f"{_waiting(one, f'for {one.subject}')}{because}"
             return f"{failed_words(one.failed, one.subject, one.reason)} (the last {duration(now - one.last)} ago)"
         case Cause.PEER:
-            waiting = f"; {_waiting(one)}" if one.waiting else ""
+            waiting = f"; {_waiting(one, 'for it')}" if one.waiting else ""
             return (
                 f"node {one.subject} has not answered for {for_how_long}{waiting}; its blocks come from other nodes or "
                 f"the origin{because}"
@@ -87,9 +89,10 @@ def words(one: Trouble, now: float) -> str:
             return f"{one.subject}: {one.reason or one.cause}"
 
 
-def _waiting(one: Trouble) -> str:
-    verb = "waits" if one.waiting == 1 else "wait"
-    return f"{counted(one.waiting, 'read')} {verb}, the first for {duration(one.longest)}"
+def _waiting(one: Trouble, for_what: str) -> str:
+    if one.waiting == 1:
+        return f"1 read waits {for_what}, for {duration(one.longest)}"
+    return f"{counted(one.waiting, 'read')} wait {for_what}, the first for {duration(one.longest)}"
 
 
 def failed_words(failed: int, dataset: str, reason: str) -> str:

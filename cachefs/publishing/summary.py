@@ -116,9 +116,10 @@ def advice(loaders: Sequence[LoaderRecord], records: Sequence[ProcessRecord], fe
     why = reason(
         Waited(
             one.busy / processes, one.waited / processes, one.first_busy / processes, one.first_waited / processes,
-            one.workers, processes, {kind: seconds / processes for kind, seconds in stalled.items()},
+            one.workers, {kind: seconds / processes for kind, seconds in stalled.items()},
             was_learned=one.was_learned, is_unknown=bool(one.note) and not one.was_learned, fetched_part=fetched_part,
             has_figures=not any(record.problem for record in records),
+            processes=processes,
         ),
         len(os.sched_getaffinity(0)),
     )  # fmt: skip

@@ -35,9 +35,8 @@ class Waited:
     waited: float
     first_busy: float = 0.0
     first_waited: float = 0.0
-    # Worker processes of the loader, in each of so many training processes.
+    # Worker processes of the loader, in each training process.
     workers: int = 0
-    processes: int = 1
     # How long all its reads have waited, by what they waited for: `origin`, `peer`, `ssd`, `daemon`.
     stalled: Mapping[str, float] = field(default_factory=dict)
     # Are its files being learned now; were they learned in the first epoch; or is it not understood?
@@ -48,6 +47,8 @@ class Waited:
     fetched_part: float = 0.0
     # Is it known how long its reads have waited?
     has_figures: bool = True
+    # Training processes on this node that have such a loader.
+    processes: int = 1
 
     @property
     def share(self) -> float:

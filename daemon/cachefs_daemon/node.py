@@ -142,6 +142,7 @@ class Node:
         self.told_reads = ToldReads()
         self.troubles = Troubles(self._find_troubles)
         self.jobs.troubles = self.troubles.of
+        self.jobs.troubles_now = functools.partial(self.troubles.of, fresh=True)
         self.jobs.waiting = Lasting(functools.partial(self._waiting_rows, attribution)).get
         self.residency = Residency(storage.index, storage.tiering, presence, plan)
         self._mount_persistence = MountPersistence(self.mounts, state_dir, threads)

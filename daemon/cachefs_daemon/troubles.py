@@ -152,10 +152,10 @@ class Lasting(Generic[Value]):
         self._make = make
         self._made: tuple[float, Value] | None = None  # monotonic seconds, and the value
 
-    def get(self) -> Value:
-        """The value."""
+    def get(self, *, fresh: bool = False) -> Value:
+        """The value. fresh: as it is now."""
         now = time.monotonic()
-        if self._made is None or now - self._made[0] >= LASTS:
+        if fresh or self._made is None or now - self._made[0] >= LASTS:
             self._made = now, self._make()
         return self._made[1]
 
@@ -178,14 +178,14 @@ class Troubles:
         }  # fmt: skip
         return [msgspec.structs.replace(one, since=self._since[key]) for key, one in zip(keys, found, strict=True)]
 
-    def all(self) -> list[Trouble]:
-        """All of them, the worst first, failures of long ago too."""
-        return self._known.get()
+    def all(self, *, fresh: bool = False) -> list[Trouble]:
+        """All of them, the worst first, failures of long ago too. fresh: as they are now."""
+        return self._known.get(fresh=fresh)
 
     def now(self) -> list[Trouble]:
         """Those of now, the worst first."""
         return recent(self.all(), time.time())
 
-    def of(self, snapshots: Sequence[str], began: float) -> list[Trouble]:
-        """Those that concern who reads these snapshots since *began* (unix time in seconds)."""
-        return [one for one in concerning(self.all(), snapshots) if one.last >= began]
+    def of(self, snapshots: Sequence[str], began: float, *, fresh: bool = False) -> list[Trouble]:
+        """Those that concern who reads these snapshots since *began* (unix time in seconds). fresh: as they are now."""
+        return [one for one in concerning(self.all(fresh=fresh), snapshots) if one.last >= began]

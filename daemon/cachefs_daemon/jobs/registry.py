@@ -82,8 +82,10 @@ class JobRegistry:
 
     def __init__(self, datasets: Catalog, plan: Plan, presence: Presence, loader: EpochLoader) -> None:
         self.stalls = Stalls()
-        # What is wrong with reads of snapshots with these ids, since a unix time in seconds.
+        # What is wrong with reads of snapshots with these ids, since a unix time in seconds; the second one: as it is
+        # at this moment.
         self.troubles: Callable[[Sequence[str], float], list[Trouble]] = lambda snapshots, began: []
+        self.troubles_now: Callable[[Sequence[str], float], list[Trouble]] = lambda snapshots, began: []
         # Stalls that have not come to an end, of all jobs and of readers that have published nothing.
         self.waiting: Callable[[], list[StallRow]] = list
         self.also_used: Callable[[], Collection[str]] = tuple  # ids of snapshots whose plans others need
@@ -430,7 +432,7 @@ class JobRegistry:
     def _end(self, job: Job, state: JobState, reason: str = "") -> None:
         if job.state != JobState.RUNNING:
             return
-        job.troubles = [one for one in self.troubles_of(job) if is_failing(one.cause)]
+        job.troubles = [one for one in self.troubles_now(list(job.datasets), job.started) if is_failing(one.cause)]
         for consumer in list(job.consumers.values()):
             self._close_ended(job, consumer)
         for snapshot in list(job.maps):

@@ -1,4 +1,4 @@
-"""Whether an origin answers, and what the log says where it does not: one line when that has lasted, one when it is over.
+"""Whether an origin answers, and what the log says where it does not: a line when that has lasted, one when it is over.
 
 Reads wait meanwhile, and without a line a user would not know why. With a line for each read, or for each attempt, the
 log would be full of one outage.

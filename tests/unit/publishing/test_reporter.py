@@ -15,6 +15,7 @@ from cachefs.publishing import reporter as module
 from cachefs.publishing.published_consumer import Opening, PublishedConsumer
 from cachefs.publishing.reporter import Reporter
 from cachefs.publishing.route import Route
+from cachefs.publishing.trouble_lines import TroubleLines
 from cachefs.rpc import JOB_EPOCH, JOB_PROGRESS, JOB_PUBLISH
 from tests.unit.publishing.test_published_consumer import plain_share
 
@@ -61,7 +62,7 @@ class Refusing:
 )
 def test_a_refusal_is_said_once(error: Exception, said: str, given_up: bool) -> None:
     client, lines = Refusing(error), list[str]()
-    reporter = Reporter(client, "job", 1, lines.append)  # type: ignore[arg-type]
+    reporter = Reporter(client, "job", 1, lines.append, TroubleLines(lines.append))  # type: ignore[arg-type]
     consumer = PublishedConsumer(Opening(0, "0", "test", 3), shares=[plain_share(3)])
     consumer.set_order(0, numpy.arange(3, dtype=numpy.uint32))
     for _ in range(3):
@@ -75,7 +76,7 @@ def test_a_refusal_is_said_once(error: Exception, said: str, given_up: bool) -> 
 
 def test_the_number_of_lines_has_a_limit() -> None:
     lines = list[str]()
-    reporter = Reporter(Refusing(ConfigError()), "job", 1, lines.append)  # type: ignore[arg-type]
+    reporter = Reporter(Refusing(ConfigError()), "job", 1, lines.append, TroubleLines(lines.append))  # type: ignore[arg-type]
     for number in range(2 * module.MOST_PROBLEMS):
         reporter.say(str(number))
     assert len(lines) == module.MOST_PROBLEMS
@@ -90,7 +91,13 @@ def test_an_epoch_that_is_too_far_ahead_is_published_again_when_it_is_nearer() -
         if request.epoch >= nearest:
             raise Busy("too far ahead")
 
-    reporter = Reporter(cast(Route, SimpleNamespace(call=call, lease=60.0, dataset_at=_dataset_at)), "train", 1, print)
+    reporter = Reporter(
+        cast(Route, SimpleNamespace(call=call, lease=60.0, dataset_at=_dataset_at)),
+        "train",
+        1,
+        print,
+        TroubleLines(print),
+    )
     reported: set[tuple[int, int]] = set()
     consumer: Any = SimpleNamespace(
         shares=[SimpleNamespace(order=lambda samples: samples)],
@@ -146,7 +153,7 @@ def conversation(
     """A daemon, what reports so many times, one second apart, and the consumer that it reports."""
     client, clock = Recording(), Clock()
     monkeypatch.setattr(module, "time", clock)
-    reporter = Reporter(cast(Route, client), "job", 1, lines.append)
+    reporter = Reporter(cast(Route, client), "job", 1, lines.append, TroubleLines(lines.append))
     consumer = PublishedConsumer(Opening(0, "0", "test", 3), shares=[plain_share(3)])
     consumer.set_order(0, numpy.arange(3, dtype=numpy.uint32))
 

@@ -13,6 +13,7 @@ from cachefs.publishing.reporter import Reporter
 from cachefs.publishing.route import Route
 from cachefs.publishing.run_record import LoaderRecord, MountBytes, ProcessRecord
 from cachefs.publishing.summary import duration, lines, percent
+from cachefs.publishing.trouble_lines import TroubleLines
 from cachefs.publishing.waiting import Waited, reason
 from cachefs.rpc import DaemonClient
 
@@ -28,9 +29,9 @@ ONE = ProcessRecord(1, True, [TRAIN, VAL], MOUNTS, stalls={"origin": 60.0})
 def test_of_one_process() -> None:
     found = lines([ONE])
     assert found == [
-        "3 epochs, 3,300 samples in 1 min 50 s; waited for data 45 % of the time",
-        "  Pictures (train.py:41): 3 epochs, 3,000 samples, waited 50 %",
-        "  Pictures (train.py:42): 3 epochs, 300 samples, waited 0 %",
+        "3 epochs, 3,300 samples in 1 min 50 s; the loop waited 45 % of the time",
+        "  Pictures (train.py:41): 3 epochs, 3,000 samples, the loop waited 50 %",
+        "  Pictures (train.py:42): 3 epochs, 300 samples, the loop waited 0 %",
         "served by: page cache 73 %, memory 9 %, origin 18 % of 3.147 MiB",
         "to wait less: it waited in the first epoch, whose bytes came from the origin: fetch them before the job "
         "(`cachectl warmup`), or give the origin more bandwidth",
@@ -40,7 +41,7 @@ def test_of_one_process() -> None:
 def test_ranks_that_read_through_one_mount_count_its_bytes_once() -> None:
     other = dataclasses.replace(ONE, pid=2, mounts={"m /data": (MountBytes(20, 10, 10), MountBytes(300_000, 10, 10))})
     found = lines([ONE, other])
-    assert found[0] == "3 epochs, 6,600 samples in 2 processes in 1 min 50 s; waited for data 45 % of the time"
+    assert found[0] == "3 epochs, 6,600 samples in 2 processes in 1 min 50 s; the loop waited 45 % of the time"
     assert "memory 5 %, origin 9 % of 6.294 MiB" in found[3]
 
 
@@ -83,7 +84,7 @@ def test_many_loaders_have_an_end() -> None:
         (Waited(100, 50, 10, 5, 2, {"origin": 50.0}), "no room for all of the data"),
         (Waited(100, 50, 10, 5, 2, {"origin": 1.0}, fetched_part=0.7), "waited for the origin"),
         (Waited(100, 50, 10, 5, 2, {"origin": 1.0}), "decoding, in 2 workers"),
-        (Waited(100, 50, 10, 5, 0, {}), "decoding, in one process"),
+        (Waited(100, 50, 10, 5, 0, {}), "decoding, in the training process"),
         (Waited(100, 50, 10, 5, 2, has_figures=False), ""),
     ],
 )
@@ -151,7 +152,8 @@ def test_epochs_that_arguments_name(arguments: list[str], expected: int) -> None
 def test_what_mounts_had_read_before_is_not_the_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CACHEFS_RUN", str(tmp_path))
     client = DaemonClient(tmp_path / "none")
-    figures = Figures(client, Reporter(Route(client), "job", 1, print), 1, "job")
+    told = TroubleLines(print)
+    figures = Figures(client, Reporter(Route(client), "job", 1, print, told), 1, "job", told)
     figures.begin()  # no daemon answers
     monkeypatch.setattr(figures, "_mounts", lambda: {"m /data": MountBytes(1 << 40)})
     figures.finish([])

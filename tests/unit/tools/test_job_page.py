@@ -38,7 +38,7 @@ def text_of(view: JobView, **options: bool) -> str:
 
 def test_an_ordinary_loop_of_training_and_validation() -> None:
     view = job(consumer("0", TRAIN, ahead_bytes=5 << 20), consumer("0.1", VAL))
-    train, val = loaders_of(view)
+    train, val = loaders_of(view.consumers)
     assert (train.epoch, train.epochs, train.done, train.rate, train.epoch_left) == (3, 5, 0.25, 25.0, 30.0)
     # Epochs after the first took 40 s; 30 s are left of this one, and two others follow.
     assert train.left == 110.0
@@ -47,7 +47,7 @@ def test_an_ordinary_loop_of_training_and_validation() -> None:
     assert share_waited([train, val]) == pytest.approx(44.1 / 122)
     text = text_of(view)
     assert "epoch 2 of 5, about 2 min 5 s left" in text
-    assert "waited for data 36 % of the time" in text
+    assert "the loop waited 36 % of the time" in text
     assert "RANKS" not in text
     assert "Pictures (train.py:41) following" in text
     assert "Pictures (train.py:42) following" in text
@@ -71,7 +71,7 @@ def test_a_job_that_ended_is_done_and_says_nothing_is_wrong() -> None:
 def test_ranks_of_one_loader_are_one_row_of_the_one_that_is_behind() -> None:
     behind = msgspec.structs.replace(TRAIN, epoch_samples=100)
     view = job(consumer("0", TRAIN), consumer("1", behind, rank=1), consumer("1.1", VAL, rank=1))
-    train, val = loaders_of(view)
+    train, val = loaders_of(view.consumers)
     assert (train.ranks, train.done, train.rate, val.ranks) == (2, 0.1, 35.0, 1)
     assert job_row(view)[3] == "2"
     assert text_of(view).count("Pictures (train.py:41)  ") == 1
@@ -91,7 +91,7 @@ def test_consumers_without_a_loader_have_what_the_daemon_sees() -> None:
     one = consumer("0", None, epoch=1, position=500, epoch_length=2000, rate=100.0, epochs=4)
     view = job(one)
     assert job_row(view) == ("j", "d", "running", "1", "2/4", "25 %", "55s", "100/s", "-")
-    assert "is not known: no DataLoader has told it yet" in " ".join(text_of(view).split())
+    assert "is not known: no DataLoader has given a batch yet" in " ".join(text_of(view).split())
     # Nobody knows whether the last samples of one that has ended were read.
     ended = msgspec.structs.replace(one, state="ended", position=1984)
     assert job_row(job(ended, state="ended"))[5] == "-"

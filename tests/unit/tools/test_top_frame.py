@@ -43,7 +43,7 @@ def test_what_matters_is_on_a_small_terminal() -> None:
     made = text(drawn(picture(datasets=3, jobs=2)))
     for said in (
         "cachefsd 1.2.3, up 1 h 2 min", "700 MiB of 1 GiB  68 %", "origin", "train-01", "███░░░░░░░░░  25 %", "101/s",
-        "STALL", "set-0002", "████████████ 100 %", "/mnt/0", "alive", "q quit",
+        "WAITED", "set-0002", "████████████ 100 %", "/mnt/0", "alive", "q quit",
     ):  # fmt: skip
         assert said in made, made
     assert "peers" not in made  # the node is in no cluster

@@ -131,9 +131,9 @@ def remarks(view: JobView) -> Iterator[str]:
     said: dict[str, list[str]] = {}
     for one in view.consumers:
         whose = one.loader.name if one.loader is not None else one.consumer
-        for mark, words in ("!", one.problem), ("?", one.note):
-            if words:
-                said.setdefault(f"{mark}\n{words}", []).append(whose)
+        for mark, said_so in ("!", one.problem), ("?", one.note):
+            if said_so:
+                said.setdefault(f"{mark}\n{said_so}", []).append(whose)
     for number, (line, loaders) in enumerate(said.items()):
         if number == MOST_NOTES:
             yield f"… and {len(said) - MOST_NOTES} more, with --json"

@@ -226,7 +226,7 @@ def test_a_daemon_that_does_not_answer(facts: node.NodeFacts, case: Case) -> Non
 
 
 def test_errors_of_the_last_hour_are_told() -> None:
-    from cachefs.messages import Status, TierStatus
+    from cachefs.messages import Status, TierStatus, Trouble
 
     tier = TierStatus(
         name="ssd", directory="/x", budget=1, limit=1, used=0, blocks=0, segments=0, hits=0, hit_bytes=0, evicted=0,
@@ -237,11 +237,16 @@ def test_errors_of_the_last_hour_are_told() -> None:
         fetched_blocks=0, fetched_bytes=0, origin_requests=0, origin_errors=0, in_flight_blocks=0, in_flight_bytes=0,
         repairs=0, mounts=[], warmups=0, index_blocks=0,
         errors=[ErrorView(100.0, 3, "s3://b/k", "refused"), ErrorView(9000.0, 2, "s3://b/\nk", "gone")],
+        troubles=[
+            Trouble("tier", "ssd", 9000.0, 9010.0, "takes no new blocks: read-only"),
+            Trouble("origin", "S3 at x", 9000.0, 9008.0, "refused"),
+        ],
     )  # fmt: skip
     every = list(node.findings(node.NodeFacts("/s", status=status), "1.0", 9010.0))
     the(every, Case("daemon.errors", Level.WARNING, "2 failures, the last 10 s ago: s3://b/\\nk: gone"))
     the(every, Case("daemon.version", Level.WARNING, "0.9"))
-    the(every, Case("daemon.tier_ssd", Level.PROBLEM, "read-only"))
+    the(every, Case("daemon.tier", Level.PROBLEM, "the ssd tier takes no new blocks: read-only"))
+    the(every, Case("daemon.origin", Level.WARNING, "S3 at x did not answer when it was last asked, 2 s ago"))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,32 @@
+"""A training that reads files in a shuffled order: `stuck_training.py DIRECTORY EPOCHS WORKERS`."""
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+
+class Files(Dataset):  # type: ignore[type-arg]
+    """The bytes of all files of a directory."""
+
+    def __init__(self, directory: str) -> None:
+        self.samples = sorted(str(path) for path in Path(directory).iterdir() if path.is_file())
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, number: int) -> int:
+        with open(self.samples[number], "rb") as file:
+            return len(file.read())
+
+
+if __name__ == "__main__":
+    directory, epochs, workers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    torch.manual_seed(0)
+    loader = DataLoader(Files(directory), batch_size=4, shuffle=True, num_workers=workers)
+    for epoch in range(epochs):
+        for _ in loader:
+            time.sleep(0.05)
+        print(f"epoch {epoch}", flush=True)

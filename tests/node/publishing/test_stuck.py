@@ -1,0 +1,202 @@
+"""Where a job is stuck or fails, every place says why, in the same words; and its own stderr does."""
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cachefs_tools.lab.slow_link import Limits
+from cachefs_tools.lab.throttle import throttled
+
+from cachefs.messages import OriginOptions, Warmup
+from cachefs.rpc import WARMUP
+from tests.daemon import Daemon
+from tests.mounting import mounted
+from tests.node.daemon.test_cluster_datasets import datasets
+from tests.servers import faulty
+from tests.servers.faulty import Fault, FaultyProxy
+from tests.servers.process import free_ports
+from tests.servers.s3 import S3Server
+from tests.seven_places import SCRIPT, Job, Places, until
+
+FILES = {f"{number:03}": random.Random(number).randbytes(50_000) for number in range(80)}
+# Where it is set, what all places have said is written there, for the documentation.
+REPORT = os.environ.get("STUCK_REPORT", "")
+
+
+@dataclass(frozen=True)
+class Node:
+    daemon: Daemon
+    proxy: FaultyProxy
+    mount: Path
+    bucket: str
+    places: Places
+    web_port: int
+
+
+@contextlib.contextmanager
+def node(
+    rclone: S3Server, home: Path, bucket: str, settings: Mapping[str, Any] | None = None, endpoint: str = ""
+) -> Iterator[Node]:
+    """A daemon with a bucket mounted, whose requests go through a proxy that can break them."""
+    [port] = free_ports(1)
+    rclone.create_bucket(bucket)
+    rclone.put(bucket, FILES)
+    sections = {"web": {"listen": f"127.0.0.1:{port}"}, **(settings or {})}
+    with faulty.running(rclone.endpoint) as proxy, Daemon(home / "n", sections, rclone.environment) as daemon:
+        options = OriginOptions(endpoint_url=endpoint or proxy.endpoint, region="us-east-1", addressing_style="path")
+        daemon.add_dataset("pets", f"s3://{bucket}", options)
+        with mounted(daemon.socket, "pets", home / "mnt") as mount:
+            yield Node(daemon, proxy, mount, bucket, Places(daemon, port, "job"), port)
+
+
+@contextlib.contextmanager
+def training(of: Node, epochs: int = 2, workers: int = 2) -> Iterator[Job]:
+    job = Job(of.daemon, "job", [SCRIPT, of.mount, str(epochs), str(workers)])
+    try:
+        yield job
+    finally:
+        job.end()
+
+
+def all_say(of: Node, wanted: str) -> dict[str, str]:
+    return {place: until(ask, wanted) for place, ask in of.places.all().items()}
+
+
+def note(cause: str, said: Mapping[str, str]) -> None:
+    if REPORT:
+        with open(REPORT, "a") as file:
+            for place, text in said.items():
+                file.write(f"=== {cause}: {place}\n{text.rstrip()}\n")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_origin_that_does_not_answer(rclone: S3Server, tmp_path: Path, workers: int) -> None:
+    with node(rclone, tmp_path, f"outage-{workers}") as here:
+        with training(here, workers=workers) as job:
+            until(lambda: str(here.proxy.count(path="/")), r"\d\d")
+            here.proxy.add(Fault(drop=True, times=None))
+            wanted = r"S3 at \S+ has not answered for \d+ s; \d+ reads? waits? for it, (the first )?for \d+ s"
+            said = {"stderr": until(job.said, f"cachefs: {wanted}"), **all_say(here, wanted)}
+            assert until(lambda: here.places.ctl("stalls"), "origin")
+            here.proxy.clear()
+            until(job.said, r"cachefs: S3 at \S+ answers again, after \d+ s")
+            summary = job.finish()
+        assert job.process.returncode == 0
+        assert "bandwidth" not in summary
+        assert "did not answer for" in summary.splitlines()[-1], summary
+        note("origin down", {**said, "summary": summary})
+
+
+def test_credentials_that_are_refused(rclone: S3Server, tmp_path: Path) -> None:
+    with node(rclone, tmp_path, "refused") as here, training(here) as job:
+        here.proxy.add(Fault(status=403, times=None))
+        summary = job.finish()
+        wanted = r"reads? of pets failed: s3://refused/\S+ at \S+ is refused \(403"
+        said = {"stderr": summary, **all_say(here, wanted)}
+        assert job.process.returncode == 1
+        lines = summary.splitlines()
+        traceback = max(number for number, line in enumerate(lines) if line.startswith("PermissionError"))
+        assert any(line.startswith("cachefs: ") and "is refused (403" in line for line in lines[traceback + 1 :])
+        note("credentials refused", said)
+    assert "ended" in said["job show"]
+
+
+def test_an_object_that_has_changed(rclone: S3Server, tmp_path: Path) -> None:
+    with node(rclone, tmp_path, "changed") as here:
+        rclone.put("changed", {"007": b"other bytes"})
+        with training(here) as job:
+            summary = job.finish()
+        said = {"stderr": summary, **all_say(here, r"reads? of pets failed: .*has changed since it was listed")}
+        assert job.process.returncode == 1
+        after = summary[summary.index("Stale file handle") :]
+        assert "has changed since it was listed" in after
+        note("object changed", said)
+
+
+def test_a_program_without_a_loader_is_told_too(rclone: S3Server, tmp_path: Path) -> None:
+    with node(rclone, tmp_path, "plain") as here:
+        here.proxy.add(Fault(status=403, times=None))
+        job = Job(here.daemon, "job", ["-c", f"open({str(here.mount / '003')!r}, 'rb').read()"])
+        text = job.finish()
+        assert job.process.returncode == 1
+        last = text.splitlines()[-1]
+        assert last.startswith("cachefs: 1 read of pets failed: s3://plain/003 at "), text
+        assert "is refused (403)" in last
+        elsewhere = Job(here.daemon, "job", ["-c", "raise PermissionError(13, 'no', '/etc/shadow')"])
+        assert "cachefs: 1 read" not in elsewhere.finish()
+
+
+def test_a_disk_that_others_fill(rclone: S3Server, tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", disk], check=True)
+    try:
+        settings = {
+            "daemon": {"block_size": "256KiB"},
+            "memory": {"budget": "2MiB", "segment_size": "1MiB"},
+            "ssd": {"dir": str(disk / "ssd"), "budget": "20MiB", "segment_size": "1MiB"},
+        }
+        with node(rclone, tmp_path, "full", settings) as here:
+            (disk / "others").write_bytes(bytes(23 << 20))
+            list(here.daemon.client.stream(WARMUP, Warmup(dataset="pets")))
+            with training(here, epochs=8) as job:
+                wanted = r"the ssd tier (takes no new blocks|has no more room)"
+                said = {"stderr": until(job.said, f"cachefs: {wanted}"), **all_say(here, wanted)}
+                summary = job.finish()
+            assert "the ssd tier" in summary.splitlines()[-1]
+            note("disk full", {**said, "summary": summary})
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=False)
+
+
+def test_reads_that_wait_for_a_slot(rclone: S3Server, tmp_path: Path) -> None:
+    with throttled(rclone.endpoint, Limits(), tmp_path / "log") as throttle:
+        settings = {"origin": {"max_connections": 1}, "prefetch": {"enabled": False}}
+        with node(rclone, tmp_path, "slots", settings, throttle.endpoint) as here:
+            throttle.limit(Limits(latency=4))
+            with training(here, workers=4) as job:
+                wanted = r"\d reads? waits? for a free request to S3 at \S+, .*for \d+ s \(it gets 1 of 1 requests"
+                said = {"stderr": until(job.said, f"cachefs: {wanted}"), **all_say(here, wanted)}
+                throttle.limit(Limits())
+                summary = job.finish()
+            assert "for a free request to S3 at" in summary
+            note("waiting for a slot", {**said, "summary": summary})
+
+
+def test_another_node_that_is_away(rclone: S3Server, tmp_path: Path) -> None:
+    ports = [free_ports(2)[0] for _ in range(2)]
+    nodes = [f"{name}=127.0.0.1:{port}" for name, port in zip("ab", ports, strict=True)]
+    own = [
+        {"membership": "static", "name": name, "listen": f"127.0.0.1:{port}", "nodes": nodes}
+        for name, port in zip("ab", ports, strict=True)
+    ]
+    with (
+        Daemon(tmp_path / "b", {"cluster": own[1]}, rclone.environment) as other,
+        node(rclone, tmp_path, "away", {"cluster": own[0]}) as here,
+    ):
+        until(lambda: str(list(datasets(other))), "pets")
+        assert other.process is not None
+        processes = [other.process.pid, *_children(other.process.pid)]
+        for pid in processes:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            with training(here, epochs=8) as job:
+                wanted = r"node b has not answered for \d+ s"
+                said = {"stderr": until(job.said, f"cachefs: {wanted}"), **all_say(here, wanted)}
+                summary = job.finish()
+            assert "node b did not answer for" in summary
+            note("peer away", {**said, "summary": summary})
+        finally:
+            for pid in processes:
+                os.kill(pid, signal.SIGCONT)
+
+
+def _children(pid: int) -> list[int]:
+    return [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
