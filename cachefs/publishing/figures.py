@@ -128,7 +128,7 @@ class Figures:
             fetched_bytes=view.fetched_bytes if view is not None else 0,
             problem=problem,
             job=self._job,
-            troubles=self._troubles.records(time.time()),
+            troubles=self._troubles.records(),
             top=os.environ.get(run_record.TOP_VARIABLE, ""),
         )
 

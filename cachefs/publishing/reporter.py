@@ -134,7 +134,7 @@ class Reporter:
             view = self._route.call(JOB_SHOW, JobName(job=self._full_name), timeout)
         except CachefsError:
             return None
-        self._troubles.see(view.troubles, time.time())
+        self._troubles.see(view.troubles)
         return view
 
     def end(self, consumer: PublishedConsumer) -> None:
@@ -202,7 +202,7 @@ class Reporter:
     def _report_progress(self, consumer: PublishedConsumer) -> None:
         for number in range(len(consumer.shares)):
             reply = self._route.call(JOB_PROGRESS, self._progress(consumer, number), TIMEOUT)
-            self._troubles.see(reply.troubles, time.time())
+            self._troubles.see(reply.troubles)
             consumer.reported.difference_update((number, epoch) for epoch in reply.wanted)
 
     def _progress(self, consumer: PublishedConsumer, number: int, *, ended: bool = False) -> JobProgress:

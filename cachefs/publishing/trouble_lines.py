@@ -27,12 +27,13 @@ class _Known:
 
 
 class TroubleLines:
-    """Those of one training process. Times are unix times in seconds."""
+    """Those of one training process, which begins now. Times are unix times in seconds."""
 
-    def __init__(self, say: Callable[[str], None], began: float | None = None) -> None:
-        """say: shows a line to the user, also while the training process waits; began: when the process did."""
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.time) -> None:
+        """say: shows a line to the user, also while the training process waits."""
         self._say = say
-        self._began = time.time() if began is None else began
+        self._clock = clock
+        self._began = clock()
         self._known: dict[tuple[str, str], _Known] = {}
         self._lines = 0
 
@@ -41,8 +42,9 @@ class TroubleLines:
         """Does any trouble last?"""
         return any(not one.is_over and not is_failing(one.latest.cause) for one in self._known.values())
 
-    def see(self, troubles: Sequence[Trouble], now: float) -> None:
+    def see(self, troubles: Sequence[Trouble]) -> None:
         """These are there now, of those that concern the job."""
+        now = self._clock()
         # A server that is away is none of the job's, as long as all that it reads is on the node.
         present = {(one.cause, one.subject): one for one in troubles if one.waiting or one.cause != Cause.ORIGIN}
         for key, trouble in present.items():
@@ -62,9 +64,9 @@ class TroubleLines:
             if key not in present and not known.is_over and not is_failing(known.latest.cause):
                 self._end(known, now)
 
-    def records(self, now: float) -> list[TroubleRecord]:
+    def records(self) -> list[TroubleRecord]:
         """All that the job has met, for the summary of its run."""
-        found = []
+        found, now = [], self._clock()
         for (cause, subject), known in self._known.items():
             one = known.latest
             seconds = known.seconds + (0.0 if known.is_over else self._lasts(known, now))

@@ -16,6 +16,7 @@ from cachefs.publishing.learned import MOST_SAMPLES
 from cachefs.publishing.page import Page
 from cachefs.publishing.reporter import Reporter
 from cachefs.publishing.route import Route
+from cachefs.publishing.trouble_lines import TroubleLines
 from cachefs.rpc import DaemonClient
 
 OPENING = {"slot": 0, "name": "0", "source": "test", "length": 3, "learn": True}
@@ -33,8 +34,9 @@ class Conversation:
         self.theirs.settimeout(0)
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         client = DaemonClient(directory / "none")  # nobody answers there
-        reporter = Reporter(Route(client), "job", 1, self.lines.append)
-        told = Told(reporter, ColdReads(client, 0), Figures(client, reporter, 1, "job"))
+        troubles = TroubleLines(self.lines.append)
+        reporter = Reporter(Route(client), "job", 1, self.lines.append, troubles)
+        told = Told(reporter, ColdReads(client, 0), Figures(client, reporter, 1, "job", troubles))
         self.helper = Helper(self.listener, self.alive, directory, Page(page), told)
         self.helper._selector.register(self.theirs, 1)
         os.close(page)

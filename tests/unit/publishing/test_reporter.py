@@ -141,7 +141,7 @@ class Recording:
         self.calls.append(method.name)
         if method is JOB_EPOCH and self.full:
             raise StoreFull(f"epoch {request.epoch}: no memory for its plan: {len(self.calls)} bytes are taken")
-        return SimpleNamespace(job="job", wanted=self.wanted)
+        return SimpleNamespace(job="job", wanted=self.wanted, troubles=[])
 
     def orders(self) -> int:
         return self.calls.count(JOB_EPOCH.name)
@@ -207,12 +207,15 @@ def test_a_daemon_that_is_restarted_is_no_news_and_one_that_stays_away_is(monkey
     def call(method: Any, request: Any, timeout: float) -> Any:
         if away:
             raise DaemonUnavailable("nobody answers")
-        return SimpleNamespace(job="job", datasets=[SimpleNamespace(name="d", snapshot="00" * 8)], wanted=[])
+        return SimpleNamespace(
+            job="job", datasets=[SimpleNamespace(name="d", snapshot="00" * 8)], wanted=[], troubles=[]
+        )
 
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
     reporter = Reporter(
-        cast(Route, SimpleNamespace(call=call, lease=60.0, dataset_at=_dataset_at)), "job", 1, lines.append
-    )
+        cast(Route, SimpleNamespace(call=call, lease=60.0, dataset_at=_dataset_at)), "job", 1, lines.append,
+        TroubleLines(lines.append),
+    )  # fmt: skip
     consumer = PublishedConsumer(Opening(0, "0", "test", 3), shares=[plain_share(3)])
     consumer.set_order(0, numpy.arange(3, dtype=numpy.uint32))
 
@@ -244,7 +247,7 @@ def test_a_loader_made_anew_that_has_not_begun_is_at_no_place(spec: SamplerSpec 
 
     lines = list[str]()
     route = cast(Route, SimpleNamespace(call=call, lease=60.0, dataset_at=_dataset_at, refusal=""))
-    reporter = Reporter(route, "train", 1, lines.append)
+    reporter = Reporter(route, "train", 1, lines.append, TroubleLines(lines.append))
     consumer = PublishedConsumer(Opening(0, "0", "test", 3, learn=True), shares=[plain_share(3)])
     consumer.spec = spec
     consumer.set_order(0, numpy.arange(3, dtype=numpy.uint32)) if spec is None else consumer.set_spec(spec, 0)

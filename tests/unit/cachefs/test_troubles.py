@@ -1,0 +1,124 @@
+"""What troubles are called: one line each, with the right numbers, in an order that shows the worst first."""
+
+import errno
+
+import pytest
+
+from cachefs.counts import counted, duration
+from cachefs.messages import Trouble
+from cachefs.troubles import (
+    Cause,
+    cause_of,
+    concerning,
+    is_failing,
+    ordered,
+    over_words,
+    past_words,
+    short,
+    way_out,
+    words,
+)
+
+NOW = 1_000_100.0
+SINCE = 1_000_065.0
+OUTAGE = Trouble(Cause.ORIGIN, "S3 at http://x", SINCE, NOW - 2, "connection refused")
+REFUSED = Trouble(Cause.REFUSED, "pets", SINCE, NOW - 3, "s3://b/k is refused (403)", failed=1889, snapshots=["one"])
+AWAY = Trouble(Cause.PEER, "b", SINCE, NOW, "it gives no sign of life")
+FULL = Trouble(Cause.TIER, "ssd", SINCE, NOW, "has no more room")
+
+
+def waiting(one: Trouble, count: int, longest: float) -> Trouble:
+    return Trouble(one.cause, one.subject, one.since, one.last, one.reason, count, longest, one.failed)
+
+
+@pytest.mark.parametrize(
+    ("trouble", "line"),
+    [
+        (
+            waiting(OUTAGE, 4, 8.0),
+            "S3 at http://x has not answered for 35 s; 4 reads wait for it, the first for 8 s (connection refused)",
+        ),
+        (
+            waiting(OUTAGE, 1, 8.0),
+            "S3 at http://x has not answered for 35 s; 1 read waits for it, for 8 s (connection refused)",
+        ),
+        (
+            OUTAGE,
+            "S3 at http://x did not answer when it was last asked, 2 s ago; no read waits for it (connection refused)",
+        ),
+        (REFUSED, "1,889 reads of pets failed: s3://b/k is refused (403) (the last 3 s ago)"),
+        (
+            Trouble(Cause.CHANGED, "pets", SINCE, NOW, "s3://b/k has changed", failed=0),
+            "what was fetched ahead of pets failed: s3://b/k has changed (the last 0 s ago)",
+        ),
+        (
+            waiting(Trouble(Cause.REFUSED, "pets", SINCE, NOW, "expired"), 2, 5.0),
+            "2 reads wait for pets, the first for 5 s (expired)",
+        ),
+        (
+            Trouble(Cause.SLOT, "S3 at x", SINCE, NOW, "it gets 1 of 8 requests at once", 2, 35.0),
+            "2 reads wait for a free request to S3 at x, the first for 35 s (it gets 1 of 8 requests at once)",
+        ),
+        (
+            Trouble(Cause.SLOW, "S3 at x", SINCE, NOW, "", 1, 35.0),
+            "1 read waits for S3 at x, which is slow, for 35 s",
+        ),
+        (
+            AWAY,
+            "node b has not answered for 35 s; its blocks come from other nodes or the origin "
+            "(it gives no sign of life)",
+        ),
+        (FULL, "the ssd tier has no more room"),
+        (Trouble("sunspots", "the sky", SINCE, NOW, "too bright"), "the sky: too bright"),
+    ],
+)
+def test_a_trouble_is_one_line(trouble: Trouble, line: str) -> None:
+    assert words(trouble, NOW) == line
+    assert way_out(trouble)
+
+
+def test_the_end_of_a_trouble_is_a_line_unless_reads_have_failed() -> None:
+    assert over_words(OUTAGE, NOW) == "S3 at http://x answers again, after 35 s"
+    assert over_words(AWAY, NOW) == "node b answers again, after 35 s"
+    assert over_words(FULL, NOW) == "the ssd tier takes blocks again, after 35 s"
+    assert over_words(REFUSED, NOW) == ""
+
+
+def test_a_summary_names_what_was_wrong_and_for_how_long() -> None:
+    assert past_words(Cause.ORIGIN, "S3 at x", 35.4, 0, "") == "S3 at x did not answer for 35 s"
+    assert past_words(Cause.REFUSED, "pets", 1.0, 2, "no") == "2 reads of pets failed: no; see `cachectl errors`"
+    assert past_words(Cause.SLOT, "S3 at x", 70, 0, "") == "reads waited for 1 min 10 s for a free request to S3 at x"
+
+
+def test_what_reads_wait_for_comes_first_and_then_what_makes_them_fail() -> None:
+    found = ordered([AWAY, FULL, OUTAGE, REFUSED, waiting(OUTAGE, 1, 3.0)])
+    assert [(one.cause, one.waiting) for one in found] == [
+        (Cause.ORIGIN, 1), (Cause.REFUSED, 0), (Cause.ORIGIN, 0), (Cause.TIER, 0), (Cause.PEER, 0),
+    ]  # fmt: skip
+    assert short(found) == "no answer"
+    assert short([]) == "-"
+    assert short([Trouble("sunspots", "x", 0, 0)]) == "sunspots"
+
+
+def test_a_trouble_concerns_the_readers_of_its_snapshots_or_all() -> None:
+    assert concerning([REFUSED, FULL], ["one"]) == [REFUSED, FULL]
+    assert concerning([REFUSED, FULL], ["two"]) == [FULL]
+
+
+def test_the_errno_of_a_read_says_its_cause() -> None:
+    causes = [cause_of(number) for number in (errno.EACCES, errno.ESTALE, errno.EIO)]
+    assert causes == [Cause.REFUSED, Cause.CHANGED, Cause.FAILED]
+    assert all(map(is_failing, causes))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (0.04, "0 s"), (0.25, "0.2 s"), (59.9, "59 s"), (3600, "1 h 0 min"), (90_061, "1 d 1 h"), (-5, "0 s")],
+)
+def test_times_have_two_units(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_one_of_a_thing_has_no_plural() -> None:
+    assert [counted(number, "read") for number in (0, 1, 2048)] == ["0 reads", "1 read", "2,048 reads"]
+    assert counted(2, "block coming", "blocks coming") == "2 blocks coming"

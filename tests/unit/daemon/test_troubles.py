@@ -1,0 +1,169 @@
+"""The list of troubles follows from what the node's parts know: each read is counted once, for what it waits for."""
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from cachefs_daemon import troubles as module
+from cachefs_daemon.fetch.waiting_reads import KEPT, ReadFailure, ReadFailures, WaitingRead
+from cachefs_daemon.origin.endpoint import Endpoint
+from cachefs_daemon.origin.outage import Outage
+from cachefs_daemon.origin.retry import Failure
+from cachefs_daemon.store.tier_troubles import TierTrouble
+from cachefs_daemon.troubles import AwayNode, Found, Lasting, Server, Troubles, derive, recent
+
+from cachefs.errors import CachefsError, ObjectChanged, OriginAccessDenied, OriginUnavailable
+from cachefs.messages import Trouble
+from cachefs.troubles import Cause
+
+NOW = 1_000_000.0
+LOOP = 500.0
+
+
+def server(name: str = "S3 at x", silent: float = 0.0) -> Server:
+    endpoint = Endpoint(name, 8)
+    status = endpoint.status()
+    if silent:
+        status = type(status)(name, 8, 8, 0, 0.0, 0, 0, 0, silent=silent, last_asked=1.0, reason="refused")
+    return Server(endpoint, status, ["one"])
+
+
+def read(of: Server, since: float, **fields: Any) -> WaitingRead:
+    values = {"snapshot": "one", "has_slot": True, **fields}
+    return WaitingRead(key=b"k", endpoint=of.endpoint, since=since, **values)
+
+
+def found(*servers: Server, **fields: Any) -> Found:
+    values: dict[str, Any] = {"reads": [], "failures": [], "nodes": [], "tiers": [], "datasets": {"one": "pets"}}
+    return Found(servers=servers, loop_now=LOOP, **{**values, **fields})
+
+
+def told(one: Trouble) -> tuple[str, str, int, float]:
+    return one.cause, one.subject, one.waiting, one.longest
+
+
+def test_a_node_that_is_well_has_none() -> None:
+    assert derive(found(server()), NOW) == []
+
+
+def test_reads_wait_for_an_origin_that_is_silent() -> None:
+    away = server(silent=30.0)
+    [one] = derive(found(away, reads=[read(away, 490.0), read(away, 495.0, has_slot=False)]), NOW)
+    assert told(one) == (Cause.ORIGIN, "S3 at x", 2, 10.0)
+    assert (one.since, one.last, one.reason, one.snapshots) == (NOW - 30, NOW - 1, "refused", ["one"])
+    [idle] = derive(found(away), NOW)
+    assert told(idle) == (Cause.ORIGIN, "S3 at x", 0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("fields", "cause", "subject"),
+    [
+        ({}, Cause.SLOW, "S3 at x"),
+        ({"has_slot": False}, Cause.SLOT, "S3 at x"),
+        ({"peers": ("b",)}, Cause.PEER, "b"),
+        ({"trouble": OriginAccessDenied("expired")}, Cause.REFUSED, "pets"),
+    ],
+)
+def test_each_read_waits_for_one_thing(fields: dict[str, Any], cause: Cause, subject: str) -> None:
+    well = server()
+    [one] = derive(found(well, reads=[read(well, 480.0, **fields), read(well, 490.0, **fields)]), NOW)
+    assert told(one) == (cause, subject, 2, 20.0)
+    assert one.since == NOW - 20.0
+
+
+def test_a_read_that_waits_for_a_slot_says_how_many_there_are() -> None:
+    well = server()
+    [one] = derive(found(well, reads=[read(well, 480.0, has_slot=False)]), NOW)
+    assert one.reason == "it gets 8 of 8 requests at once"
+    throttled = [read(well, 480.0, has_slot=False, trouble=OriginUnavailable("SlowDown"))]
+    [one] = derive(found(well, reads=throttled), NOW)
+    assert one.reason == "it gets 8 of 8 requests at once: SlowDown"
+
+
+def test_an_origin_that_is_gone_from_the_catalog_has_a_name_all_the_same() -> None:
+    [one] = derive(found(reads=[read(server("S3 at old"), 480.0)]), NOW)
+    assert told(one) == (Cause.SLOW, "S3 at old", 1, 20.0)
+
+
+def test_nodes_tiers_and_failures_are_among_them() -> None:
+    failure = ReadFailure("one", Cause.CHANGED, NOW - 100, NOW - 70, 3, "s3://b/k has changed")
+    tier = TierTrouble("ssd", "full", "has no more room", NOW - 50)
+    every = derive(found(failures=[failure], nodes=[AwayNode("b", "cut off", NOW - 9)], tiers=[tier]), NOW)
+    assert [(one.cause, one.subject, one.since) for one in every] == [
+        (Cause.CHANGED, "pets", NOW - 100), (Cause.TIER, "ssd", NOW - 50), (Cause.PEER, "b", NOW - 9),
+    ]  # fmt: skip
+    assert every[0].failed == 3
+    assert [one.cause for one in recent(every, NOW)] == [Cause.TIER, Cause.PEER]
+
+
+def test_there_are_not_more_than_a_page_of_them() -> None:
+    nodes = [AwayNode(f"n{number}", "cut off") for number in range(2 * module.MOST)]
+    assert len(derive(found(nodes=nodes), NOW)) == module.MOST
+
+
+def test_when_a_trouble_began_is_remembered_while_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(time=lambda: clock.now, monotonic=lambda: clock.now, now=NOW)
+    monkeypatch.setattr(module, "time", clock)
+    nodes = [AwayNode("b", "cut off")]
+    of = Troubles(lambda: found(nodes=nodes))
+    assert of.now()[0].since == NOW
+    clock.now += 10
+    assert of.now()[0].since == NOW
+    nodes.clear()
+    clock.now += 10
+    assert of.now() == []
+    nodes.append(AwayNode("b", "cut off"))
+    clock.now += 10
+    assert of.now()[0].since == clock.now
+
+
+def test_a_job_is_told_of_failures_since_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    failure = ReadFailure("one", Cause.REFUSED, NOW - 100, NOW - 70, 3, "no")
+    monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: NOW, monotonic=lambda: NOW))
+    of = Troubles(lambda: found(failures=[failure]))
+    assert [one.failed for one in of.of(["one"], NOW - 80)] == [3]
+    assert of.of(["one"], NOW - 60) == []
+    assert of.of(["two"], NOW - 80) == []
+    assert of.now() == []
+
+
+def test_the_parts_are_not_looked_at_more_often_than_twice_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, looks = time.monotonic(), list[int]()
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+    value = Lasting(lambda: looks.append(1) or len(looks))
+    assert [value.get() for _ in range(100)] == [1] * 100
+    now += module.LASTS
+    assert value.get() == 2
+    assert value.get(fresh=True) == 3
+
+
+def test_failures_are_kept_by_snapshot_and_cause() -> None:
+    failures = ReadFailures()
+    source: Any = SimpleNamespace(snapshot="one", subject="s3://b/k")
+    for error, waited in ((OriginAccessDenied("no"), True), (OriginAccessDenied("s3://b/k: no"), False)):
+        failures.add(source, error, NOW, waited=waited)
+    failures.add(source, ObjectChanged("gone"), NOW + 1, waited=True)
+    failures.add(source, CachefsError("broken"), NOW + 2, waited=False)
+    assert [(one.cause, one.waited, one.message) for one in failures.all()] == [
+        (Cause.FAILED, 0, "s3://b/k: broken"), (Cause.CHANGED, 1, "s3://b/k: gone"), (Cause.REFUSED, 1, "s3://b/k: no"),
+    ]  # fmt: skip
+    for number in range(2 * KEPT):
+        failures.add(SimpleNamespace(snapshot=str(number), subject="x"), CachefsError("x"), NOW, waited=True)  # type: ignore[arg-type]
+    assert len(failures.all()) == KEPT
+
+
+def test_an_endpoint_says_why_it_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cachefs_daemon.origin import outage as outages
+
+    now = 100.0
+    monkeypatch.setattr(outages, "time", SimpleNamespace(monotonic=lambda: now))
+    endpoint, outage = Endpoint("S3 at x", 8), Outage("S3 at x")
+    for _ in range(2):
+        endpoint.failed("", Failure(OriginUnavailable("connection refused"), True), outage)
+        now += 2.0
+    status = endpoint.status()
+    assert (status.silent, status.last_asked, status.reason) == (4.0, 2.0, "connection refused")
+    outage.answered()
+    status = endpoint.status()
+    assert (status.silent, status.last_asked, status.reason) == (0.0, 0.0, "")
