@@ -243,7 +243,7 @@ def test_a_loader_made_anew_that_has_not_begun_is_at_no_place(spec: SamplerSpec 
 
     def call(method: Any, request: Any, timeout: float) -> Any:
         told.append(request)
-        return SimpleNamespace(wanted=[], job="train")
+        return SimpleNamespace(wanted=[], job="train", troubles=[])
 
     lines = list[str]()
     route = cast(Route, SimpleNamespace(call=call, lease=60.0, dataset_at=_dataset_at, refusal=""))
