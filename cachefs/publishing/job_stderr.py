@@ -9,6 +9,7 @@ what it cannot write is left to the training process (cachefs.publishing.page).
 import contextlib
 import ctypes
 import os
+import select
 import stat
 from typing import Final
 
@@ -37,7 +38,7 @@ class JobStderr:
             try:
                 # Another process may have put something else there meanwhile.
                 found = os.fstat(fd)
-                text = f"{line}\n".encode(errors="replace")
+                text = line.encode(errors="replace")[: select.PIPE_BUF - 1] + b"\n"
                 return (found.st_dev, found.st_ino) == first[:2] and os.write(fd, text) == len(text)
             finally:
                 os.close(fd)
