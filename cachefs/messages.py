@@ -618,6 +618,8 @@ class Warmup(Message, frozen=True):
     fraction: float = 1.0
     # Stream progress until all is done.
     wait: bool = True
+    # Leave out paths that are not in the snapshot, where at least one is there.
+    leave_out_missing: bool = False
 
 
 class WarmupProgress(Message, frozen=True):
@@ -635,6 +637,9 @@ class WarmupProgress(Message, frozen=True):
     failed: int = 0
     message: str = ""
     dataset: str = ""
+    # Paths that were asked for and are not in the snapshot, and the first of them.
+    missing: int = 0
+    first_missing: str = ""
 
 
 class WarmupId(Message, frozen=True):

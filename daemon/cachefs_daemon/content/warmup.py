@@ -9,7 +9,7 @@ import logging
 import math
 from array import array
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
@@ -52,6 +52,8 @@ class WarmupPlan:
     # Blocks of all these files, and their bytes.
     blocks: int
     bytes: int
+    # Paths that were asked for and are not in the snapshot.
+    missing: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,9 @@ class Bringing:
     # How many they are, and their bytes.
     blocks: int
     bytes: int
+    # Paths that were asked for and are not in the snapshot, and the first of them.
+    missing: int = 0
+    first_missing: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -99,6 +104,8 @@ class Run:
             failed=self.failed,
             message=self.message,
             dataset=self.wanted.dataset,
+            missing=self.wanted.missing,
+            first_missing=self.wanted.first_missing,
         )
 
 
@@ -235,18 +242,26 @@ def plan(snapshot: Snapshot, request: Warmup) -> WarmupPlan:
         raise ConfigError(f"fraction {request.fraction:g}: expected more than 0 and at most 1")
     numbers = array("Q")
     sizes = array("Q")
-    for entry in selection.files(snapshot, request.paths):
+    tops, missing = selection.split(snapshot, request.paths)
+    if missing and not (tops and request.leave_out_missing):
+        raise selection.not_there(snapshot, missing)
+    for entry in selection.walk(snapshot, tops):
         numbers.append(entry.number)
         sizes.append(entry.size)
     count = math.ceil(len(numbers) * request.fraction)
     blocks = sum(block_count(size, snapshot.block_size) for size in sizes[:count])
-    return WarmupPlan(numbers[:count], blocks, sum(sizes[:count]))
+    return WarmupPlan(
+        numbers[:count], blocks, sum(sizes[:count]), [path.decode(errors="backslashreplace") for path in missing]
+    )
 
 
 def _bringing(snapshot: Snapshot, request: Warmup) -> Bringing:
     """To be called in a thread."""
     wanted = plan(snapshot, request)
-    return Bringing(request.dataset, _blocks(snapshot, wanted.files), wanted.blocks, wanted.bytes)
+    return Bringing(
+        request.dataset, _blocks(snapshot, wanted.files), wanted.blocks, wanted.bytes,
+        len(wanted.missing), next(iter(wanted.missing), ""),
+    )  # fmt: skip
 
 
 def _batches(run: Run) -> Iterator[list[tuple[BlockRef, int]]]:

@@ -109,6 +109,11 @@ class Catalog:
         dataset = self._datasets.get(name)
         if dataset is None:
             known = ", ".join(sorted(self._datasets)) or "none yet"
+            if "/" in name:
+                raise NotFound(
+                    f"{name!r} is a path, and no name of a dataset (known: {known}); `cachectl mounts` shows which "
+                    "dataset is mounted there"
+                )
             raise NotFound(f"no dataset named {name!r} (known: {known}); add it with `cachectl dataset add {name} URL`")
         return dataset
 

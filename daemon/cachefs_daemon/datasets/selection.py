@@ -27,18 +27,43 @@ def is_below(path: bytes, top: bytes) -> bool:
     return not top or path == top or path.startswith(top + b"/")
 
 
+def split(snapshot: Snapshot, paths: Sequence[bytes]) -> tuple[list[Entry], list[bytes]]:
+    """The entries at *paths*, none of them below another, and the paths that are not in the snapshot."""
+    tops: list[Entry] = []
+    missing: list[bytes] = []
+    for path in distinct(paths or [b""]):
+        entry = snapshot.find(path)
+        if entry is None:
+            missing.append(path)
+        else:
+            tops.append(entry)
+    return tops, missing
+
+
 def files(snapshot: Snapshot, paths: Sequence[bytes]) -> Iterator[Entry]:
     """The files at or below *paths*, or all files where there are no paths.
 
     Raises NotFound, before anything is selected, where a path is not in the snapshot.
     """
-    tops = []
-    for path in distinct(paths or [b""]):
-        entry = snapshot.find(path)
-        if entry is None:
-            raise NotFound(f"no {path.decode(errors='backslashreplace')!r} in snapshot {snapshot.id} of {snapshot.url}")
-        tops.append(entry)
+    tops, missing = split(snapshot, paths)
+    if missing:
+        raise not_there(snapshot, missing)
+    return walk(snapshot, tops)
+
+
+def walk(snapshot: Snapshot, tops: Sequence[Entry]) -> Iterator[Entry]:
+    """The files at or below *tops*."""
     return (entry for top in tops for entry in snapshot.walk(top))
+
+
+def not_there(snapshot: Snapshot, missing: Sequence[bytes]) -> NotFound:
+    """The error for paths that are not in the snapshot."""
+    first = missing[0].decode(errors="backslashreplace")
+    more = f" (and {len(missing) - 1:,} more of the paths are not there)" if len(missing) > 1 else ""
+    return NotFound(
+        f"no {first!r} in snapshot {snapshot.id} of {snapshot.url}{more}; paths are relative to the dataset, as "
+        "`cachectl ls` shows them"
+    )
 
 
 def block_keys(snapshot: Snapshot, entry: Entry) -> Iterator[bytes]:

@@ -8,7 +8,7 @@ import os
 import xml.etree.ElementTree as ET
 from collections.abc import AsyncIterator
 from email.utils import parsedate_to_datetime
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import quote, unquote
 
 from cachefs.errors import ConfigError
@@ -16,13 +16,22 @@ from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.az_codes import AZURE
 from cachefs_daemon.origin.az_credentials import AzureCredentials, find_account
-from cachefs_daemon.origin.base import ObjectRange, Report, no_proof
+from cachefs_daemon.origin.base import ObjectRange, Report, no_directory, no_proof
 from cachefs_daemon.origin.gs import md5_of
 from cachefs_daemon.origin.web import Ask, Checksum, range_of
 from cachefs_daemon.origin.web_client import Answer, BrokenAnswer, Request
 
 _VERSION: Final = {"x-ms-version": "2021-12-02"}
 _PAGE: Final = "5000"
+
+
+class _Page(NamedTuple):
+    """One answer to a listing."""
+
+    # With keys relative to the prefix that was asked for.
+    blobs: list[ListedObject]
+    # Asks for the next page; empty: this is the last one.
+    marker: str
 
 
 class AzureStore:
@@ -45,14 +54,11 @@ class AzureStore:
         self.words = {"container": container, "endpoint": account.endpoint, "kind": self._credentials.kind}
 
     async def list(self, ask: Ask, report: Report) -> AsyncIterator[list[ListedObject]]:
-        marker, seen = "", set[str]()
+        marker, seen, is_empty = "", set[str](), True
         while True:
-            body, _ = await ask(functools.partial(self._page_request, marker))
-            try:
-                page = ET.fromstring(body)
-                found = [self._listed(blob) for blob in page.iterfind("Blobs/Blob")]
-            except (ET.ParseError, ValueError, TypeError) as error:
-                raise BrokenAnswer(f"the listing is not understood: {error}") from None
+            page = await self._page(ask, self._prefix, marker)
+            found = page.blobs
+            is_empty = is_empty and not found
             readable = []
             for each in found:
                 if each.key.endswith(b"/") or not (reason := no_proof(each.version)):
@@ -60,12 +66,16 @@ class AzureStore:
                 else:
                     report(each.key, reason)
             yield readable
-            marker = page.findtext("NextMarker") or ""
+            marker = page.marker
             if not marker:
-                return
+                break
             if marker in seen:
                 raise BrokenAnswer("the listing repeats itself")
             seen.add(marker)
+        if is_empty and self._prefix:
+            beside = await self._page(ask, self._prefix.removesuffix("/"), "")
+            if any(not each.key for each in beside.blobs):
+                raise no_directory(self.url)
 
     async def request(self, wanted: ObjectRange) -> Request:
         path = f"/{quote(self._container)}/{quote(self._prefix + wanted.key.decode(), safe='/~')}"
@@ -82,27 +92,37 @@ class AzureStore:
     def refused(self, request: Request) -> bool:
         return self._credentials.refused(request)
 
-    async def _page_request(self, marker: str) -> Request:
-        query = {"restype": "container", "comp": "list", "maxresults": _PAGE, "prefix": self._prefix}
+    async def _page(self, ask: Ask, prefix: str, marker: str) -> _Page:
+        body, _ = await ask(functools.partial(self._page_request, prefix, marker))
+        try:
+            page = ET.fromstring(body)
+            blobs = [_listed(blob, prefix) for blob in page.iterfind("Blobs/Blob")]
+            return _Page(blobs, page.findtext("NextMarker") or "")
+        except (ET.ParseError, ValueError, TypeError) as error:
+            raise BrokenAnswer(f"the listing is not understood: {error}") from None
+
+    async def _page_request(self, prefix: str, marker: str) -> Request:
+        query = {"restype": "container", "comp": "list", "maxresults": _PAGE, "prefix": prefix}
         if marker:
             query["marker"] = marker
         return await self._credentials.request(f"/{quote(self._container)}", query, _VERSION)
 
-    def _listed(self, blob: ET.Element) -> ListedObject:
-        """A blob of a listing. Raises ValueError, TypeError."""
-        name = blob.find("Name")
-        if name is None or not name.text:
-            raise ValueError("a blob has no name")
-        # Characters that XML cannot have.
-        key = unquote(name.text) if name.get("Encoded") == "true" else name.text
-        of = blob.find("Properties")
-        if of is None:
-            raise ValueError("a blob has no properties")
-        is_directory = of.findtext("ResourceType") == "directory"
-        return ListedObject(
-            key[len(self._prefix) :].encode() + (b"/" if is_directory else b""),
-            0 if is_directory else int(of.findtext("Content-Length", "")),
-            int(parsedate_to_datetime(of.findtext("Last-Modified", "")).timestamp()) * 1_000_000_000,
-            of.findtext("Etag", "").strip('"').encode(),
-            is_archived=of.findtext("AccessTier") == "Archive",
-        )
+
+def _listed(blob: ET.Element, prefix: str) -> ListedObject:
+    """A blob of a listing. Raises ValueError, TypeError."""
+    name = blob.find("Name")
+    if name is None or not name.text:
+        raise ValueError("a blob has no name")
+    # Characters that XML cannot have.
+    key = unquote(name.text) if name.get("Encoded") == "true" else name.text
+    of = blob.find("Properties")
+    if of is None:
+        raise ValueError("a blob has no properties")
+    is_directory = of.findtext("ResourceType") == "directory"
+    return ListedObject(
+        key[len(prefix) :].encode() + (b"/" if is_directory else b""),
+        0 if is_directory else int(of.findtext("Content-Length", "")),
+        int(parsedate_to_datetime(of.findtext("Last-Modified", "")).timestamp()) * 1_000_000_000,
+        of.findtext("Etag", "").strip('"').encode(),
+        is_archived=of.findtext("AccessTier") == "Archive",
+    )

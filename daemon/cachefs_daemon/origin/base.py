@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, runtime_checkable
 
-from cachefs.errors import ConfigError
+from cachefs.errors import ConfigError, NotFound
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.endpoint import Endpoint
@@ -23,6 +23,13 @@ Report = Callable[[bytes, str], None]  # told of (key, reason) for what cannot b
 
 # What is said where an answer has the version that was listed, and other bytes: to list the origin again does not help.
 ALTERED: Final = "a proxy may unpack or change what it passes on: name the endpoint of the store itself"
+
+
+def no_directory(url: str) -> NotFound:
+    """The error for a URL that names one object."""
+    return NotFound(
+        f"{url} is an object, and a dataset is a directory of objects; name the one it is in: {url.rpartition('/')[0]}"
+    )
 
 
 def no_proof(version: bytes) -> str:

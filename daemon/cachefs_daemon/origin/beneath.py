@@ -4,8 +4,14 @@ Whoever may write to a directory could else plant a link to any file that the da
 mount would see it. The kernel checks each step of the path while it opens the file, so nothing can be exchanged between
 the check and the opening. A relative link that stays beneath the directory is followed.
 
-Where the kernel is older than 5.6 or a sandbox forbids openat2, the path is walked name by name, and no link is
-followed. Measured on a path of three names: 2.0 us with openat2, 9 us walked, 1.4 us for a plain open.
+The kernel refuses every absolute link, also one that leads back into the directory, as `ln -s $PWD/a b` and DVC make
+them. Such a path is resolved first, without opening what it leads to (O_PATH), and where its end lies in the directory,
+the path from there to the end is opened as any other. What is exchanged in between can change which file beneath the
+directory is opened, and nothing more.
+
+Where the kernel is older than 5.6 or a sandbox forbids openat2, the path is walked name by name, so that a link is
+followed in the second way only. Measured on a path of three names: 2.0 us with openat2, 9 us walked, 1.4 us for a plain
+open.
 """
 
 import ctypes
@@ -40,8 +46,30 @@ def open_beneath(directory: int, path: bytes, flags: int) -> int:
     flags |= os.O_CLOEXEC
     if not path:
         return os.open(b".", flags, dir_fd=directory)
-    if not has_openat2():
-        return walk_beneath(directory, path, flags)
+    open_path = _try_openat2 if has_openat2() else walk_beneath
+    try:
+        return open_path(directory, path, flags)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        return open_path(directory, _resolved(directory, path), flags)
+
+
+def _resolved(directory: int, path: bytes) -> bytes:
+    """The path of the end of a *path* with links, which leads over no link. Raises OSError, with EXDEV where the end is
+    not in the *directory*."""
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        end, root = (os.readlink(b"/proc/self/fd/%d" % one) for one in (fd, directory))
+    finally:
+        os.close(fd)
+    inside = end.removeprefix(root.rstrip(b"/") + b"/")
+    if inside == end or not inside:
+        raise OSError(errno.EXDEV, "is a link that leads out")
+    return inside
+
+
+def _try_openat2(directory: int, path: bytes, flags: int) -> int:
     for _ in range(_TRIES):
         try:
             return _openat2(directory, path, flags)

@@ -20,7 +20,7 @@ from cachefs.errors import ConfigError, OriginAccessDenied, OriginUnavailable
 from cachefs.extras import way_out
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
-from cachefs_daemon.origin.base import ObjectRange, Report
+from cachefs_daemon.origin.base import ObjectRange, Report, no_directory
 from cachefs_daemon.origin.bearer import Bearer, Token
 from cachefs_daemon.origin.gs_codes import GOOGLE
 from cachefs_daemon.origin.web import Ask, Checksum, range_of
@@ -79,11 +79,11 @@ class GoogleStore:
 
     async def list(self, ask: Ask, report: Report) -> AsyncIterator[list[ListedObject]]:
         start = len(self._prefix)
-        token, seen = "", set[str]()
+        token, seen, is_empty = "", set[str](), True
         while True:
-            body, _ = await ask(functools.partial(self._page_request, token))
+            page = await self._page(ask, self._prefix, token)
+            is_empty = is_empty and not page.items
             try:
-                page = msgspec.json.decode(body, type=_Page)
                 yield [
                     ListedObject(
                         each.name[start:].encode(),
@@ -93,14 +93,18 @@ class GoogleStore:
                     )
                     for each in page.items
                 ]
-            except (ValueError, msgspec.DecodeError) as error:
+            except ValueError as error:
                 raise BrokenAnswer(f"the listing is not understood: {error}") from None
             token = page.nextPageToken
             if not token:
-                return
+                break
             if token in seen:
                 raise BrokenAnswer("the listing repeats itself")
             seen.add(token)
+        if is_empty and self._prefix:
+            name = self._prefix.removesuffix("/")
+            if any(each.name == name for each in (await self._page(ask, name, "")).items):
+                raise no_directory(self.url)
 
     async def request(self, wanted: ObjectRange) -> Request:
         name = quote(self._prefix + wanted.key.decode(), safe="")
@@ -129,8 +133,15 @@ class GoogleStore:
     async def _secrets(self) -> dict[str, str]:
         return await self._bearer.headers() if self._bearer is not None else {}
 
-    async def _page_request(self, token: str) -> Request:
-        query = {"fields": _FIELDS, "maxResults": "1000", "prefix": self._prefix, **self._payer}
+    async def _page(self, ask: Ask, prefix: str, token: str) -> _Page:
+        body, _ = await ask(functools.partial(self._page_request, prefix, token))
+        try:
+            return msgspec.json.decode(body, type=_Page)
+        except msgspec.DecodeError as error:
+            raise BrokenAnswer(f"the listing is not understood: {error}") from None
+
+    async def _page_request(self, prefix: str, token: str) -> Request:
+        query = {"fields": _FIELDS, "maxResults": "1000", "prefix": prefix, **self._payer}
         if token:
             query["pageToken"] = token
         return Request(f"{self._objects}?{urlencode(query)}", secrets=await self._secrets())

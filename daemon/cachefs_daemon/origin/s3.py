@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 from cachefs.errors import ConfigError, OriginUnavailable
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
-from cachefs_daemon.origin.base import Data, ObjectRange, OriginSettings, Report, no_proof, too_many_pages
+from cachefs_daemon.origin.base import Data, ObjectRange, OriginSettings, Report, no_directory, no_proof, too_many_pages
 from cachefs_daemon.origin.key_ranges import ListingPlace
 from cachefs_daemon.origin.ledger import HERE, Exchange
 from cachefs_daemon.origin.order import Order
@@ -88,6 +88,7 @@ class S3Origin:
     async def list_from(self, report: Report, place: ListingPlace) -> AsyncIterator[list[ListedObject]]:
         """See cachefs_daemon.origin.base.ResumableOrigin."""
         pages = 0
+        is_empty = True
         try:
             async for objects in list_bucket(self._page, self._prefix, place):
                 pages += 1
@@ -99,7 +100,12 @@ class S3Origin:
                         report(listed.key, reason)
                     else:
                         readable.append(listed)
+                is_empty = is_empty and not objects
                 yield readable
+            if is_empty and self._prefix:
+                beside = await self._page(Prefix=self._prefix.removesuffix("/"), MaxKeys=1)
+                if any(not each.key for each in beside.objects):
+                    raise no_directory(self.url)
         except BrokenAnswer as error:
             raise judge(error, self._place("")).error from None
 
@@ -210,7 +216,7 @@ class S3Origin:
             with _LISTED.request(outcome_of) as exchange, exchange.current():
                 answer = await client.full.list_objects_v2(Bucket=self._bucket, EncodingType="url", **query)
                 exchange.got(len(answer[RAW_PAGE]))
-                return parse_page(answer[RAW_PAGE], self._prefix)
+                return parse_page(answer[RAW_PAGE], query["Prefix"])
 
         give_up = math.inf if self._has_answered else asyncio.get_running_loop().time() + _FIRST_PAGE_TRIED
         page = await self._retrying(request, self._place(""), Patience.of(_PAGE_DEADLINE), give_up)

@@ -115,6 +115,7 @@ def test_an_empty_object(server: S3Server) -> None:
         ("s3://odd/set", {"anonymous": True}, (OriginAccessDenied, OriginUnavailable), "s3://odd/"),
         ("s3://bad_name!/x", {}, ConfigError, "bad_name!"),
         ("s3:///x", {}, ConfigError, "names no bucket"),
+        ("s3://odd/settle", {}, NotFound, "^s3://odd/settle is an object, .*: s3://odd$"),
         ("s3://odd/set", {"profile": "absent"}, ConfigError, r"^The config profile \(absent\) .*--profile"),
         ("s3://odd/set", {"addressing_style": "sideways"}, ConfigError, "sideways"),
     ],

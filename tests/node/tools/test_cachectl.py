@@ -234,6 +234,13 @@ def test_warmup_takes_lists_and_fractions(daemon: Daemon) -> None:
     listed = answer(daemon, "warmup", "tree", "--list", "-", "-0", stdin=ODD_NAME + b"\0big\0")
     assert (listed["blocks"], listed["bytes"]) == (5, 3_500_003)
     assert run(daemon, "warmup", "tree", "--list", "-", stdin=b"\n").returncode == 2
+    assert answer(daemon, "warmup", "tree", "--list", "-", stdin=b"./big\r\n/big\r\n")["missing"] == 0
+    partly = run(daemon, "warmup", "tree", "--list", "-", "--json", stdin=b"gone/1\nbig\ngone/2\n")
+    found = json.loads(partly.stdout)
+    assert (partly.returncode, found["blocks"] > 0, found["missing"], found["first_missing"]) == (4, True, 2, "gone/1")
+    nothing = run(daemon, "warmup", "tree", "--list", "-", stdin=b"gone/1\ngone/2\n")
+    assert nothing.returncode == 1
+    assert "paths are relative to the dataset" in nothing.stderr
 
 
 def test_warmup_in_the_background_returns_at_once_and_is_done_soon(daemon: Daemon) -> None:

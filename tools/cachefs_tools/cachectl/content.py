@@ -80,21 +80,37 @@ def warmup(  # noqa: PLR0913  # one for each option
 ) -> None:  # fmt: skip
     """Bring files onto this node before they are read.
 
-    With PATHs, only the files at or below them are brought.
+    With PATHs, only the files at or below them are brought. PATHs are relative to the dataset, as `ls` shows them. Of a
+    list, those that are not there are left out and counted, and the exit status is 4.
     """
-    listed = list_file.read().split(b"\0" if null else b"\n") if list_file else []
-    wanted = [path for path in listed if path]
+    wanted = paths_of(list_file.read(), b"\0" if null else b"\n") if list_file else []
     if list_file and not wanted and not paths:
         raise click.BadParameter("the list names no path", param_hint="--list")
-    request = Warmup(dataset=dataset, paths=selection([*paths, *wanted]), fraction=fraction, wait=wait)
+    selected = selection([*paths, *wanted])
+    request = Warmup(dataset=dataset, paths=selected, fraction=fraction, wait=wait, leave_out_missing=bool(wanted))
     if dry_run:
         forecast = session.call(WARMUP_FORECAST, request, FORECAST_SECONDS)
         session.answer(forecast, *warmup_forecast_text(dataset, forecast))
         return
     last = follow_warmup(session, session.stream(WARMUP, request))
     session.answer(last, warmup_text(last) if wait else begun_text(last))
-    if wait and (last.failed or last.skipped):
+    if last.missing or (wait and (last.failed or last.skipped)):
         sys.exit(ExitStatus.INCOMPLETE)
+
+
+def paths_of(text: bytes, end: bytes) -> list[bytes]:
+    """The paths of a list, each with *end* behind it. Where all lines end as on Windows, so do the paths."""
+    paths = [path for path in text.split(end) if path]
+    if end == b"\n" and all(path.endswith(b"\r") for path in paths):
+        paths = [path.removesuffix(b"\r") for path in paths]
+    return [path for path in paths if path]
+
+
+def missing_text(last: WarmupProgress) -> list[str]:
+    """The line about paths of a list that are not in the dataset."""
+    if not last.missing:
+        return []
+    return [f"{last.missing:,} of the paths are not in the dataset, the first is {shown(last.first_missing)}"]
 
 
 def warmup_forecast_text(dataset: str, forecast: WarmupForecast) -> list[str]:
@@ -113,14 +129,15 @@ def warmup_forecast_text(dataset: str, forecast: WarmupForecast) -> list[str]:
 def begun_text(first: WarmupProgress) -> str:
     """The answer to a warmup in the background."""
     what = f"{first.blocks_total:,} blocks, {size(first.bytes_total)}"
-    return f"warming {shown(first.dataset)}: {what}, in the background as warmup {first.id}; see `cachectl warmups`"
+    text = f"warming {shown(first.dataset)}: {what}, in the background as warmup {first.id}; see `cachectl warmups`"
+    return "\n".join([text, *missing_text(first)])
 
 
 def warmup_text(last: WarmupProgress) -> str:
     """What came of a warmup, from its last progress message."""
-    ending = "incomplete" if last.state == "done" and last.skipped else last.state
+    ending = "incomplete" if last.state == "done" and (last.skipped or last.missing) else last.state
     here = f"{last.blocks:,} of {last.blocks_total:,} blocks here"
-    lines = [f"{shown(last.dataset)}: {here}, {size(last.bytes)} ({ending})"]
+    lines = [f"{shown(last.dataset)}: {here}, {size(last.bytes)} ({ending})", *missing_text(last)]
     if last.skipped:
         lines.append(f"{last.skipped:,} blocks found no room: enlarge a tier's budget, or warm less (--fraction)")
     if last.failed:

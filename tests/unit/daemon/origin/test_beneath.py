@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from cachefs_daemon.origin import beneath
 from cachefs_daemon.origin.beneath import has_openat2, open_beneath, walk_beneath
 
 Open = Callable[[int, bytes, int], int]
@@ -19,9 +20,12 @@ def directory(tmp_path: Path) -> Iterator[int]:
     (root / "file").write_text("file")
     (root / "sub" / "deep").write_text("deep")
     (tmp_path / "secret").write_text("secret")
+    (tmp_path / "root2").mkdir()
+    (tmp_path / "root2" / "file").write_text("secret")
     for name, target in {
         "absolute": tmp_path / "secret", "up": "../secret", "tmp": tmp_path, "inside": "sub/deep", "loop": "loop",
-        "sub/across": "../file", "out_and_in": "../root/file",
+        "sub/across": "../file", "out_and_in": "../root/file", "back": root / "sub" / "deep", "directory": root / "sub",
+        "chain": "back", "beside": f"{root}2/file", "dots": f"{root}/../secret", "itself": root,
     }.items():  # fmt: skip
         (root / name).symlink_to(target)
     fd = os.open(root, os.O_PATH | os.O_DIRECTORY)
@@ -34,7 +38,14 @@ def content(opened: int) -> str:
         return file.read()
 
 
-@pytest.mark.parametrize("way", [open_beneath, walk_beneath])
+def without_openat2(directory: int, path: bytes, flags: int) -> int:
+    """As on an old kernel, or in a sandbox."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(beneath, "has_openat2", lambda: False)
+        return open_beneath(directory, path, flags)
+
+
+@pytest.mark.parametrize("way", [open_beneath, without_openat2, walk_beneath])
 def test_what_is_beneath_is_opened(directory: int, way: Open) -> None:
     assert content(way(directory, b"file", os.O_RDONLY)) == "file"
     assert content(way(directory, b"sub/deep", os.O_RDONLY)) == "deep"
@@ -43,9 +54,15 @@ def test_what_is_beneath_is_opened(directory: int, way: Open) -> None:
         way(directory, b"sub/none", os.O_RDONLY)
 
 
+OUT = [
+    b"absolute", b"up", b"tmp/secret", b"../secret", b"sub/../../secret", b"beside", b"dots", b"itself",
+    b"tmp/root2/file",
+]  # fmt: skip
+
+
 @pytest.mark.parametrize("flags", [os.O_RDONLY, os.O_PATH])
-@pytest.mark.parametrize("path", [b"absolute", b"up", b"tmp/secret", b"../secret", b"sub/../../secret", b"out_and_in"])
-@pytest.mark.parametrize("way", [open_beneath, walk_beneath])
+@pytest.mark.parametrize("path", OUT)
+@pytest.mark.parametrize("way", [open_beneath, without_openat2, walk_beneath])
 def test_nothing_leads_out(directory: int, way: Open, path: bytes, flags: int) -> None:
     with pytest.raises(OSError, match=r"link|name") as raised:
         os.close(way(directory, path, flags))
@@ -61,7 +78,32 @@ def test_links_that_stay_beneath_are_followed(directory: int) -> None:
     assert raised.value.errno == errno.ELOOP
 
 
-def test_without_openat2_no_link_is_followed(directory: int) -> None:
+@pytest.mark.parametrize("way", [open_beneath, without_openat2])
+def test_links_that_lead_back_are_followed(directory: int, way: Open) -> None:
+    for path in (b"inside", b"back", b"chain", b"directory/deep", b"tmp/root/sub/deep"):
+        assert content(way(directory, path, os.O_RDONLY)) == "deep"
+    assert content(way(directory, b"out_and_in", os.O_RDONLY)) == "file"
+
+
+@pytest.mark.parametrize("way", [open_beneath, without_openat2])
+def test_what_is_exchanged_while_a_link_is_resolved_does_not_lead_out(
+    directory: int, way: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolve = beneath._resolved
+
+    def exchange(directory: int, path: bytes) -> bytes:
+        found = resolve(directory, path)
+        (tmp_path / "root" / "sub" / "deep").unlink()
+        (tmp_path / "root" / "sub" / "deep").symlink_to(tmp_path / "secret")
+        return found
+
+    monkeypatch.setattr(beneath, "_resolved", exchange)
+    with pytest.raises(OSError, match="link") as raised:
+        way(directory, b"back", os.O_RDONLY)
+    assert raised.value.errno == errno.EXDEV
+
+
+def test_to_walk_a_path_follows_no_link(directory: int) -> None:
     for path in (b"inside", b"sub/across", b"loop"):
         with pytest.raises(OSError, match="link"):
             walk_beneath(directory, path, os.O_RDONLY)

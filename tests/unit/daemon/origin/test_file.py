@@ -178,6 +178,20 @@ def test_a_version_says_what_is_compared(tmp_path: Path, monkeypatch: pytest.Mon
     assert not file_version.is_version(path.stat(), of_earlier_releases[:-1])
 
 
+def test_absolute_links_that_stay_inside_are_followed(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "cache").mkdir(parents=True)
+    (root / "cache" / "5d41").write_bytes(b"hello")
+    (root / "train.bin").symlink_to(root / "cache" / "5d41")
+    (tmp_path / "alias").symlink_to(root)
+    (root / "by_another_name").symlink_to(tmp_path / "alias" / "train.bin")
+    objects, problems = listing(f"file://{root}")
+    assert set(objects) == {b"cache/", b"cache/5d41", b"train.bin", b"by_another_name"}
+    assert problems == {}
+    for name in (b"train.bin", b"by_another_name"):
+        assert read(f"file://{root}", objects[name], 1, 3) == b"ell"
+
+
 def test_links_that_lead_out_are_not_shown_and_not_read(tmp_path: Path) -> None:
     root = tmp_path / "root"
     root.mkdir()

@@ -70,6 +70,19 @@ def test_every_key_is_listed_and_read(kind: Kind) -> None:
     with_origin(kind.open(), work)
 
 
+@pytest.mark.parametrize("name", ["gs", "az"])
+def test_a_url_of_an_object_says_which_directory_to_name(name: str, servers: dict[str, StoreServer]) -> None:
+    kind = Kind(name, servers)
+    kind.fill({"dir/file": b"bytes", "dir/files": b"more"})
+    options = OriginOptions(
+        endpoint_url=f"{kind.server.endpoint}/someaccount" if name == "az" else kind.server.endpoint,
+        anonymous=name == "gs",
+    )
+    with pytest.raises(NotFound, match=rf"^{name}://set/dir/file is an object, .*: {name}://set/dir$"):
+        with_origin(open_origin(f"{name}://set/dir/file", options, SETTINGS), listing)
+    assert with_origin(open_origin(f"{name}://set/dir/fil", options, SETTINGS), listing) == {}
+
+
 @pytest.mark.parametrize("name", ["gs", "az", "http"])  # what a commit of the hub has never changes
 def test_a_replaced_or_deleted_object_is_an_error_and_never_other_bytes(
     name: str, servers: dict[str, StoreServer]
