@@ -65,7 +65,7 @@ def test_every_command_that_a_newcomer_is_shown(debian: BareDebian, tmp_path_fac
     assert SOURCE in installing
     script = "\n".join(
         [
-            "set -ex", where_pip_looks(debian), "cd", "apt-get update",
+            "set -ex -o pipefail", where_pip_looks(debian), "cd", "apt-get update",
             installing.replace(SOURCE, f"~/{wheel}'[all]'"), "rm -rf /opt/cachefs /sbin/mount.cachefs",
             *commands("README.md"), "wait", "rm -rf /mnt/docs", *blocks[:-1], look, blocks[-1],
         ]
