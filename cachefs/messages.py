@@ -93,6 +93,16 @@ class MountReport(Message, frozen=True):
     version: str = ""
 
 
+class MountElsewhere(Message, frozen=True):
+    """A mount of another node of the cluster."""
+
+    # Name of the node.
+    node: str
+    mountpoint: str
+    # Id of the snapshot that the mount stays at.
+    snapshot: str
+
+
 class NodeView(Message, frozen=True):
     """What a mount must know of its node."""
 
@@ -159,9 +169,10 @@ class FetchedBlock(Message, frozen=True, array_like=True):
     # checksums of all pieces of the block.
     data: memoryview = memoryview(b"")
     checksums: bytes = b""
-    # For a node that asks: it is to take the block from the origin itself; or to ask others, as it is not here.
+    # For a node that asks: it is to take the block from the origin itself; or to ask others, since this node does not
+    # have the snapshot.
     take_it: bool = False
-    not_here: bool = False
+    lacks_snapshot: bool = False
     # Where it came from, if that was just now: `peer NAME`, or empty for its origin.
     source: str = ""
 
@@ -577,6 +588,8 @@ class ListingProgress(Message, frozen=True):
     # The dataset as it is now, and what has changed: both only in the last message, *diff* only after a refresh.
     dataset: DatasetView | None = None
     diff: SnapshotDiff | None = None
+    # The mounts of other nodes that go on with an older snapshot: only in the last message of a refresh.
+    behind_elsewhere: list[MountElsewhere] = []
 
 
 class Selection(Message, frozen=True):

@@ -27,6 +27,7 @@ from cachefs_daemon.content.warmup import Warmups
 from cachefs_daemon.content.warmup_persistence import WarmupPersistence
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
+from cachefs_daemon.datasets.records import SnapshotRecord
 from cachefs_daemon.exchange import Exchange, JobAudiences, Listeners
 from cachefs_daemon.fetch.awaited_snapshots import AwaitedSnapshots
 from cachefs_daemon.fetch.carrying import Carrying
@@ -39,6 +40,7 @@ from cachefs_daemon.fetch.prefetcher import Prefetcher
 from cachefs_daemon.fetch.promoter import Promoter
 from cachefs_daemon.fetch.readers import PageCaches, Readers
 from cachefs_daemon.fetch.slots import FetchSlots
+from cachefs_daemon.fetch.snapshot_lacks import SnapshotLacks
 from cachefs_daemon.jobs.attribution import Attribution
 from cachefs_daemon.jobs.epoch_loader import EpochLoader
 from cachefs_daemon.jobs.persistence import JobPersistence
@@ -59,6 +61,7 @@ from cachefs_daemon.troubles import NOTICED, AwayNode, Found, Lasting, Server, T
 
 # What only a node of a cluster has is imported where it is made: with what it needs it takes 14 MB.
 if TYPE_CHECKING:
+    from cachefs_daemon.content.used_snapshots import Reading
     from cachefs_daemon.cooperation.cooperation import Cooperation
     from cachefs_daemon.cooperation.draining import Draining
     from cachefs_daemon.cooperation.filling import Filling
@@ -102,19 +105,23 @@ class Node:
         )
         processes = config.fetch_processes if config.prefetch.enabled else 0
         self._home_routes: HomeRoutes | None = None
+        self._snapshot_lacks = SnapshotLacks()
         self.carrying = Carrying(storage.rooms, threads, self.errors, processes, config.daemon.read_deadline)
         self.fetcher.bringing.carry = self.carrying.take
         self.fetcher.bringing.renewed = snapshots.renewed
         self.carrying.discard = self.fetcher.bringing.tally.discard
         if self.data_plane is not None:
             self.fetcher.bringing.elsewhere = self._elsewhere(self.data_plane, slots)
-            self.fetcher.awaited = AwaitedSnapshots(lambda one: snapshots.get(one) is not None)
+            self.fetcher.awaited = AwaitedSnapshots(
+                lambda one: snapshots.get(one) is not None,
+                lambda one: self.sharing is not None and self.sharing.is_coming(one),
+            )
             snapshots.on_hold = self.fetcher.awaited.came
         self.warmups = Warmups(self.fetcher, threads)
         self.pins = Pins(storage.tiering, self.catalog, threads)
         self.quotas = DatasetQuotas(storage.tiering, storage.index, self.catalog, threads)
         self.changes = DatasetChanges(self.catalog, self.pins, self.quotas, storage, threads)
-        self.mounts = MountRegistry(self.instance)
+        self.mounts = MountRegistry(self.instance, self._on_mounts)
         room = PlanRoom(config.plan_memory)
         loader = EpochLoader(plan, storage.watch, storage.blocks, self.fetcher, threads, room)
         self.jobs = JobRegistry(self.catalog, plan, presence, loader)
@@ -223,7 +230,7 @@ class Node:
         from cachefs_daemon.cooperation.filling import Filling, FillingParts
 
         cooperation = self.cooperation
-        foresight = self.storage.foresight
+        foresight, sharing = self.storage.foresight, self.sharing
         filling = self._filling = Filling(
             FillingParts(
                 membership=self.membership,
@@ -233,8 +240,8 @@ class Node:
                 plan=foresight.plan,
                 standing=foresight.standing or Standing(),
                 threads=self.threads,
-                snapshots=lambda: [one.current for one in self.catalog if one.current is not None],
-                pending=lambda: self.sharing is not None and self.sharing.datasets.is_behind,
+                snapshots=lambda: self.catalog.read_snapshots(sharing.used.is_read),
+                pending=lambda: self.sharing is not None and self.sharing.is_behind,
                 cooperating=cooperation.get if cooperation is not None else lambda snapshot: None,
                 free=lambda: sum(self.storage.tiering.unlocked.free_by_tier),
                 replicas=self.config.cluster.replicas,
@@ -314,7 +321,7 @@ class Node:
             self.data_plane.on_served = cooperation.on_served
         elsewhere = self.fetcher.bringing.elsewhere
         if elsewhere is not None:
-            elsewhere.route = Routes(self.membership, elsewhere.route, cooperation.get).route
+            elsewhere.route = Routes(self.membership, elsewhere.route, cooperation.get, self._snapshot_lacks).route
         return cooperation
 
     def _margins(self) -> dict[str, float]:
@@ -323,10 +330,10 @@ class Node:
         return {**self.jobs.margins(), **others}
 
     def _make_sharing(self, held: HeldSnapshots) -> "NodeSharing":
-        from cachefs_daemon.content.shared_datasets import Here
+        from cachefs_daemon.content.used_snapshots import ReadHere
         from cachefs_daemon.node_sharing import NodeSharing, Surroundings
 
-        here = Here(self.catalog, held, self.changes, self._mounted, self.errors)
+        here = ReadHere(self.catalog, held, self.changes, self.errors, self._mounted, self._read_here)
         certificates = self.data_plane.certificates if self.data_plane is not None else None
         return NodeSharing(
             Surroundings(
@@ -346,6 +353,25 @@ class Node:
         mount = self.mounts.using(dataset)
         return mount.mountpoint if mount is not None else ""
 
+    def _read_here(self) -> "Iterator[Reading]":
+        """What the mounts and jobs of this node read."""
+        from cachefs_daemon.content.used_snapshots import Reading
+
+        for one in self.mounts.shown(lambda name: found.record if (found := self.catalog.find(name)) else None):
+            yield Reading(one.name, one.snapshots, one.mountpoint, one.stays)
+        for dataset, snapshot in {(one.request.dataset, one.snapshot.id) for one in self.jobs.consumers}:
+            yield Reading(dataset, [snapshot])
+
+    def _may_use(self, snapshot: SnapshotRecord) -> bool:
+        """May any mount or job of the cluster still read the snapshot, which is not current any more?"""
+        elsewhere = self.sharing is not None and self.sharing.used.is_used(snapshot.id)
+        by_jobs = any(one.snapshot.id == snapshot.id for one in self.jobs.consumers)
+        return elsewhere or by_jobs or self.mounts.may_use(snapshot)
+
+    def _on_mounts(self) -> None:
+        if self.sharing is not None:
+            self.sharing.used.look_soon()
+
     async def _count(self) -> NodeCounters:
         """What other nodes are told of this one."""
         from cachefs_daemon.node_sharing import counters_of
@@ -356,15 +382,16 @@ class Node:
             [TierUse(tier.name, tier.limit, tier.used) for tier in usage],
             self.jobs,
             (self.fetcher.fetched_blocks, self.fetcher.fetched_bytes),
-            self.sharing.datasets.problems() if self.sharing is not None else [],
+            self.sharing.problems() if self.sharing is not None else [],
             {record.id: self.traffic(record.id).bytes_in for record in self.membership.view.others},
         )
 
     def _elsewhere(self, plane: "DataPlane", slots: FetchSlots) -> Elsewhere:
         """The other nodes, as a source of blocks. slots: of reads from origins."""
         membership, steal = self.membership, self.config.cluster.steal
-        self._home_routes = HomeRoutes(membership, self.config.cluster.replicas)
-        found = Elsewhere(plane.client, self._home_routes.route, membership, slots, steal=steal)
+        self._home_routes = HomeRoutes(membership, self._snapshot_lacks, self.config.cluster.replicas)
+        route = self._home_routes.route
+        found = Elsewhere(plane.client, route, membership, slots, self._snapshot_lacks, steal=steal)
         membership.listen(found.on_view)
         return found
 
@@ -448,7 +475,7 @@ class Node:
         self.exchange.refresh()
         await self.jobs.end_lapsed()
         if time.monotonic() - self.started > PRUNE_AFTER:
-            await self.catalog.prune(self.mounts.may_use)
+            await self.catalog.prune(self._may_use)
 
     async def _look_at_tiers(self) -> None:
         self._tier_troubles.look(self.storage.usage())

@@ -13,7 +13,8 @@ from cachefs_daemon.cluster.membership import Membership
 from cachefs_daemon.cluster.secret import ClusterSecret
 from cachefs_daemon.cluster.view import NodeRecord
 from cachefs_daemon.cluster_section import ClusterSection
-from cachefs_daemon.content.shared_datasets import Here, SharedDatasets
+from cachefs_daemon.content.shared_datasets import SharedDatasets
+from cachefs_daemon.content.used_snapshots import ReadHere, UsedSnapshots
 from cachefs_daemon.jobs.registry import JobRegistry
 from cachefs_daemon.jobs.shared_consumers import SharedConsumers
 from cachefs_daemon.jobs.states import JobState
@@ -43,7 +44,7 @@ class Surroundings:
     certificates: Certificates | None
     # None: nodes prove nothing, or have certificates.
     secret: ClusterSecret | None
-    here: Here
+    here: ReadHere
     jobs: JobRegistry
     threads: Threads
     # Counts what other nodes are told when they ask.
@@ -67,6 +68,7 @@ class NodeSharing:
             self.shared, lambda one: held.path(one) if held.get(one) is not None else None, around.threads
         )
         self.datasets = SharedDatasets(self.shared, self.files, around.here)
+        self.used = UsedSnapshots(self.shared, self.files, around.here)
         self.shared.counters = self._own_counters
         self._jobs = SharedConsumers(around.jobs, self.shared, self.blobs)
         self._tasks: list[asyncio.Task[None]] = []
@@ -75,8 +77,9 @@ class NodeSharing:
         """Raises CachefsError."""
         host, port = self._around.section.listens
         await self.datasets.start()
+        self.used.start()
         await self.shared.start(host, port + 1)
-        self._tasks = [asyncio.create_task(run()) for run in (self.datasets.run, self._jobs.run)]
+        self._tasks = [asyncio.create_task(run()) for run in (self.datasets.run, self.used.run, self._jobs.run)]
 
     async def stop(self) -> None:
         for task in self._tasks:
@@ -84,6 +87,19 @@ class NodeSharing:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.files.close()
         await self.shared.stop()
+
+    def is_coming(self, snapshot_id: str) -> bool:
+        """Is a snapshot on its way to this node, as far as is known?"""
+        return self.datasets.is_coming(snapshot_id) or self.used.is_coming(snapshot_id)
+
+    @property
+    def is_behind(self) -> bool:
+        """Is there something that others have said and this node has not followed, or a snapshot on its way here?"""
+        return self.datasets.is_behind or self.used.is_behind
+
+    def problems(self) -> list[str]:
+        """What is wrong with datasets of the cluster here, a line for each."""
+        return [*self.datasets.problems(), *self.used.problems()]
 
     async def counters(self) -> dict[str, NodeCounters]:
         """Of all nodes, by id; this one's too. Those of a node that does not answer say why."""

@@ -296,11 +296,18 @@ class Service:
                     if progress.dataset is not None:
                         followed = dataset.current
                         await unbroken(self._node.changes.follow(dataset, before))
+                        progress = self._with_mounts_behind(progress, progress.dataset)
                     yield progress
         finally:
             # The caller may go away after there is another snapshot, and before it is told so.
             if followed is not dataset.current:
                 await unbroken(self._node.changes.follow(dataset, before))
+
+    def _with_mounts_behind(self, last: ListingProgress, view: DatasetView) -> ListingProgress:
+        if self._node.sharing is None:
+            return last
+        behind = self._node.sharing.used.mounts_behind(view.name, view.snapshot)
+        return msgspec.structs.replace(last, behind_elsewhere=behind[:MOST_NAMES])
 
     async def dataset_remove(self, request: DatasetName) -> Freed:
         """Blocks that other datasets have as well stay."""
@@ -308,7 +315,7 @@ class Service:
         if mount is not None:
             raise Busy(f"dataset {request.name} is mounted at {mount.mountpoint} (pid {mount.pid}); unmount that first")
         if self._node.sharing is not None:
-            self._node.sharing.datasets.check_unused(request.name)
+            self._node.sharing.used.check_unused(request.name)
         return await unbroken(self._node.changes.remove(request.name))
 
     async def _mount_using(self, dataset: str) -> MountReport | None:

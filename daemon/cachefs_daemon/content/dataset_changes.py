@@ -81,7 +81,7 @@ class DatasetChanges:
         dataset = await self._catalog.remove(name)
         await self._pins.follow(dataset.current, dataset.record.pins)
         self._quotas.removed(name)
-        kept = [snapshot for other in self._catalog for snapshot in self._catalog.generations(other)]
+        kept = self._catalog.read_snapshots(lambda _: True)
         blocks, index = self._storage.blocks, self._storage.index
         freed = await self._threads.background(inventory.evict_unshared, blocks, index, removed, kept)
         await dataset.origin.close()

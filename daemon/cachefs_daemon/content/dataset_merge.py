@@ -6,13 +6,18 @@ with whatever had become one with it. Two different ones (two URLs, added while 
 where they are, and a node that has neither takes the one that was added first.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import msgspec
 
-from cachefs_daemon.datasets.stamps import MOST_ADDS, MOST_REMOVALS, Stamp
+from cachefs_daemon.datasets.stamps import Stamp, compact, is_floor, joined_adds
+from cachefs_daemon.datasets.stamps import covers as is_covered
 from cachefs_daemon.sharing.sections import SharedDataset
+
+
+def _never(_: Stamp) -> bool:
+    return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +30,24 @@ class Resolution:
     rival: SharedDataset | None
 
 
-def resolve(own: SharedDataset, others: Iterable[SharedDataset]) -> Resolution:
-    """own: what this node has; others: what other nodes say of the same name."""
+def resolve(
+    own: SharedDataset, others: Iterable[SharedDataset], is_forgotten: Callable[[Stamp], bool] = _never
+) -> Resolution:
+    """own: what this node has; others: what other nodes say of the same name. is_forgotten: whether a name that this
+    node neither has nor remembers was removed, if it was added then (see `Removals`)."""
     known = [own, *others]
-    gone = {stamp for one in known for stamp in one.gone}
+    gone = compact(stamp for one in known for stamp in one.gone)
     # Before any of them become one: what was added again is another one than what was removed, of whatever URL.
     left = [one for one in known if one.added]
-    while dead := [one for one in left if not gone.isdisjoint(one.added)]:
-        gone.update(stamp for one in dead for stamp in one.added)
+    if own == SharedDataset():
+        gone = compact([*gone, *(stamp for one in left for stamp in _adds(one) if is_forgotten(stamp))])
+    while dead := [one for one in left if any(is_covered(gone, stamp) for stamp in _adds(one))]:
+        gone = compact([*gone, *(stamp for one in dead for stamp in one.added)])
         left = [one for one in left if one not in dead]
     left = sorted(_one_each(left), key=lambda one: one.added[0])
-    mine = [one for one in left if not set(one.added).isdisjoint(own.added)]
+    mine = [one for one in left if not _adds(one).isdisjoint(_adds(own))]
     chosen, *rest = mine + [one for one in left if one not in mine] or [SharedDataset()]
-    value = msgspec.structs.replace(chosen, gone=sorted(gone)[-MOST_REMOVALS:])
+    value = msgspec.structs.replace(chosen, gone=gone)
     return Resolution(value, rest[0] if rest else None)
 
 
@@ -48,7 +58,12 @@ def covers(said: SharedDataset, value: SharedDataset) -> bool:
 
 def is_same(one: SharedDataset, other: SharedDataset) -> bool:
     """Are they one dataset?"""
-    return not set(one.added).isdisjoint(other.added) or (one.url, one.options) == (other.url, other.options)
+    return not _adds(one).isdisjoint(_adds(other)) or (one.url, one.options) == (other.url, other.options)
+
+
+def _adds(one: SharedDataset) -> set[Stamp]:
+    """When it was added, without the stamp that stands for several nodes."""
+    return {stamp for stamp in one.added if not is_floor(stamp)}
 
 
 def _one_each(known: list[SharedDataset]) -> list[SharedDataset]:
@@ -67,11 +82,10 @@ def _union(one: SharedDataset, other: SharedDataset) -> SharedDataset:
     latest = max(one, other, key=lambda each: (each.listed, each.snapshot))
     limits = max(one, other, key=lambda each: (each.limited, each.share, each.ttl, each.most))
     reached = max(one, other, key=lambda each: (each.reached, msgspec.json.encode(each.options), each.named))
-    added: list[Stamp] = sorted({*one.added, *other.added})[:MOST_ADDS]
     return msgspec.structs.replace(
         latest,
         gone=[],
-        added=added,
+        added=joined_adds([*one.added, *other.added]),
         options=reached.options,
         named=reached.named,
         reached=reached.reached,

@@ -10,9 +10,8 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
@@ -20,21 +19,18 @@ import msgspec
 
 from cachefs.errors import Busy, CachefsError
 from cachefs.sizes import format_size
-from cachefs_daemon.content.dataset_changes import DatasetChanges
 from cachefs_daemon.content.dataset_merge import Resolution, covers, is_same, resolve
-from cachefs_daemon.datasets.catalog import Catalog
-from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
+from cachefs_daemon.content.used_snapshots import ReadHere
 from cachefs_daemon.datasets.reaching import OriginWay
 from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
 from cachefs_daemon.datasets.stamps import Stamp, StampClock
-from cachefs_daemon.runtime.errorlog import ErrorLog
-from cachefs_daemon.sharing.sections import DATASETS, MOUNTED, MountedDataset, SharedDataset
+from cachefs_daemon.sharing.sections import DATASETS, SharedDataset
 from cachefs_daemon.sharing.snapshot_files import SnapshotFiles
 from cachefs_daemon.sharing.state import SharedState
 
 log = logging.getLogger(__name__)
 
-# Seconds for which news are gathered; between two looks at what is mounted here, and at what waits for that.
+# Seconds for which news is gathered; between two looks at what waits for a dataset to be unmounted.
 GATHERED: Final = 0.02
 LOOK_SECONDS: Final = 2.0
 # Seconds, for each node of the cluster and at most, within which one of those who know a dataset says what nobody says.
@@ -46,25 +42,11 @@ LAST_PAUSE: Final = 30.0
 # Problems that are shown.
 MOST_SHOWN: Final = 20
 
-# Where a dataset is mounted on this node; empty where it is not.
-Mounted = Callable[[str], str]
-
-
-@dataclass(frozen=True, slots=True)
-class Here:
-    """What this node's datasets are made of."""
-
-    catalog: Catalog
-    held: HeldSnapshots
-    changes: DatasetChanges
-    mounted: Mounted
-    errors: ErrorLog
-
 
 class SharedDatasets:
     """Used on the event loop."""
 
-    def __init__(self, shared: SharedState, files: SnapshotFiles, here: Here) -> None:
+    def __init__(self, shared: SharedState, files: SnapshotFiles, here: ReadHere) -> None:
         self._shared = shared
         self._files = files
         self._here = here
@@ -72,6 +54,7 @@ class SharedDatasets:
         self._news: set[str] = set()  # names to look at
         self._wake = asyncio.Event()
         self._bringing: dict[str, asyncio.Task[None]] = {}  # by name: a snapshot is on its way
+        self._coming: dict[str, str] = {}  # by name: the snapshot that is on its way
         self._failures: dict[str, int] = {}  # by name: how often in a row that has failed
         self._retry: dict[str, float] = {}  # by name: monotonic seconds before which it is not tried again
         self._later: dict[str, float] = {}  # by name: monotonic seconds when to look at it again
@@ -90,17 +73,14 @@ class SharedDatasets:
         """Is there something that others have said and this node has not followed, or a snapshot on its way here?"""
         return bool(self._news or self._bringing)
 
+    def is_coming(self, snapshot_id: str) -> bool:
+        """Is the snapshot on its way here, or is there news that may speak of it?"""
+        return bool(self._news) or snapshot_id in self._coming.values()
+
     def problems(self) -> list[str]:
         """What is wrong with datasets of the cluster here, a line for each."""
         lines = [f"dataset {name}: {problem}" for name, problem in sorted(self._problems.items())]
         return lines[:MOST_SHOWN] + ([f"{len(lines) - MOST_SHOWN} more"] if len(lines) > MOST_SHOWN else [])
-
-    def check_unused(self, name: str) -> None:
-        """Raises Busy where another node has mounted the dataset."""
-        for node, values in self._shared.values(MOUNTED).items():
-            record, value = self._shared.node(node), values.get(name)
-            if value is not None and record is not None:
-                raise Busy(f"dataset {name} is mounted at {value.mountpoint} on node {record.name}; unmount that first")
 
     # --- as long as the daemon runs -----------------------------------------------------------------------------------
 
@@ -110,17 +90,17 @@ class SharedDatasets:
         for dataset in catalog:
             record = dataset.record
             self._clock.see([*record.added, record.listed, record.limited, record.reached])
-        for added in catalog.removed.values():
+        for added in (*catalog.removals.names.values(), catalog.removals.forgotten):
             self._clock.see(added)
         catalog.stamp = self._clock.tick
         catalog.on_change = self._note
+        catalog.elsewhere = self._elsewhere
         await catalog.stamp_all()
         self._shared.listen(DATASETS, self._heard)
-        for name in [*(dataset.record.name for dataset in catalog), *catalog.removed]:
+        for name in [*(dataset.record.name for dataset in catalog), *catalog.removals.names]:
             self._note(name)
 
     async def run(self) -> None:
-        looked = 0.0
         try:
             while True:
                 now = time.monotonic()
@@ -130,9 +110,6 @@ class SharedDatasets:
                 news, self._news = self._news | set(due), set()
                 for name in sorted(news):
                     await self._look_at(name)
-                if now - looked >= LOOK_SECONDS:
-                    looked = now
-                    self._publish_mounted()
                 await self._sleep()
         finally:
             tasks = list(self._bringing.values())
@@ -168,17 +145,6 @@ class SharedDatasets:
         when = time.monotonic() + seconds
         self._later[name] = min(when, self._later.get(name, when))
 
-    def _publish_mounted(self) -> None:
-        for dataset in self._here.catalog:
-            name = dataset.record.name
-            if mountpoint := self._here.mounted(name):
-                self._shared.publish(MOUNTED, name, MountedDataset(mountpoint))
-            else:
-                self._shared.remove(MOUNTED, name)
-        for name in self._shared.published(MOUNTED):
-            if not self._here.mounted(name):
-                self._shared.remove(MOUNTED, name)
-
     # --- one name -----------------------------------------------------------------------------------------------------
 
     async def _look_at(self, name: str) -> None:
@@ -198,11 +164,18 @@ class SharedDatasets:
         said = self._shared.values(DATASETS)
         return {node: value for node, values in said.items() if (value := values.get(name)) is not None}
 
+    def _elsewhere(self) -> Iterable[Stamp]:
+        """When datasets were added that other nodes have and this one does not."""
+        for values in self._shared.values(DATASETS).values():
+            for name, value in values.items():
+                if self._here.catalog.find(name) is None:
+                    yield from value.added
+
     def _own(self, name: str) -> SharedDataset:
         """What this node has. Where the snapshot is damaged, everybody else's is newer."""
         catalog = self._here.catalog
         dataset = catalog.find(name)
-        gone = list(catalog.removed.get(name, ()))
+        gone = list(catalog.removals.names.get(name, ()))
         if dataset is None:
             return SharedDataset(gone=gone)
         record, snapshot = dataset.record, dataset.current
@@ -224,14 +197,14 @@ class SharedDatasets:
             value,
             listed=record.listed,
             snapshot=snapshot.id,
-            file_size=_size_of(self._here.held, snapshot.id),
+            file_size=max(1, self._here.held.file_size(snapshot.id)),
             block_size=snapshot.block_size,
         )
 
     async def _follow(self, name: str) -> None:
         """Raises CachefsError."""
         own = self._own(name)
-        resolution = resolve(own, self._others(name).values())
+        resolution = resolve(own, self._others(name).values(), self._here.catalog.removals.is_forgotten)
         wanted = resolution.value
         if wanted.gone != own.gone:
             await self._here.catalog.note_removed(name, wanted.gone)
@@ -250,6 +223,7 @@ class SharedDatasets:
         if wanted.snapshot and wanted.snapshot != own.snapshot:
             is_time = time.monotonic() >= self._retry.get(name, 0.0)
             if wanted.block_size == self._here.held.block_size and is_time:
+                self._coming[name] = wanted.snapshot
                 task = self._bringing[name] = asyncio.create_task(self._bring(name, wanted))
                 task.add_done_callback(lambda _: self._brought(name))
             return
@@ -335,6 +309,7 @@ class SharedDatasets:
 
     def _brought(self, name: str) -> None:
         self._bringing.pop(name, None)
+        self._coming.pop(name, None)
         self._note(name)
 
     def _give_up_for_now(self, name: str, why: str) -> None:
@@ -425,10 +400,3 @@ class SharedDatasets:
 def _rank(author: str, name: str) -> Callable[[str], tuple[bool, bytes]]:
     """The node that comes first says it."""
     return lambda node: (node != author, hashlib.blake2b(f"{name}/{node}".encode(), digest_size=8).digest())
-
-
-def _size_of(held: HeldSnapshots, snapshot_id: str) -> int:
-    try:
-        return os.stat(held.path(snapshot_id)).st_size
-    except OSError:
-        return 1

@@ -10,6 +10,7 @@ from cachefs_daemon.cluster.view import NodeRecord
 from cachefs_daemon.cooperation.shared_snapshot import SharedSnapshot
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.route import Route
+from cachefs_daemon.fetch.snapshot_lacks import SnapshotLacks
 
 
 class Routes:
@@ -20,8 +21,11 @@ class Routes:
         membership: Membership,
         at_home: Callable[[BlockSource], Route | None],
         shared: Callable[[str], SharedSnapshot | None],
+        lacks: SnapshotLacks,
     ) -> None:
-        """at_home: the route of a block that stays at home. shared: what is known of a snapshot that jobs read."""
+        """at_home: the route of a block that stays at home. shared: what is known of a snapshot that jobs read. lacks:
+        which nodes *at_home* passes over."""
+        self._lacks = lacks
         self._membership = membership
         self._at_home = at_home
         self._shared = shared
@@ -41,6 +45,8 @@ class Routes:
             return view.get(ids[number]) if number != NOBODY else None
 
         holder, home = record(numbers[0]), record(numbers[2])
+        if home is not None and home.id in self._lacks.nodes(source.snapshot):
+            home = at_home.brings if at_home is not None else None
         second = one.seconds(block)
         others = (*map(record, (*numbers[1], *second)), *map(view.get, one.former(block)))
         before = [one for one in others if one is not None and one.state != "away"]

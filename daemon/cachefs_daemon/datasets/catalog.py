@@ -1,7 +1,9 @@
 """The catalog of datasets of this node: their names, origins and snapshots.
 
 Each dataset keeps its current snapshot, the one before it, and any
-snapshot that a living mount may still read.
+snapshot that a mount or a job of this node or of another one still reads.
+A dataset that was removed is kept out of sight, as long as another node
+reads one of its snapshots.
 """
 
 import contextlib
@@ -9,7 +11,7 @@ import dataclasses
 import logging
 import re
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -35,7 +37,7 @@ from cachefs_daemon.datasets.listing_journal import journal_path, remove_stale
 from cachefs_daemon.datasets.origin_upkeep import OriginUpkeep
 from cachefs_daemon.datasets.reaching import OriginWay
 from cachefs_daemon.datasets.records import DatasetRecord, Registry, RemovedRecord, SnapshotRecord
-from cachefs_daemon.datasets.stamps import NO_STAMP, Stamp, with_removed
+from cachefs_daemon.datasets.stamps import NO_STAMP, Removals, Stamp
 from cachefs_daemon.origin.base import Origin, OriginSettings, open_origin
 from cachefs_daemon.origin.endpoint import told_apart
 from cachefs_daemon.origin.unusable import UnusableOrigin
@@ -50,6 +52,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 _RESERVED: Final = frozenset({"all"})
 # Snapshots that each dataset keeps, whoever uses them.
 KEPT_GENERATIONS: Final = 2
+# When a snapshot was replaced that another node has sent: before any mount of this node started.
+_LONG_AGO: Final = 0.001
 # Snapshots for which it is remembered which dataset has them.
 _NAMES: Final = 4096
 
@@ -76,6 +80,7 @@ class Catalog:
         self._settings = settings
         self._threads = threads
         self._datasets: dict[str, Dataset] = {}  # by name
+        self._departed: list[Dataset] = []  # were removed, and have snapshots that other nodes read
         self._upkeep = OriginUpkeep()
         self._changing: set[str] = set()  # names of datasets that are being listed or removed
         self._saving = threading.Lock()
@@ -84,13 +89,19 @@ class Catalog:
         # has changed, whoever changed it.
         self.stamp: Callable[[], Stamp] = lambda: NO_STAMP
         self.on_change: Callable[[str], None] = lambda name: None
+        # Gives when datasets were added that other nodes have and this one does not.
+        self.elsewhere: Callable[[], Iterable[Stamp]] = lambda: ()
         known = records.load(state_dir)
-        self._removed = {one.name: one.added for one in known.removed}
+        self.removals = Removals({one.name: one.added for one in known.removed}, known.forgotten, known.spared)
         for record in known.datasets:
             self._load(record)
+        self._departed = [Dataset(record, self._opened_or_unusable(record), None) for record in known.departed]
         # Older ones come later: where descriptors are short, each dataset has its current snapshot.
         for dataset in self:
             for old in dataset.record.snapshots[1:]:
+                self._held_or_none(dataset.record.name, old, dataset.origin)
+        for dataset in self._departed:
+            for old in dataset.record.snapshots:
                 self._held_or_none(dataset.record.name, old, dataset.origin)
         self._tidy()
 
@@ -220,14 +231,16 @@ class Catalog:
         """Forget the dataset and its snapshots; its blocks stay. Raises NotFound, Busy."""
         dataset = self.get(name)
         with self._changing_name(name):
-            removed = self._removed
+            removals, added = self.removals, dataset.record.added
             del self._datasets[name]
             if self.stamp() != NO_STAMP:  # outside of a cluster it concerns this node only
-                self._removed = with_removed(removed, name, dataset.record.added)
+                self.removals = removals.adding(name, added, self.elsewhere)
+            else:
+                self.removals = removals.sparing(added)
             try:
                 await self._save()
             except CachefsError:
-                self._datasets[name], self._removed = dataset, removed
+                self._datasets[name], self.removals = dataset, removals
                 raise
         log.info("dataset %s removed", name)
         self.on_change(name)
@@ -268,15 +281,66 @@ class Catalog:
 
     # --- in a cluster -----------------------------------------------------------------------------------------------
 
-    @property
-    def removed(self) -> Mapping[str, list[Stamp]]:
-        """By name, when the datasets were added that have been removed."""
-        return self._removed
-
     async def note_removed(self, name: str, added: list[Stamp]) -> None:
         """Datasets of that name that were added then have been removed, on another node. Raises CachefsError."""
-        self._removed = with_removed(self._removed, name, added)
+        self.removals = self.removals.adding(name, added, self.elsewhere)
         await self._save()
+
+    def find_added(self, wanted: DatasetRecord) -> Dataset | None:
+        """The dataset that was added as *wanted* was, also where it was removed since."""
+        known = self._datasets.get(wanted.name)
+        alike = [
+            *([known] if known is not None else []),
+            *(one for one in self._departed if one.record.name == wanted.name),
+        ]
+        added = set(wanted.added)
+        return next((one for one in alike if not added.isdisjoint(one.record.added)), None)
+
+    async def keep(self, snapshot_id: str, wanted: DatasetRecord, received: Path) -> Dataset:
+        """Keep an older snapshot of a dataset, which other nodes read. received: where the file of the snapshot is.
+
+        Raises Busy while the dataset is listed or removed, CachefsError.
+        """
+        with self._changing_name(wanted.name):
+            known = self.find_added(wanted)
+            dataset = known or Dataset(
+                msgspec.structs.replace(wanted, snapshots=[]),
+                open_origin(wanted.url, wanted.options, self._settings),
+                None,
+            )
+            try:
+                await self._threads.background(self._held.put, received, snapshot_id)
+                self._held.hold(snapshot_id, dataset.origin)
+                if known is None:
+                    self._departed.append(dataset)
+                before = dataset.record.snapshots
+                if all(one.id != snapshot_id for one in before):
+                    old = SnapshotRecord(snapshot_id, _LONG_AGO, boot_clock.now().boot)
+                    dataset.record = msgspec.structs.replace(dataset.record, snapshots=[*before, old])
+                await self._save()
+            except BaseException:
+                if known is None:
+                    self._departed = [one for one in self._departed if one is not dataset]
+                    await dataset.origin.close()
+                raise
+        return dataset
+
+    def kept_bytes(self) -> int:
+        """Bytes of the files of all snapshots that are not current."""
+        older = (one.record.snapshots[1:] for one in self)
+        gone = (one.record.snapshots for one in self._departed)
+        ids = {record.id for snapshots in (*older, *gone) for record in snapshots}
+        return sum(self._held.file_size(one) for one in ids)
+
+    def read_snapshots(self, is_read: Callable[[str], bool]) -> list[Snapshot]:
+        """The current snapshots of all datasets, and older ones that *is_read* says yes of by their id."""
+        found = {one.current.id: one.current for one in self if one.current is not None}
+        for dataset in [*self, *self._departed]:
+            for record in dataset.record.snapshots:
+                snapshot = self._held.get(record.id)
+                if snapshot is not None and record.id not in found and is_read(record.id):
+                    found[record.id] = snapshot
+        return list(found.values())
 
     async def check(self, wanted: DatasetRecord) -> None:
         """Raises CachefsError where this node cannot have such a dataset."""
@@ -351,6 +415,14 @@ class Catalog:
                 snapshots_left = dataset.record.snapshots[:KEPT_GENERATIONS] + kept
                 dataset.record = msgspec.structs.replace(dataset.record, snapshots=snapshots_left)
                 changed = True
+        for dataset in list(self._departed):
+            kept = [snapshot for snapshot in dataset.record.snapshots if in_use(snapshot)]
+            if kept != dataset.record.snapshots:
+                dataset.record = msgspec.structs.replace(dataset.record, snapshots=kept)
+                changed = True
+            if not kept:
+                self._departed.remove(dataset)
+                self._upkeep.retire(dataset.origin)
         if changed:
             await self._save()
             self._tidy()
@@ -382,7 +454,8 @@ class Catalog:
         """The name of a dataset that has the snapshot with that id; empty where none has it."""
         known = self._datasets.get(self._names.get(snapshot, ""))
         if known is None or all(one.id != snapshot for one in known.record.snapshots):
-            found = (one.record.name for one in self if any(each.id == snapshot for each in one.record.snapshots))
+            datasets = [*self, *self._departed]
+            found = (one.record.name for one in datasets if any(each.id == snapshot for each in one.record.snapshots))
             if len(self._names) >= _NAMES:
                 self._names.clear()
             self._names[snapshot] = next(found, "")
@@ -401,7 +474,7 @@ class Catalog:
     async def close(self) -> None:
         """Close all origins."""
         await self._upkeep.close()
-        for dataset in self:
+        for dataset in [*self, *self._departed]:
             await dataset.origin.close()
 
     async def _list(self, dataset: Dataset) -> AsyncGenerator[ListingProgress, None]:
@@ -461,14 +534,16 @@ class Catalog:
 
     def _load(self, record: DatasetRecord) -> None:
         """Take up a dataset of an earlier run. What is wrong with it is logged and concerns no other dataset."""
-        origin: Origin
-        try:
-            origin = open_origin(record.url, record.options, self._settings)
-        except CachefsError as error:
-            log.error("dataset %s: %s", record.name, error)
-            origin = UnusableOrigin(record.url, error)
+        origin = self._opened_or_unusable(record)
         current = self._held_or_none(record.name, record.snapshots[0], origin) if record.snapshots else None
         self._datasets[record.name] = Dataset(record, origin, current)
+
+    def _opened_or_unusable(self, record: DatasetRecord) -> Origin:
+        try:
+            return open_origin(record.url, record.options, self._settings)
+        except CachefsError as error:
+            log.error("dataset %s: %s", record.name, error)
+            return UnusableOrigin(record.url, error)
 
     def _held_or_none(self, name: str, record: SnapshotRecord, origin: Origin) -> Snapshot | None:
         try:
@@ -486,7 +561,7 @@ class Catalog:
         No file is removed while a listing is under way: no dataset refers to its file yet.
         """
         wanted: dict[str, list[Origin]] = {}
-        for dataset in self:
+        for dataset in [*self, *self._departed]:
             for record in dataset.record.snapshots:
                 wanted.setdefault(record.id, []).append(dataset.origin)
         self._held.keep(wanted)
@@ -500,8 +575,15 @@ class Catalog:
         """In a thread. One save at a time, and each writes what is true when its turn comes. So the last one never
         writes an older state."""
         with self._saving:
-            removed = [RemovedRecord(name, added) for name, added in self._removed.items()]
-            records.save(self._state_dir, Registry([dataset.record for dataset in self], removed))
+            removals = self.removals
+            registry = Registry(
+                [dataset.record for dataset in self],
+                [RemovedRecord(name, added) for name, added in removals.names.items()],
+                removals.forgotten,
+                removals.spared,
+                [dataset.record for dataset in self._departed],
+            )
+            records.save(self._state_dir, registry)
 
     @contextlib.contextmanager
     def _changing_name(self, name: str) -> Iterator[None]:

@@ -68,6 +68,13 @@ class HeldSnapshots:
         """The file of a snapshot."""
         return self.directory / f"{snapshot_id}{snapshots.SUFFIX}"
 
+    def file_size(self, snapshot_id: str) -> int:
+        """Bytes of the file of a snapshot; 0 where it is not there."""
+        try:
+            return self.path(snapshot_id).stat().st_size
+        except OSError:
+            return 0
+
     def get(self, snapshot_id: str) -> Snapshot | None:
         """A snapshot that is held."""
         held = self._held.get(snapshot_id)

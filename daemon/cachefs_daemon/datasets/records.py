@@ -67,7 +67,7 @@ class RemovedRecord(msgspec.Struct, frozen=True):
     """What has been removed in a cluster under one name: whoever was away has it still."""
 
     name: str
-    # When it was added; in order.
+    # When it was added: see cachefs_daemon.datasets.stamps.compact.
     added: list[Stamp]
 
 
@@ -76,6 +76,11 @@ class Registry(msgspec.Struct, frozen=True):
 
     datasets: list[DatasetRecord] = []
     removed: list[RemovedRecord] = []
+    # See cachefs_daemon.datasets.stamps.Removals.
+    forgotten: list[Stamp] = []
+    spared: list[Stamp] = []
+    # Datasets that were removed, with those of their snapshots that other nodes still read.
+    departed: list[DatasetRecord] = []
 
 
 def load(state_dir: Path) -> Registry:

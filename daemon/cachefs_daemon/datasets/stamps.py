@@ -4,7 +4,7 @@ No clock of a machine is asked: a change counts as later than all that its node 
 """
 
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -13,7 +13,7 @@ MOST_CLOCK: Final = 1 << 53
 _NONCE_BITS: Final = 32
 # Names of which it is remembered that datasets were removed.
 MOST_REMOVED: Final = 4096
-# Of one name: adds that became one dataset, and adds of datasets that are removed, that are remembered.
+# Of one name: stamps of adds that became one dataset, and of removed adds.
 MOST_ADDS: Final = 32
 MOST_REMOVALS: Final = 64
 
@@ -23,9 +23,10 @@ class Stamp(msgspec.Struct, frozen=True, array_like=True, order=True):
 
     # One more than the largest that the node had seen.
     clock: int = 0
-    # Id of the node that made the change; empty: it was not made in a cluster.
+    # Id of the node that made the change; empty: it was not made in a cluster. Among removed adds an empty one stands
+    # for all nodes: see `compact`.
     node: str = ""
-    # Random: a node that has lost its state begins to count anew.
+    # Random, another one for each run of the node's daemon: a node that has lost its state begins to count anew.
     nonce: int = 0
 
 
@@ -38,6 +39,7 @@ class StampClock:
     def __init__(self, node: str) -> None:
         """node: its id."""
         self._node = node
+        self._nonce = secrets.randbits(_NONCE_BITS)
         self._latest = 0
 
     def see(self, stamps: Iterable[Stamp]) -> None:
@@ -46,13 +48,98 @@ class StampClock:
 
     def tick(self) -> Stamp:
         self._latest += 1
-        return Stamp(self._latest, self._node, secrets.randbits(_NONCE_BITS))
+        return Stamp(self._latest, self._node, self._nonce)
+
+
+def is_floor(stamp: Stamp) -> bool:
+    """Does the stamp stand for all adds up to its clock, whichever node made them?"""
+    return not stamp.node
+
+
+def covers(gone: Iterable[Stamp], stamp: Stamp) -> bool:
+    """Was what was added at *stamp* removed, as *gone* has it (see `compact`)?"""
+    return any(
+        stamp.clock <= one.clock and (is_floor(one) or (one.node, one.nonce) == (stamp.node, stamp.nonce))
+        for one in gone
+    )
+
+
+def compact(stamps: Iterable[Stamp]) -> list[Stamp]:
+    """Removed adds of one name, in order.
+
+    Where there are more than MOST_REMOVALS, the latest one of each run of a node stands for the earlier ones, since a
+    node adds a name again only after what it had under that name was removed. Where there are more of these too, a
+    stamp without a node stands for all adds up to its clock.
+    """
+    known = set(stamps)
+    if len(known) <= MOST_REMOVALS:
+        return sorted(known)
+    floor = max((one.clock for one in known if is_floor(one)), default=0)
+    above = [one for one in _latest_of_runs(known) if one.clock > floor]
+    if len(above) >= MOST_REMOVALS:
+        floor = above[-MOST_REMOVALS].clock
+    return [*([Stamp(floor)] if floor else []), *(one for one in above if one.clock > floor)]
+
+
+def _latest_of_runs(stamps: Iterable[Stamp]) -> list[Stamp]:
+    """The latest of each run of a node, in order."""
+    latest: dict[tuple[str, int], Stamp] = {}
+    for stamp in stamps:
+        run = stamp.node, stamp.nonce
+        latest[run] = max(stamp, latest.get(run, stamp))
+    return sorted(latest.values())
 
 
 def with_removed(removed: Mapping[str, list[Stamp]], name: str, added: Iterable[Stamp]) -> dict[str, list[Stamp]]:
-    """*removed*, and that datasets of that name which were added then are removed too. The latest are kept."""
-    latest = sorted({*removed.get(name, ()), *added})[-MOST_REMOVALS:]
-    found = {**removed, name: latest}
-    if len(found) > MOST_REMOVED:
-        del found[min(found, key=lambda one: found[one][-1])]
-    return found
+    """*removed*, and that datasets of that name which were added then are removed too."""
+    return {**removed, name: compact([*removed.get(name, ()), *added])}
+
+
+def joined_adds(adds: Iterable[Stamp]) -> list[Stamp]:
+    """Adds that have become one dataset, in order: the earliest MOST_ADDS; the last of these stands for all adds up to
+    its clock where there are more."""
+    known = set(adds)
+    made = sorted(one for one in known if not is_floor(one))
+    if len(known) <= MOST_ADDS:
+        return sorted(known)
+    return sorted({*made[: MOST_ADDS - 1], Stamp(max(one.clock for one in known))})
+
+
+class Removals(msgspec.Struct, frozen=True):
+    """What was removed in the cluster: a node that was away has it still, and must not bring it back."""
+
+    # By name, the removed adds (see `compact`): of the names that were removed last.
+    names: dict[str, list[Stamp]] = {}
+    # The removed adds of all other names, by run of a node (see `compact`). A name that this node neither has nor
+    # remembers was removed where its add is covered by this,
+    forgotten: list[Stamp] = []
+    # unless its add is one of these: this node knew of the dataset, and could not have it, or let go of it alone.
+    spared: list[Stamp] = []
+
+    def is_removed(self, name: str, added: Iterable[Stamp]) -> bool:
+        """Was the dataset of that name removed which was added then?"""
+        gone = self.names.get(name, ())
+        return any(covers(gone, stamp) for stamp in added if not is_floor(stamp))
+
+    def is_forgotten(self, stamp: Stamp) -> bool:
+        """Was what was added then removed, where this node neither has nor remembers its name?"""
+        return stamp not in self.spared and covers(self.forgotten, stamp)
+
+    def adding(self, name: str, added: Iterable[Stamp], elsewhere: Callable[[], Iterable[Stamp]]) -> "Removals":
+        """These, and that datasets of that name which were added then are removed too. elsewhere: gives when datasets
+        were added that other nodes have and this one does not; asked where a name has to be forgotten."""
+        names = with_removed(self.names, name, added)
+        if len(names) <= MOST_REMOVED:
+            return Removals(names, self.forgotten, self.spared)
+        oldest = min(names, key=lambda one: names[one][-1])
+        # A floor is of one name alone.
+        gone = [one for one in names.pop(oldest) if not is_floor(one)]
+        unknown = {one for one in elsewhere() if not is_floor(one) and not self.is_forgotten(one)}
+        spared = sorted(one for one in {*self.spared, *unknown} if not covers(gone, one))
+        forgotten = _latest_of_runs([*self.forgotten, *gone])
+        return Removals(names, forgotten[-MOST_REMOVED:], spared[-MOST_REMOVED:])
+
+    def sparing(self, added: Iterable[Stamp]) -> "Removals":
+        """These, and that this node alone has let go of what was added then."""
+        spared = {*self.spared, *(one for one in added if not is_floor(one))}
+        return Removals(self.names, self.forgotten, sorted(spared)[-MOST_REMOVED:])

@@ -14,6 +14,7 @@ from cachefs_daemon.fetch.flights import Flight
 from cachefs_daemon.fetch.route import Route
 from cachefs_daemon.fetch.search import Experience, Found, Peers, Search, SearchCounts, Steps
 from cachefs_daemon.fetch.slots import FetchSlots
+from cachefs_daemon.fetch.snapshot_lacks import SnapshotLacks
 from cachefs_daemon.peers.answers import Wanted
 
 # Reads from peers that are under way at once, as a multiple of those from origins: most of them wait for an origin too,
@@ -38,17 +39,18 @@ class Elsewhere:
         route: Callable[[BlockSource], Route | None],
         membership: Membership,
         origin_slots: FetchSlots,
+        lacks: SnapshotLacks,
         *,
         steal: bool = True,
     ) -> None:
         """route: of a block that is not on this node; None where only this node and the origin come into question.
-        origin_slots: of reads from origins. steal: may nodes bring blocks for one that is
-        behind?"""
+        origin_slots: of reads from origins. lacks: which nodes *route* is to pass over. steal: may nodes bring blocks
+        for one that is behind?"""
         self.route = route
         # Reads from peers wait for a lane of their own, not for an origin's: peers are there when the origin hangs, and
         # their own windows say how many bytes are on the way.
         self.slots = FetchSlots(WIDER * origin_slots.count, origin_slots.capacity)
-        self._experience = Experience(peers)
+        self._experience = Experience(peers, lacks)
         self._membership = membership
         self._steal = steal
         self._lanes: dict[str, _Lane] = {}  # by id of the node

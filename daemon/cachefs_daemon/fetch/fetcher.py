@@ -23,7 +23,7 @@ from cachefs_daemon.fetch.part_reads import PartReads
 from cachefs_daemon.fetch.passing import Passing, PassingBlock
 from cachefs_daemon.fetch.slots import FetchSlots
 from cachefs_daemon.fetch.waiting_reads import ReadFailures, WaitingRead
-from cachefs_daemon.peers.answers import TAKE_IT, TakeIt
+from cachefs_daemon.peers.answers import LACKS_SNAPSHOT, TAKE_IT, LacksSnapshot, TakeIt
 from cachefs_daemon.runtime.errorlog import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.block_store import BlockStore
@@ -41,6 +41,8 @@ MOST_EARLY: Final = 256 << 10
 
 # Is told the outcomes, and where the block came from if that is one which has just come: see `Flight.via`.
 Tell = Callable[[list[Answer], str], None]
+# Is told what another node is answered, for each block.
+PeerTell = Callable[[Sequence[Answer | TakeIt | LacksSnapshot]], None]
 
 
 class Fetcher:
@@ -157,16 +159,20 @@ class Fetcher:
         """From now on, who reads here and there in large blocks gets its bytes before the rest of them."""
         self.part_reads = PartReads(self.bringing, self._slots)
 
-    def ask_for_peer(self, fetch: Fetch, patience: float, answer: Callable[[Sequence[Answer | TakeIt]], None]) -> None:
+    def ask_for_peer(self, fetch: Fetch, patience: float, answer: PeerTell) -> None:
         """Another node asks for blocks. They come from the origin, and not from any third node; or the other node is to
-        bring one of them itself, where this one is behind (see `Bringing.give`)."""
+        bring one of them itself, where this one is behind (see `Bringing.give`); or to ask the next node, where this
+        one does not have the snapshot."""
         until = asyncio.get_running_loop().time() + patience
         snapshots, ask = self.awaited, partial(self._ask_for_peer, fetch, until, answer)
         if snapshots is None or not snapshots.wait(fetch.blocks[0].snapshot, until, ask):
             ask()
 
-    def _ask_for_peer(self, fetch: Fetch, until: float, answer: Callable[[Sequence[Answer | TakeIt]], None]) -> None:
+    def _ask_for_peer(self, fetch: Fetch, until: float, answer: PeerTell) -> None:
         refs = fetch.blocks
+        if self.awaited is not None and not self.awaited.is_here(refs[0].snapshot):
+            answer([LACKS_SNAPSHOT] * len(refs))
+            return
 
         def tell(answers: list[Answer], _: str) -> None:
             answer(answers)

@@ -17,6 +17,7 @@ from cachefs_daemon.cluster.membership import Membership
 from cachefs_daemon.cluster.view import ClusterView
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.route import Route
+from cachefs_daemon.fetch.snapshot_lacks import SnapshotLacks
 
 # Seconds for which a block that has another home now may still be at the one before. By then it was read, or filling in
 # the background has moved it.
@@ -46,17 +47,20 @@ class _Ring:
             and np.array_equal(self.zones, other.zones)
         )
 
-    def first(self, hashed: np.uint64) -> tuple[str, str]:
-        """The home of a block, and who stands in for it: the node with the second copy, where there are two. Empty for
-        nobody."""
+    def first(self, hashed: np.uint64, without: frozenset[str] = frozenset()) -> tuple[str, str]:
+        """The home of a block, and who stands in for it: the node with the second copy, where there are two. Empty
+        where there is no such node. without: ids of nodes that are passed over."""
         if not self.ids:
             return "", ""
         scores = scores_of_one(hashed, self.seeds, self.weights)
+        if without:
+            scores[[one in without for one in self.ids]] = -np.inf
         home = int(np.argmax(scores))  # of equals the one with the smaller id
-        if len(self.ids) == 1:
-            return self.ids[home], ""
+        if scores[home] == -np.inf:
+            return "", ""
         scores[self.zones == self.zones[home]] = -np.inf
-        return self.ids[home], self.ids[int(np.argmax(scores))]
+        second = int(np.argmax(scores))
+        return self.ids[home], self.ids[second] if scores[second] > -np.inf else ""
 
 
 def _zones(view: ClusterView, replicas: int) -> npt.NDArray[np.int32]:
@@ -73,8 +77,9 @@ def _zones(view: ClusterView, replicas: int) -> npt.NDArray[np.int32]:
 class HomeRoutes:
     """Used on the event loop."""
 
-    def __init__(self, membership: Membership, replicas: int = 1) -> None:
-        """replicas: copies of each block that the cluster keeps."""
+    def __init__(self, membership: Membership, lacks: SnapshotLacks, replicas: int = 1) -> None:
+        """lacks: which nodes are passed over. replicas: copies of each block that the cluster keeps."""
+        self._lacks = lacks
         # Does this node still fill up with what others have of a snapshot? It has just come then, or come back.
         self.is_filling: Callable[[str], bool] = lambda snapshot: False
         self._replicas = replicas
@@ -86,9 +91,9 @@ class HomeRoutes:
     def route(self, source: BlockSource) -> Route | None:
         """Of a block that is not on this node; None where no other node is to be asked."""
         hashed = key_hashes(np.frombuffer(source.key, np.uint8))[0]
-        first, second = self._ring.first(hashed)
+        first, second = self._ring.first(hashed, self._lacks.nodes(source.snapshot))
         if not first:
-            return None  # nobody is known to count
+            return None  # no node is known to count, or none of them has the snapshot
         me, home, after = self._view.me, self._view.get(first), self._view.get(second)
         others = list(self._before(hashed))
         # While this node was away, the next one in order stood in for it.

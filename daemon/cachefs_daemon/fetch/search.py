@@ -17,8 +17,20 @@ from cachefs.planning.requests.recent_times import TimesBySize
 from cachefs_daemon.cluster.view import NodeRecord
 from cachefs_daemon.fetch.silent_peers import SILENT_FETCH, SILENT_HERE, SilentPeers
 from cachefs_daemon.fetch.slots import Slot
+from cachefs_daemon.fetch.snapshot_lacks import SnapshotLacks
 from cachefs_daemon.fetch.stuck_peers import StuckPeers
-from cachefs_daemon.peers.answers import Busy, Failed, How, NotHere, PeerAnswer, PeerBlock, TakeIt, Wanted, Why
+from cachefs_daemon.peers.answers import (
+    Busy,
+    Failed,
+    How,
+    LacksSnapshot,
+    NotHere,
+    PeerAnswer,
+    PeerBlock,
+    TakeIt,
+    Wanted,
+    Why,
+)
 
 # Seconds that a peer has at most to give a block that it has, and the part of the time that is left. One that is well
 # takes 0.3 ms for 110 KB.
@@ -111,8 +123,9 @@ class SearchCounts:
 class Experience:
     """What is learned from all searches. Times are loop times."""
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, peers: Peers, lacks: SnapshotLacks) -> None:
         self.peers = peers
+        self.lacks = lacks
         self.counts = SearchCounts()
         self.stuck = StuckPeers()
         self._silent = SilentPeers()
@@ -369,7 +382,7 @@ class Search:
             self.found(Found(question.node, answer, question.asked))
             return
         counts = self.experience.counts
-        if isinstance(answer, NotHere):
+        if isinstance(answer, NotHere | LacksSnapshot):
             counts.not_here += 1
         elif isinstance(answer, TakeIt):
             counts.taken += 1
@@ -378,10 +391,21 @@ class Search:
         if _is_disagreement(answer) and not self._gave_up and self.experience.may_agree(question.node.id, _now()):
             self._anew = _now() + AGREED
             self._set_timer()
+        elif isinstance(answer, LacksSnapshot):
+            self._pass_over(question.node)
         elif question.fetch and not (self.insists or _is_for_others(answer)):
             self._give_up()
         elif not self._questions:  # else the next one was asked already, beside this one
             self._next()
+
+    def _pass_over(self, node: NodeRecord) -> None:
+        """A node lacks the snapshot: have the next one in rendezvous order bring the block."""
+        self.experience.lacks.note(self.wanted.ref.snapshot, node.id)
+        if self._gave_up or self._questions:  # another one was asked already, beside this one
+            return
+        if not self.insists:
+            self.steps = [(one, fetch) for one, fetch in self.steps_anew() if fetch and not self._stays]
+        self._next()
 
     def _note_whether_stuck(self, question: _Question, answer: PeerAnswer) -> None:
         now, stuck, node = _now(), self.experience.stuck, question.node.id

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -77,12 +77,26 @@ class _Mount:
         return total
 
 
+@dataclass(frozen=True, slots=True)
+class ShownDataset:
+    """A dataset that a living mount names."""
+
+    name: str
+    mountpoint: str
+    # Does the mount show the same snapshot after a refresh, though it was not told which one to show?
+    stays: bool
+    # Ids of the snapshots that it shows.
+    snapshots: Sequence[str]
+
+
 class MountRegistry:
     """Used from the event loop only."""
 
-    def __init__(self, instance: str = "") -> None:
-        """instance: of this daemon."""
+    def __init__(self, instance: str = "", on_change: Callable[[], None] = lambda: None) -> None:
+        """instance: of this daemon. on_change: is called when there is another mount, or one less, or one shows another
+        snapshot."""
         self._instance = instance
+        self._on_change = on_change
         self.unsaved = False  # has `records` changed since it was saved? Whoever saves it resets this
         self._mounts: dict[str, _Mount] = {}  # by id
         self._past: Counter[str] = Counter()  # counters of mounts that have ended
@@ -114,6 +128,8 @@ class MountRegistry:
             mount = self._mounts[report.id] = _Mount(report, time.monotonic(), birth_of(report.pid))
             self.unsaved = True
         is_new = not mount.workers
+        if is_new or mount.report.snapshot != report.snapshot:
+            self._on_change()
         mount.take(report, self._instance)
         if not mount.workers:
             self._forget(mount)
@@ -170,6 +186,17 @@ class MountRegistry:
                 return mount.report
         return None
 
+    def shown(self, find: Callable[[str], DatasetRecord | None]) -> Iterator[ShownDataset]:
+        """What living mounts show of the datasets that they name. (A mount of `all` names none, and shows current
+        snapshots only.) find: gives the dataset of a name."""
+        for mount in self._mounts.values():
+            if not _lives(mount):
+                continue
+            for name in dict.fromkeys(part.name for part in mount.spec.parts):
+                if (dataset := find(name)) is not None:
+                    stays = mount.spec.stays and mount.spec.parts[0].digits is None
+                    yield ShownDataset(name, mount.report.mountpoint, stays, _shown(mount, dataset))
+
     def shows(self, mount: str, snapshot: str, datasets: Iterable[DatasetRecord]) -> bool:
         """Are files of *snapshot* among those that the mount with this id shows now? A mount that has not reported yet
         may show anything."""
@@ -216,6 +243,21 @@ class MountRegistry:
         self._past.update(mount.told_here())
         del self._mounts[mount.report.id]
         self.unsaved = True
+        self._on_change()
+
+
+def _shown(mount: _Mount, dataset: DatasetRecord) -> list[str]:
+    """Ids of the snapshots of *dataset* that a mount shows which names it."""
+    spec = mount.spec
+    if spec.is_single and mount.report.snapshot:
+        return [mount.report.snapshot]
+    found: list[str] = []
+    for part in spec.parts:
+        if part.name == dataset.name and (part.digits or spec.stays):
+            found += _generations(dataset, part.digits or "", mount.born)
+        elif part.name == dataset.name:
+            found += [known.id for known in dataset.snapshots[:1]]
+    return found
 
 
 def _generations(dataset: DatasetRecord, digits: str, born: Moment | None) -> list[str]:

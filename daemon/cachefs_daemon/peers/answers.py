@@ -49,6 +49,11 @@ class NotHere:
 
 
 @dataclass(frozen=True, slots=True)
+class LacksSnapshot:
+    """The peer does not have the block, and cannot bring it: it does not have the snapshot that tells where from."""
+
+
+@dataclass(frozen=True, slots=True)
 class TakeIt:
     """Whoever asks is to fetch it from the origin."""
 
@@ -88,9 +93,10 @@ class Failed:
     epoch: int = 0
 
 
-PeerAnswer = PeerBlock | NotHere | TakeIt | Busy | Failed
+PeerAnswer = PeerBlock | NotHere | LacksSnapshot | TakeIt | Busy | Failed
 
 NOT_HERE = NotHere()
+LACKS_SNAPSHOT = LacksSnapshot()
 TAKE_IT = TakeIt()
 BUSY = Busy()
 

@@ -4,7 +4,7 @@ from typing import Final
 
 from cachefs_daemon.cluster.handshake import Verdict
 from cachefs_daemon.peers import protocol
-from cachefs_daemon.peers.answers import BUSY, NOT_HERE, TAKE_IT, Failed, PeerBlock, Why
+from cachefs_daemon.peers.answers import BUSY, LACKS_SNAPSHOT, NOT_HERE, TAKE_IT, Failed, PeerBlock, Why
 from cachefs_daemon.peers.connection import Outcome, WrongBytes
 from cachefs_daemon.peers.peer import Ask
 from cachefs_daemon.runtime.errorlog import ErrorLog
@@ -42,7 +42,7 @@ def conclude(ask: Ask, outcome: Outcome, now: float, errors: ErrorLog) -> bool:
         return _conclude_wrong(ask, outcome, now, errors)
     elif outcome.status == protocol.NOT_HERE:
         counters.not_here += 1
-        ask.end(NOT_HERE)
+        ask.end(LACKS_SNAPSHOT if outcome.text == protocol.LACKS_SNAPSHOT else NOT_HERE)
     elif outcome.status == protocol.TAKE_IT:
         counters.given_back += 1
         ask.end(TAKE_IT)

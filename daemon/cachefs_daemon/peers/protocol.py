@@ -50,6 +50,8 @@ BUSY: Final = 3
 FAILED: Final = 4
 BEAT: Final = 5
 LAST: Final = 6
+# The text of NOT_HERE where the node does not have the snapshot either. Nodes of earlier releases read NOT_HERE alone.
+LACKS_SNAPSHOT: Final = "no snapshot"
 # Of a chunk that belongs to no block.
 NO_BLOCK: Final = 0xFFFF
 # Where a block was that is in no tier; and in its place in a beat, that the daemon lives.

@@ -66,6 +66,23 @@ class MountedDataset(msgspec.Struct, frozen=True):
     mountpoint: str
 
 
+class UsedSnapshot(msgspec.Struct, frozen=True):
+    """A snapshot that a mount or a job of the node reads."""
+
+    dataset: str
+    # When the dataset was added: see SharedDataset.
+    added: list[Stamp]
+    # Bytes of the snapshot's file, and of its blocks.
+    file_size: int
+    block_size: int
+    # Where a mount stays at it after a refresh, though it was not told which snapshot to show; empty where none does.
+    mountpoint: str = ""
+    # Where the dataset was removed from the cluster: how its origin is reached.
+    url: str = ""
+    options: OriginOptions = OriginOptions()
+    named: bytes = b""
+
+
 class OrderRef(msgspec.Struct, frozen=True, array_like=True):
     """The order of one epoch, as a blob that the node has."""
 
@@ -195,6 +212,17 @@ def _check_dataset(name: str, value: SharedDataset) -> None:
     _require(len(value.named) <= 2 * MOST_URL, "names that no object has")
 
 
+def _check_used(name: str, value: UsedSnapshot) -> None:
+    _require(is_digest(name), "no id of a snapshot")
+    _require(_DATASET.fullmatch(value.dataset) is not None, "a name that no dataset has")
+    _require(bool(value.added), "a dataset that was never added")
+    _check_stamps(value.added, MOST_ADDS)
+    _require(0 < value.file_size <= MOST_SIZE and 0 < value.block_size <= MOST_SIZE, "sizes that nothing has")
+    _require(value.mountpoint.isprintable(), "a path that cannot be shown")
+    check_lengths(value.url, value.options)
+    _require(len(value.named) <= 2 * MOST_URL, "names that no object has")
+
+
 def _check_mounted(name: str, value: MountedDataset) -> None:
     _require(_DATASET.fullmatch(name) is not None, "a name that no dataset has")
     _require(value.mountpoint.isprintable(), "a path that cannot be shown")
@@ -258,6 +286,7 @@ def _is_consumer(name: str) -> bool:
 # A node with 1,000 datasets publishes those that it added or refreshed last itself, which may be all of them.
 DATASETS: Final = Section("datasets", SharedDataset, 8192, 16 << 10, _check_dataset)
 MOUNTED: Final = Section("mounted", MountedDataset, 4096, 8 << 10, _check_mounted)
+USED: Final = Section("used", UsedSnapshot, 1024, 16 << 10, _check_used)
 CONSUMERS: Final = Section("consumers", ConsumerFacts, 8192, 64 << 10, _check_consumer)
 # Changes all the time, so it goes only to those who follow it: see `cachefs_daemon.sharing.state`.
 PROGRESS: Final = Section("progress", ConsumerProgress, 8192, 256, _check_progress)
@@ -267,5 +296,5 @@ FILLING: Final = Section("filling", FillingFacts, 1, 256, _check_filling)
 HOLDERS: Final = Section("holders", HoldersFacts, 8192, 512, _check_holders)
 
 SECTIONS: Final[dict[str, Section[Any]]] = {
-    one.name: one for one in (DATASETS, MOUNTED, CONSUMERS, PROGRESS, HOLDERS, FILLING)
+    one.name: one for one in (DATASETS, MOUNTED, USED, CONSUMERS, PROGRESS, HOLDERS, FILLING)
 }

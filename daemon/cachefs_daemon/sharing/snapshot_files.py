@@ -53,6 +53,8 @@ class _Partial:
     """What has come of a file."""
 
     path: Path
+    # Bytes that the whole may have, and that have come.
+    most: int
     size: int = 0
     # Which file it is a part of: two nodes that have listed the same have different files of one snapshot.
     tag: str = ""
@@ -76,11 +78,11 @@ class SnapshotFiles:
     async def close(self) -> None:
         await self._checker.close()
 
-    async def fetch(self, snapshot_id: str, likely: Sequence[str], path: Path) -> Meta:
+    async def fetch(self, snapshot_id: str, likely: Sequence[str], path: Path, most: int = MOST_FILE) -> Meta:
         """Have the file of a snapshot at *path*, whole and checked. likely: ids of nodes that should have it, which are
-        asked first. Raises PeerFailed, StoreFull."""
+        asked first. most: bytes that it may have. Raises PeerFailed, StoreFull."""
         async with self._fetching:
-            partial = _Partial(path)
+            partial = _Partial(path, min(most, MOST_FILE))
             try:
                 async with asyncio.timeout(FILE_SECONDS):
                     return await self._fetch(snapshot_id, likely, partial)
@@ -127,8 +129,8 @@ class SnapshotFiles:
             ):
                 partial.size, partial.tag, partial.names = 0, answer.headers.get("ETag", "")[:64], []
             length = answer.content_length
-            if length is None or not FOOTER.size < partial.size + length <= MOST_FILE:
-                raise PeerFailed(f"it offers {length} bytes, which no snapshot has")
+            if length is None or not FOOTER.size < partial.size + length <= partial.most:
+                raise PeerFailed(f"it offers {length} bytes, which no snapshot has, or more than is taken here")
             _check_room(partial.path, length)
             partial.names.append(node.name)
             began = time.monotonic()

@@ -20,6 +20,7 @@ from cachefs.messages import (
     DatasetView,
     Empty,
     ListingProgress,
+    MountElsewhere,
     MountView,
     OriginChange,
     OriginOptions,
@@ -340,19 +341,18 @@ def report_listing(session: CommandSession, last: ListingProgress, behind: Seque
     if view.problems:
         lines.append(left_out(view, session.call(DATASET_SHOW, DatasetName(name=view.name)).problems))
     lines += archived(view)
-    if behind:
-        lines.append(still_behind(behind))
+    if behind or last.behind_elsewhere:
+        lines.append(still_behind(behind, last.behind_elsewhere))
     session.answer(plain(last) | {"phase": DONE, "mounts_behind": plain(behind)}, *lines)
 
 
-def still_behind(mounts: Sequence[MountView]) -> str:
-    """The line about mounts that show an older snapshot."""
-    places = ", ".join(shown(one.mountpoint) for one in mounts[:SHOWN_MOUNTS])
-    more = f" and {len(mounts) - SHOWN_MOUNTS:,} more" if len(mounts) > SHOWN_MOUNTS else ""
-    still = "1 mount still shows an older snapshot" if len(mounts) == 1 else (
-        f"{len(mounts):,} mounts still show older snapshots"
-    )  # fmt: skip
-    return f"{still}: {places}{more}; unmount and mount again (with --follow, a mount shows new ones by itself)"
+def still_behind(mounts: Sequence[MountView], elsewhere: Sequence[MountElsewhere] = ()) -> str:
+    """The line about mounts that show an older snapshot: those of this node, and of other nodes."""
+    places = [*(one.mountpoint for one in mounts), *(f"{one.node}:{one.mountpoint}" for one in elsewhere)]
+    first, count = ", ".join(shown(one) for one in places[:SHOWN_MOUNTS]), len(places)
+    more = f" and {count - SHOWN_MOUNTS:,} more" if count > SHOWN_MOUNTS else ""
+    still = "1 mount still shows an older snapshot" if count == 1 else f"{count:,} mounts still show older snapshots"
+    return f"{still}: {first}{more}; unmount and mount again (with --follow, a mount shows new ones by itself)"
 
 
 def left_out(view: DatasetView, problems: Sequence[Problem]) -> str:

@@ -11,7 +11,7 @@ from cachefs.counts import counted
 from cachefs.errors import CachefsError, DaemonUnavailable
 from cachefs.listener import is_stopped, listening_process
 from cachefs.messages import DatasetName, DatasetView, Empty, OriginOptions, Status
-from cachefs.rpc import DATASET_LIST, DATASET_SHOW, STATUS, DaemonClient
+from cachefs.rpc import CLUSTER, DATASET_LIST, DATASET_SHOW, STATUS, DaemonClient
 from cachefs.socket_path import refusal
 from cachefs.troubles import Cause, consequence, is_failing, way_out, words
 from cachefs_tools.cachectl.display import duration
@@ -23,6 +23,8 @@ CALL_SECONDS: Final = 5.0
 SHOW_SECONDS: Final = 30.0
 # Datasets of which the options are asked for: each takes the daemon a walk over the dataset's blocks.
 MOST_DATASETS: Final = 16
+# Lines of what nodes of the cluster say.
+MOST_LINES: Final = 8
 # Errors of the last hour, which count as of now.
 _RECENT: Final = 3600.0
 # Variables by which the daemon finds credentials, authorities and proxies. A check that asks in its place needs them.
@@ -54,6 +56,8 @@ class NodeFacts(msgspec.Struct, frozen=True):
     datasets: Sequence[DatasetView] = ()
     options: Mapping[str, OriginOptions] = {}
     error: str = ""
+    # What nodes of the cluster say that is wrong with its datasets, each line with the node's name.
+    cluster: Sequence[str] = ()
 
 
 def gather(argument: object) -> NodeFacts:
@@ -77,7 +81,17 @@ def gather(argument: object) -> NodeFacts:
         return NodeFacts(wanted.socket, pid=pid, error=str(error))
     except CachefsError as error:
         return NodeFacts(wanted.socket, pid=pid, error=f"it answers with an error: {error}")
-    return NodeFacts(wanted.socket, "", status.pid, False, status, datasets, options)
+    cluster = _cluster_problems(client) if status.cluster.source != "none" else []
+    return NodeFacts(wanted.socket, "", status.pid, False, status, datasets, options, cluster=cluster)
+
+
+def _cluster_problems(client: DaemonClient) -> list[str]:
+    try:
+        members = client.call(CLUSTER, Empty(), CALL_SECONDS).members
+    except CachefsError as error:
+        return [f"other nodes cannot be asked: {error}"]
+    said = ((member.name, member.counters) for member in members)
+    return [f"node {node}: {line}" for node, counters in said if counters is not None for line in counters.problems]
 
 
 def environment_of(process: int) -> dict[str, str]:
@@ -127,6 +141,13 @@ def findings(facts: NodeFacts, version: str, now: float) -> Iterator[Finding]:
             f"the cluster: {shown(status.cluster.problem)}",
             "nodes may not see each other",
             "see cachectl cluster",
+        )
+    for line in facts.cluster[:MOST_LINES]:
+        yield warning(
+            "daemon.cluster_datasets",
+            shown(line),
+            "blocks may be read from the origin more often than once, or not be readable there",
+            "cachectl cluster shows all, the log of that node says more",
         )
     recent = [error for error in status.errors if now - error.when < _RECENT]
     if recent:

@@ -18,9 +18,11 @@ from cachefs_daemon.fetch.flights import Answer, Flight
 from cachefs_daemon.fetch.passing import PassingBlock
 from cachefs_daemon.fetch.route import Route
 from cachefs_daemon.fetch.slots import FetchSlots
+from cachefs_daemon.fetch.snapshot_lacks import SnapshotLacks
 from cachefs_daemon.origin.base import ObjectRange
 from cachefs_daemon.peers.answers import (
     BUSY,
+    LACKS_SNAPSHOT,
     NOT_HERE,
     TAKE_IT,
     Failed,
@@ -134,7 +136,8 @@ class Bench:
             store.blocks, lambda one: self.known(one), self.threads, self.slots, self.errors, read_deadline
         )
         membership = KnownMembership(view_of(ONE.id, [ONE, TWO, THREE]))
-        self.elsewhere = Elsewhere(self.peers, lambda _: self.route, membership, self.slots)
+        self.lacks = SnapshotLacks()
+        self.elsewhere = Elsewhere(self.peers, lambda _: self.route, membership, self.slots, self.lacks)
         self.fetcher.bringing.elsewhere = self.elsewhere
         self.told: list[tuple[Answer, str]] = []
 
@@ -237,7 +240,7 @@ def test_a_bug_in_the_way_to_other_nodes_costs_a_read_of_the_origin_and_nobody_w
 def test_a_home_waits_for_a_snapshot_that_is_on_its_way(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         here: set[str] = set()
-        bench.fetcher.awaited = awaited = AwaitedSnapshots(here.__contains__)
+        bench.fetcher.awaited = awaited = AwaitedSnapshots(here.__contains__, lambda _: True)
         resolve = bench.resolve
 
         def known(wanted: BlockRef) -> BlockSource:
@@ -264,8 +267,8 @@ def test_a_snapshot_that_does_not_come_is_waited_for_once(store: OpenStore, monk
 
     async def scene(bench: Bench) -> None:
         bench.known = _nothing_known
-        bench.fetcher.awaited = awaited = AwaitedSnapshots(lambda _: False)
-        assert isinstance(await bench.ask_for_peer(1), NotFound)
+        bench.fetcher.awaited = awaited = AwaitedSnapshots(lambda _: False, lambda _: True)
+        assert await bench.ask_for_peer(1) is LACKS_SNAPSHOT
         asked: list[int] = []
         assert not awaited.wait("snapshot", math.inf, lambda: asked.append(1)), "its time is over"
         for name in ("b", "c"):  # so many that it is forgotten
@@ -275,6 +278,52 @@ def test_a_snapshot_that_does_not_come_is_waited_for_once(store: OpenStore, monk
         awaited.came("b")
         await asyncio.sleep(0)
         assert len(asked) == 3
+
+    on_bench(store, scene)
+
+
+def test_a_snapshot_of_which_nothing_was_heard_is_waited_for_as_long_as_news_takes(
+    store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(awaited_snapshots, "AWAITED_SECONDS", 60.0)
+    monkeypatch.setattr(awaited_snapshots, "NEWS_SECONDS", 0.02)
+
+    async def scene(bench: Bench) -> None:
+        bench.known = _nothing_known
+        coming: set[str] = set()
+        bench.fetcher.awaited = awaited = AwaitedSnapshots(lambda _: False, coming.__contains__)
+        assert await bench.ask_for_peer(1) is LACKS_SNAPSHOT
+        assert not awaited.wait("snapshot", math.inf, lambda: None)
+        coming.add("snapshot")  # the news has come
+        assert awaited.wait("snapshot", asyncio.get_running_loop().time() + 0.01, lambda: None)
+
+    on_bench(store, scene)
+
+
+def test_a_node_that_lacks_the_snapshot_is_passed_over(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        def routed(source: BlockSource) -> Route:
+            lacking = bench.lacks.nodes(source.snapshot)
+            left = [one for one in (TWO, THREE) if one.id not in lacking]
+            return Route(may_have=(THREE,), brings=left[0] if left else None)
+
+        bench.elsewhere.route = routed
+        first = asyncio.ensure_future(bench.ask(1))
+        await until(lambda: bench.peers.asked == [("node-3", False)])
+        bench.peers.questions[-1].give(NOT_HERE)
+        await until(lambda: len(bench.peers.asked) == 2)
+        bench.peers.questions[-1].give(LACKS_SNAPSHOT)
+        await until(lambda: bench.peers.asked[1:] == [("node-2", True), ("node-3", True)])
+        bench.peers.questions[-1].give_block()
+        assert bench.holds(1, await first)
+        # The next block is asked of the next node alone; where that lacks the snapshot too, the origin is asked.
+        second = asyncio.ensure_future(bench.ask(2))
+        await until(lambda: len(bench.peers.asked) == 4)
+        bench.peers.questions[-1].give(NOT_HERE)
+        await until(lambda: bench.peers.asked[4:] == [("node-3", True)])
+        bench.peers.questions[-1].give(LACKS_SNAPSHOT)
+        assert bench.holds(2, await second)
+        assert bench.origin.requests == 1
 
     on_bench(store, scene)
 

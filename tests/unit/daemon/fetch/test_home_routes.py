@@ -1,5 +1,6 @@
 """The home of one block, computed as for whole snapshots; homes before a change of the cluster."""
 
+import asyncio
 from dataclasses import replace
 from typing import cast
 
@@ -8,9 +9,10 @@ import pytest
 import xxhash
 from cachefs_daemon.cluster.view import ClusterView, NodeRecord
 from cachefs_daemon.datasets.block_source import BlockSource
-from cachefs_daemon.fetch import home_routes
+from cachefs_daemon.fetch import home_routes, snapshot_lacks
 from cachefs_daemon.fetch.home_routes import HomeRoutes
 from cachefs_daemon.fetch.route import Route
+from cachefs_daemon.fetch.snapshot_lacks import SnapshotLacks
 from cachefs_daemon.origin.base import ObjectRange, Origin
 
 from cachefs.planning.cluster.homes import Homes
@@ -22,7 +24,7 @@ KEYS = np.random.default_rng(0).integers(0, 256, (COUNT, 20), np.uint8)
 
 
 def source(number: int) -> BlockSource:
-    return BlockSource(KEYS[number].tobytes(), cast(Origin, None), ObjectRange(b"", b"", 1, 0, 1))
+    return BlockSource(KEYS[number].tobytes(), cast(Origin, None), ObjectRange(b"", b"", 1, 0, 1), "snapshot")
 
 
 def homes(nodes: list[NodeRecord]) -> list[list[str]]:
@@ -39,7 +41,7 @@ def homes(nodes: list[NodeRecord]) -> list[list[str]]:
 def test_each_block_is_asked_of_its_home_then_of_the_next_one(weights: list[float]) -> None:
     nodes = [record(number, 1000 + number, weight=weight) for number, weight in enumerate(weights, 1)]
     me = nodes[0].id
-    routes = HomeRoutes(KnownMembership(view_of(me, nodes)))
+    routes = HomeRoutes(KnownMembership(view_of(me, nodes)), SnapshotLacks())
     for number, (home, *others) in enumerate(homes(nodes)):
         found = routes.route(source(number))
         if home == me:
@@ -51,10 +53,61 @@ def test_each_block_is_asked_of_its_home_then_of_the_next_one(weights: list[floa
             assert (found.stands_in.id if found.stands_in is not None else me) == others[0]
 
 
+@pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [1.0, 2.0, 0.5, 7.0], [1.0] * 40])
+def test_nodes_that_lack_the_snapshot_are_passed_over_by_all_alike(weights: list[float]) -> None:
+    nodes = [record(number, 1000 + number, weight=weight) for number, weight in enumerate(weights, 1)]
+    lacking = {one.id for one in nodes[1::2]}
+    readers = [one for one in nodes if one.id not in lacking]
+
+    async def look() -> None:
+        lacks = SnapshotLacks()
+        for one in lacking:
+            lacks.note("snapshot", one)
+        routes = {one.id: HomeRoutes(KnownMembership(view_of(one.id, nodes)), lacks) for one in readers}
+        for number, order in enumerate(homes(nodes)):
+            first, second, *_ = [*(node for node in order if node not in lacking), "", ""]
+            for reader, found in ((one.id, routes[one.id].route(source(number))) for one in readers):
+                brings = found.brings.id if found is not None and found.brings is not None else ""
+                assert brings == ("" if reader == first else first)
+                if brings and second not in ("", reader):
+                    assert found is not None
+                    assert found.stands_in is not None
+                    assert found.stands_in.id == second
+        # Of another snapshot nothing is known.
+        other = HomeRoutes(KnownMembership(view_of(nodes[0].id, nodes)), lacks)
+        assert other.route(replace(source(0), snapshot="another")) == HomeRoutes(
+            KnownMembership(view_of(nodes[0].id, nodes)), SnapshotLacks()
+        ).route(source(0))
+
+    asyncio.run(look())
+
+
+def test_where_all_others_lack_the_snapshot_the_origin_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [record(number, 1000 + number) for number in (1, 2, 3)]
+
+    async def look() -> None:
+        lacks = SnapshotLacks()
+        routes = HomeRoutes(KnownMembership(view_of(nodes[0].id, nodes)), lacks)
+        for one in nodes[1:]:
+            lacks.note("snapshot", one.id)
+        assert {routes.route(source(number)) for number in range(COUNT)} == {None}
+        monkeypatch.setattr(snapshot_lacks, "LACKS_SECONDS", 0.0)
+        for one in nodes[1:]:
+            lacks.note("snapshot", one.id)
+        assert lacks.nodes("snapshot") == frozenset()
+        monkeypatch.setattr(snapshot_lacks, "MOST_SNAPSHOTS", 2)
+        monkeypatch.setattr(snapshot_lacks, "LACKS_SECONDS", 60.0)
+        for name in ("a", "b", "c"):
+            lacks.note(name, nodes[1].id)
+        assert [bool(lacks.nodes(name)) for name in ("a", "b", "c")] == [False, True, True]
+
+    asyncio.run(look())
+
+
 def test_the_former_home_is_looked_at_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     one, two, three = (record(number, 1000 + number) for number in (1, 2, 3))
     membership = KnownMembership(view_of(one.id, [one, two]))
-    routes = HomeRoutes(membership)
+    routes = HomeRoutes(membership, SnapshotLacks())
     assert all(routes.route(source(number)) in (None, Route(brings=two)) for number in range(COUNT))
     membership.set(view_of(one.id, [one, two, three]))
     before, after = homes([one, two]), homes([one, two, three])
@@ -73,7 +126,7 @@ def test_the_former_home_is_looked_at_for_a_while(monkeypatch: pytest.MonkeyPatc
 def test_blocks_of_a_node_that_drains_are_looked_for_there_and_those_of_one_that_is_away_are_not() -> None:
     one, two = record(1, 1001), record(2, 1002)
     membership = KnownMembership(view_of(one.id, [one, two]))
-    routes = HomeRoutes(membership)
+    routes = HomeRoutes(membership, SnapshotLacks())
     twos = [number for number, (home, _) in enumerate(homes([one, two])) if home == two.id]
     for state, found in (("draining", Route((replace(two, state="draining"),), is_mine=True)), ("away", None)):
         members = (one, replace(two, state=state))  # type: ignore[arg-type]
@@ -83,7 +136,7 @@ def test_blocks_of_a_node_that_drains_are_looked_for_there_and_those_of_one_that
 
 
 def test_where_no_node_is_known_nobody_is_asked() -> None:
-    assert HomeRoutes(KnownMembership(ClusterView())).route(source(0)) is None
+    assert HomeRoutes(KnownMembership(ClusterView()), SnapshotLacks()).route(source(0)) is None
 
 
 @pytest.mark.parametrize("zones", [["x", "x", "y", "y"], ["x", "x", "x", ""], ["x"] * 4, ["", "", "x", "y"]])
@@ -94,7 +147,7 @@ def test_the_node_with_the_second_copy_stands_in_and_is_looked_at_when_the_home_
     found.set_members(members)
     outside = "f" * 16  # who asks is none of them
     membership = KnownMembership(view_of(outside, nodes))
-    routes = HomeRoutes(membership, 2)
+    routes = HomeRoutes(membership, SnapshotLacks(), 2)
     for number in range(COUNT):
         route = routes.route(source(number))
         assert route is not None
@@ -114,7 +167,7 @@ def test_the_node_with_the_second_copy_stands_in_and_is_looked_at_when_the_home_
 
 def test_while_this_node_fills_up_the_one_that_stood_in_for_it_is_asked() -> None:
     nodes = [record(number, 1000 + number) for number in (1, 2, 3)]
-    routes = HomeRoutes(KnownMembership(view_of(nodes[0].id, nodes)))
+    routes = HomeRoutes(KnownMembership(view_of(nodes[0].id, nodes)), SnapshotLacks())
     mine = [(number, after) for number, (home, after, _) in enumerate(homes(nodes)) if home == nodes[0].id]
     assert all(routes.route(source(number)) is None for number, _ in mine)
     routes.is_filling = lambda snapshot: True
@@ -126,7 +179,7 @@ def test_while_this_node_fills_up_the_one_that_stood_in_for_it_is_asked() -> Non
 
 def test_of_two_copies_each_is_asked_for_before_the_origin() -> None:
     nodes = [record(number, 1000 + number) for number in (1, 2, 3)]
-    routes = HomeRoutes(KnownMembership(view_of(nodes[0].id, nodes)), 2)
+    routes = HomeRoutes(KnownMembership(view_of(nodes[0].id, nodes)), SnapshotLacks(), 2)
     for number, (home, after, _) in enumerate(homes(nodes)):
         route = routes.route(source(number))
         assert route is not None

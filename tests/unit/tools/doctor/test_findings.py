@@ -242,7 +242,9 @@ def test_errors_of_the_last_hour_are_told() -> None:
             Trouble("origin", "S3 at x", 9000.0, 9008.0, "refused"),
         ],
     )  # fmt: skip
-    every = list(node.findings(node.NodeFacts("/s", status=status), "1.0", 9010.0))
+    lacks = "node b: dataset set: snapshot 12ab, which a reads, is not on this node"
+    every = list(node.findings(node.NodeFacts("/s", status=status, cluster=[lacks]), "1.0", 9010.0))
+    the(every, Case("daemon.cluster_datasets", Level.WARNING, "snapshot 12ab, which a reads, is not on this node"))
     the(every, Case("daemon.errors", Level.WARNING, "2 failures, the last 10 s ago: s3://b/\\nk: gone"))
     the(every, Case("daemon.version", Level.WARNING, "0.9"))
     the(every, Case("daemon.tier", Level.PROBLEM, "the ssd tier takes no new blocks: read-only"))

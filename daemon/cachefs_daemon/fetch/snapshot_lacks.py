@@ -1,0 +1,40 @@
+"""Which nodes have said that they do not have a snapshot, so that blocks of that snapshot are not asked of them.
+
+Such a node is passed over in rendezvous order. All nodes that read hear the same of it, so all turn to the same next
+node, and each block still leaves the origin once.
+"""
+
+import asyncio
+from typing import Final
+
+# Seconds for which such an answer holds. Then the node is asked again, since the snapshot may have come.
+LACKS_SECONDS: Final = 5.0
+# Snapshots of which this is remembered.
+MOST_SNAPSHOTS: Final = 1024
+
+_NO_NODES: Final[frozenset[str]] = frozenset()
+
+
+class SnapshotLacks:
+    """Used on the event loop."""
+
+    def __init__(self) -> None:
+        self._until: dict[str, dict[str, float]] = {}  # by snapshot and id of the node, in loop time
+
+    def note(self, snapshot: str, node_id: str) -> None:
+        """That node has just said that it does not have the snapshot."""
+        if snapshot not in self._until and len(self._until) >= MOST_SNAPSHOTS:
+            del self._until[next(iter(self._until))]
+        self._until.setdefault(snapshot, {})[node_id] = asyncio.get_running_loop().time() + LACKS_SECONDS
+
+    def nodes(self, snapshot: str) -> frozenset[str]:
+        """Ids of the nodes that lack the snapshot, as far as is known."""
+        if not self._until or snapshot not in self._until:
+            return _NO_NODES
+        now = asyncio.get_running_loop().time()
+        lacking = {node: until for node, until in self._until[snapshot].items() if until > now}
+        if not lacking:
+            del self._until[snapshot]
+            return _NO_NODES
+        self._until[snapshot] = lacking
+        return frozenset(lacking)
