@@ -169,12 +169,13 @@ class FetchedBlock(Message, frozen=True, array_like=True):
     # checksums of all pieces of the block.
     data: memoryview = memoryview(b"")
     checksums: bytes = b""
-    # For a node that asks: it is to take the block from the origin itself; or to ask others, since this node does not
-    # have the snapshot.
+    # For a node that asks: it is to take the block from the origin itself; or to ask others, as it is not here.
     take_it: bool = False
-    lacks_snapshot: bool = False
+    not_here: bool = False
     # Where it came from, if that was just now: `peer NAME`, or empty for its origin.
     source: str = ""
+    # For a node that asks: the next node is to bring it, since this one does not have the snapshot.
+    lacks_snapshot: bool = False
 
 
 # --- cachectl <-> daemon ------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from cachefs_daemon.fetch.fetcher import MOST_EARLY, Fetcher
 from cachefs_daemon.fetch.flights import Answer
 from cachefs_daemon.fetch.passing import PassingBlock
 from cachefs_daemon.fetch.slots import ASKER
-from cachefs_daemon.peers.answers import LacksSnapshot, TakeIt
+from cachefs_daemon.peers.answers import LacksSnapshot, NotHere, TakeIt
 from cachefs_daemon.runtime.errorlog import ErrorLog
 
 # Of one user, and a mount is one too: connections (a mount has one for each worker, 64 at most), and blocks that are
@@ -63,7 +63,7 @@ _SEND_ROOM: Final = MOST_EARLY
 _AT_ONCE: Final = 16 << 10
 
 # What a question of a peer is answered with.
-PeerOutcome = Answer | TakeIt | LacksSnapshot
+PeerOutcome = Answer | TakeIt | NotHere | LacksSnapshot
 # The "user" whose connections are those of the daemon's peer servers.
 _PEERS: Final = -1
 
@@ -415,6 +415,8 @@ class _Connection(asyncio.BufferedProtocol):
 def _fetched(ref: BlockRef, answer: PeerOutcome, source: str) -> FetchedBlock:
     if isinstance(answer, TakeIt):
         return FetchedBlock(location=b"", take_it=True)
+    if isinstance(answer, NotHere):
+        return FetchedBlock(location=b"", not_here=True)
     if isinstance(answer, LacksSnapshot):
         return FetchedBlock(location=b"", lacks_snapshot=True)
     if isinstance(answer, PassingBlock) and ref.size <= 0:

@@ -355,6 +355,8 @@ class _Fetched:
             answering.send_none(at, FAILED, given, str(outcome))
         elif outcome.take_it:
             answering.send_none(at, TAKE_IT, given)
+        elif outcome.not_here:
+            answering.send_none(at, NOT_HERE, given)
         elif outcome.lacks_snapshot:
             answering.send_none(at, NOT_HERE, given, LACKS_SNAPSHOT)
         elif outcome.errno:
