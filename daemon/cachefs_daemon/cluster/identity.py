@@ -88,4 +88,5 @@ def own_record(section: ClusterSection, identity: Identity, memory: int, ssd: in
         weight=section.weight or weight_of(memory + ssd),
         memory=memory,
         ssd=ssd,
+        cluster=section.cluster,
     )

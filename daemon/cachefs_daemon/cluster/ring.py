@@ -50,8 +50,8 @@ def decode_ring(text: bytes, epoch: int) -> Ring:
 
 
 def ring_nodes(records: Iterable[NodeRecord]) -> tuple[NodeRecord, ...]:
-    """Records as a ring has them."""
-    nodes = (dataclasses.replace(record, incarnation="", state="active") for record in records)
+    """Records as a ring has them. They do not name the cluster: nodes of the last release write none."""
+    nodes = (dataclasses.replace(record, incarnation="", state="active", cluster="") for record in records)
     return tuple(sorted(nodes, key=lambda node: node.id))
 
 

@@ -4,6 +4,8 @@ import asyncio
 import dataclasses
 import logging
 import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +31,8 @@ _STEP: Final = 2.0
 _REFRESH: Final = 1.0
 # News are taken in at most so often: with 1,000 nodes that takes 12 ms, and each of them may start at the same time.
 _GATHER: Final = 0.1
+# Nodes of another cluster that a message names.
+_SHOWN: Final = 5
 
 
 class SharedMembership:
@@ -53,6 +57,10 @@ class SharedMembership:
         self._has_ring = False  # has the store one?
         # Monotonic seconds since when the ring is not what it should be; None: it is.
         self._unlike: float | None = None
+        self._strangers = ""  # what is wrong where nodes of another cluster use the same place in the store
+        # Names of these clusters, and whether this node was shut out, when that was last logged.
+        self._said_of: tuple[frozenset[str], bool] = (frozenset(), False)
+        self._is_shut_out = False  # has one of them the ring?
         self._other: NodeRecord | None = None  # a node that runs and has this one's id
         self._read = asyncio.Event()  # the store has been read, or does not answer
         self._answered = asyncio.Event()  # the store has this node's record, or that of another, or does not answer
@@ -150,12 +158,50 @@ class SharedMembership:
         if stored is None or self._stopped:
             return
         self._is_read = True
-        self._version, self._has_ring = stored.version, stored.ring is not None
-        records = {**stored.records, self._record.id: self._record}
-        self._roster.update(records, stored.ring, time.monotonic())
+        known = {each: record for each, record in stored.records.items() if self._is_ours(record)}
+        ring = self._own_ring(stored, known)
+        self._version, self._has_ring = stored.version, ring is not None
+        self._roster.update({**known, self._record.id: self._record}, ring, time.monotonic())
         self._read.set()
         self._fresh.set()
         self._redraw()
+
+    def _is_ours(self, record: NodeRecord) -> bool:
+        """Return whether a record is of this node's cluster. Nodes of the last release do not say it, and count."""
+        return not (record.cluster and self._record.cluster) or record.cluster == self._record.cluster
+
+    def _own_ring(self, stored: Stored, known: Mapping[str, NodeRecord]) -> Ring | None:
+        """Return the ring without nodes of other clusters; None where there is none, or it is another cluster's. It is
+        that of the cluster with the most nodes in it. The others leave it alone: else they would replace each other's
+        without end."""
+        strangers = {each: record for each, record in stored.records.items() if each not in known}
+        ring = stored.ring
+        self._is_shut_out = ring is not None and self._is_of_others(ring, stored)
+        said = self._says_strangers(list(strangers.values()))
+        clusters = frozenset(record.cluster for record in strangers.values())
+        if said and (clusters, self._is_shut_out) != self._said_of:
+            log.warning("%s", said)
+        self._strangers, self._said_of = said, (clusters, self._is_shut_out)
+        if ring is None or self._is_shut_out:
+            return None
+        return Ring(ring.epoch, tuple(node for node in ring.nodes if node.id not in strangers))
+
+    def _is_of_others(self, ring: Ring, stored: Stored) -> bool:
+        records = (stored.records.get(node.id) for node in ring.nodes)
+        counts = Counter(record.cluster for record in records if record is not None and record.cluster)
+        owner = min(counts, key=lambda name: (-counts[name], name), default=self._record.cluster)
+        return bool(self._record.cluster) and owner != self._record.cluster
+
+    def _says_strangers(self, strangers: Sequence[NodeRecord]) -> str:
+        if not strangers:
+            return ""
+        names = sorted(record.name for record in strangers)
+        shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+        return (
+            f"nodes of cluster {min(record.cluster for record in strangers)!r} ({shown}) are in the same place of "
+            f"{self._store.source} as this one of cluster {self._record.cluster!r}; give each cluster a prefix, or a "
+            "name, of its own" + "; until then this node shares nothing" * self._is_shut_out
+        )
 
     def claimed(self) -> None:
         """The store has this node's record."""
@@ -223,7 +269,7 @@ class SharedMembership:
         """Change the ring where it is time for that. Returns seconds until it may be time."""
         nodes = self._roster.wanted(now)
         is_right = nodes == self._roster.ring.nodes and (self._has_ring or not nodes)
-        if is_right or self._problem or not self._claimed.is_set():
+        if is_right or self._problem or self._is_shut_out or not self._claimed.is_set():
             self._unlike = None
             grace = self._roster.next_change(now)
             return 60.0 if grace is None else grace + 0.01
@@ -238,7 +284,7 @@ class SharedMembership:
 
     def _redraw(self) -> None:
         """Tell the others what has changed."""
-        problem = self._says_taken(self._other) if self._other is not None else self._problem
+        problem = self._says_taken(self._other) if self._other is not None else self._problem or self._strangers
         before, view = self.view, self._roster.view(self._store.source, problem)
         self._changed.set()
         if (before.epoch, before.members, before.ring, before.problem) == (

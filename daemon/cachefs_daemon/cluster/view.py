@@ -47,6 +47,8 @@ class NodeRecord:
     ssd: int = 0
     protocol: int = PROTOCOL
     state: State = "joining"
+    # Name of its cluster; empty: the node is of a release that does not say it, or the record is one of a ring.
+    cluster: str = ""
 
     @property
     def address(self) -> str:
@@ -83,7 +85,9 @@ def check_record(record: NodeRecord) -> None:
         raise ValueError("its id is not 16 hex digits")
     if record.incarnation and not is_id(record.incarnation):
         raise ValueError("its incarnation is not 16 hex digits")
-    for what, text in (("name", record.name), ("host", record.host), ("zone", record.zone)):
+    for what, text in (
+        ("name", record.name), ("host", record.host), ("zone", record.zone), ("cluster", record.cluster),
+    ):  # fmt: skip
         if len(text) > _MOST_TEXT or not _TEXT.fullmatch(text):
             raise ValueError(f"its {what} has characters or a length that no {what} has")
     if not record.name or not record.host:

@@ -265,6 +265,44 @@ async def test_nonsense_in_the_store_is_passed_over(etcd: Etcd, caplog: pytest.L
 
 
 @on_loop
+async def test_two_clusters_below_one_prefix_stay_apart_and_say_so(
+    etcd: Etcd, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with AsyncExitStack() as stack:
+
+        async def started(number: int, name: str) -> SharedMembership:
+            each = membership(etcd, dataclasses.replace(member_record(number), cluster=name))
+            stack.push_async_callback(each.stop)
+            await each.start()
+            await each.announce("active")
+            return each
+
+        blue = [await started(number, "blue") for number in (1, 2)]
+        old = await started(3, "")  # of the last release, which knows no such thing
+        await until(lambda: all(ring(each) == [1, 2, 3] for each in (*blue, old)))
+        green = [await started(number, "green") for number in (4, 5)]
+        await until(lambda: all(each.view.problem for each in (*blue, *green)))
+        for each in green:
+            assert "nodes of cluster 'blue' (node1, node2) are in the same place of etcd" in each.view.problem
+            assert each.view.problem.endswith("until then this node shares nothing")
+            assert ring(each) == []
+            assert {int(one.id, 16) for one in each.view.members} <= {3, 4, 5}
+        for each in blue:
+            assert ring(each) == [1, 2, 3]
+            assert {int(one.id, 16) for one in each.view.members} == {1, 2, 3}
+        # Nobody replaces the ring of the others: it changes only as its own nodes do.
+        changed = etcd.put("/other", "")
+        await until(lambda: all("green" in each.view.problem for each in blue))
+        assert etcd.put("/other", "") <= changed + 4
+        # The cluster that was there goes: the other one begins.
+        for each in (*blue, old):
+            await each.stop()
+        await until(lambda: all(ring(each) == [4, 5] and not each.view.problem for each in green))
+    said = [one.getMessage() for one in caplog.records if "in the same place" in one.getMessage()]
+    assert 4 <= len(said) <= 8  # each node of the two, once, and again where it was shut out
+
+
+@on_loop
 async def test_refresh_brings_what_a_watch_has_not(etcd: Etcd) -> None:
     """A refresh takes effect at once, also where nothing is new."""
     async with nodes(etcd, 1, 2) as (first, second):
