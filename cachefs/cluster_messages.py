@@ -55,6 +55,9 @@ class NodeCounters(Message, frozen=True):
     problems: list[str] = msgspec.field(default_factory=list)
     # Bytes that it has had from other nodes, by their ids: those that gave most, MOST_GIVERS of them.
     received: dict[str, int] = msgspec.field(default_factory=dict)
+    # Its cluster.replicas and cluster.grace, which should be the same on all nodes; 0: it does not say them.
+    replicas: int = 0
+    grace: float = 0.0
 
 
 class MemberStatus(Message, frozen=True):

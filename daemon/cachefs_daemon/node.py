@@ -8,6 +8,8 @@ from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from cachefs.block import MEMORY, SSD
 from cachefs.cluster_messages import NodeCounters, TierUse
 from cachefs.errors import CachefsError
@@ -377,7 +379,7 @@ class Node:
         from cachefs_daemon.node_sharing import counters_of
 
         usage = await self.threads.run(self.storage.usage)
-        return counters_of(
+        counters = counters_of(
             self.started,
             [TierUse(tier.name, tier.limit, tier.used) for tier in usage],
             self.jobs,
@@ -385,6 +387,8 @@ class Node:
             self.sharing.problems() if self.sharing is not None else [],
             {record.id: self.traffic(record.id).bytes_in for record in self.membership.view.others},
         )
+        section = self.config.cluster
+        return msgspec.structs.replace(counters, replicas=section.replicas, grace=section.grace)
 
     def _elsewhere(self, plane: "DataPlane", slots: FetchSlots) -> Elsewhere:
         """The other nodes, as a source of blocks. slots: of reads from origins."""

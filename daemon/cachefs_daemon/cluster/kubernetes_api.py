@@ -1,10 +1,11 @@
 """Calls to a Kubernetes API server about Leases (coordination.k8s.io/v1), as a pod makes them.
 
-The token is read again for each call, since the kubelet replaces it every hour or so.
+The token is read again for each call, since the kubelet replaces it every hour or so, and the CA when its file changes.
 """
 
 import asyncio
 import json
+import logging
 import os
 import ssl
 from collections.abc import AsyncIterator, Mapping
@@ -15,6 +16,9 @@ from typing import Any, Final
 import aiohttp
 
 from cachefs.errors import CachefsError, ConfigError
+from cachefs.pem_files import FilesState, PemFiles
+
+log = logging.getLogger(__name__)
 
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 # Of a list; with 1,000 nodes it has two pages.
@@ -88,15 +92,13 @@ class KubernetesApi:
         self._settings = settings
         self._timeout = timeout
         self._leases = f"{settings.url}/apis/coordination.k8s.io/v1/namespaces/{settings.namespace}/leases"
-        context: ssl.SSLContext | bool = True
+        # The CA of a cluster is replaced while pods run: it is read again when its file changes.
+        self._files = PemFiles(ca=settings.account / "ca.crt", names=("", "", "the API server's CA"))
+        self._files_state: FilesState = ()
+        self._context: ssl.SSLContext | bool = True
         if settings.url.startswith("https://"):
-            try:
-                context = ssl.create_default_context(cafile=settings.account / "ca.crt")
-            except (OSError, ssl.SSLError) as error:
-                raise ConfigError(
-                    f"{settings.account / 'ca.crt'}, the API server's CA, is of no use: {error}"
-                ) from None
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=context), read_bufsize=1 << 18)
+            self._files_state, self._context = self._files.state, self._files.client_context()
+        self._session = aiohttp.ClientSession(read_bufsize=1 << 18)
 
     async def get(self, name: str) -> Lease:
         return await self._call("GET", name)
@@ -137,7 +139,7 @@ class KubernetesApi:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout, sock_read=silence)
         try:
             async with self._session.get(
-                self._leases, params=query, headers=self._headers(), timeout=timeout
+                self._leases, params=query, headers=self._headers(), timeout=timeout, ssl=self._newest_context()
             ) as answer:
                 await self._check(answer)
                 async for kind, change in _changes(answer.content):
@@ -157,8 +159,9 @@ class KubernetesApi:
         timeout = aiohttp.ClientTimeout(total=self._timeout)
         try:
             async with self._session.request(
-                method, url, params=query, json=body, headers=self._headers(), timeout=timeout
-            ) as answer:
+                method, url, params=query, json=body, headers=self._headers(), timeout=timeout,
+                ssl=self._newest_context(),
+            ) as answer:  # fmt: skip
                 await self._check(answer)
                 found = await answer.json(content_type=None)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -177,6 +180,16 @@ class KubernetesApi:
             except (ValueError, AttributeError):
                 text = answer.reason or ""
             _raise_status(answer.status, text)
+
+    def _newest_context(self) -> ssl.SSLContext | bool:
+        """Return what the API server's certificate is checked against. A file that is of no use changes nothing."""
+        if self._files_state and (state := self._files.state) != self._files_state:
+            self._files_state = state
+            try:
+                self._context = self._files.client_context()
+            except ConfigError as error:
+                log.warning("%s; the former one stays in use", error)
+        return self._context
 
     def _headers(self) -> dict[str, str]:
         try:

@@ -1,13 +1,17 @@
 """What the daemon tells of its cluster to cachectl."""
 
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final
 
 from cachefs.cluster_messages import ClusterStatus, MemberStatus, NodeCounters, PeerTraffic
 from cachefs.messages import ClusterBrief
 from cachefs_daemon.cluster.view import ClusterView
 from cachefs_daemon.cluster_section import ClusterSection
+
+# Nodes that a remark names.
+_SHOWN: Final = 5
 
 # What this node and the node of an id have given each other.
 Traffic = Callable[[str], PeerTraffic]
@@ -30,7 +34,7 @@ def cluster_status(
         epoch=view.epoch,
         age=time.monotonic() - view.since,
         problem=view.problem,
-        remarks=list(view.remarks()),
+        remarks=[*view.remarks(), *_differences(view, section, counters)],
         replicas=section.replicas,
         grace=section.grace,
         members=[
@@ -55,6 +59,20 @@ def cluster_status(
             for record in sorted(view.members, key=lambda record: (record.name, record.id))
         ],
     )
+
+
+def _differences(view: ClusterView, section: ClusterSection, counters: Mapping[str, NodeCounters]) -> Iterator[str]:
+    """Say which settings other nodes have otherwise, though all should have the same: one line each."""
+    for key in ("replicas", "grace"):
+        mine = getattr(section, key)
+        others = defaultdict(list)
+        for record in view.others:
+            said = getattr(counters.get(record.id), key, 0)
+            if said and said != mine:
+                others[said].append(record.name)
+        for said, names in sorted(others.items()):
+            shown = ", ".join(sorted(names)[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" * (len(names) > _SHOWN))
+            yield f"cluster.{key} is {mine:g} here, and {said:g} on {shown}; make it the same on all nodes"
 
 
 def cluster_brief(view: ClusterView, section: ClusterSection) -> ClusterBrief:

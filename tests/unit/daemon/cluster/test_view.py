@@ -11,6 +11,7 @@ from cachefs_daemon.cluster_section import ClusterSection
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cachefs.cluster_messages import NodeCounters
 from tests.members import member_id, member_record
 
 ids = st.text("0123456789abcdef", min_size=16, max_size=16)
@@ -92,6 +93,16 @@ def test_what_cachectl_is_told() -> None:
     found = view(member_record(1), member_record(2))
     section = ClusterSection(membership="etcd", etcd=("http://127.0.0.1:1",), cluster="c")
     status = cluster_status(found, section, no_traffic, {})
+    mine = {"replicas": section.replicas, "grace": section.grace}
+    same = {record.id: NodeCounters(**mine) for record in found.others}  # type: ignore[arg-type]
+    assert cluster_status(found, section, no_traffic, same).remarks == status.remarks
+    unsaid = dict.fromkeys(same, NodeCounters())
+    assert cluster_status(found, section, no_traffic, unsaid).remarks == status.remarks
+    other = dict.fromkeys(same, NodeCounters(replicas=section.replicas + 1, grace=section.grace))
+    said = cluster_status(found, section, no_traffic, other).remarks[len(status.remarks) :]
+    assert [one.partition(" on ")[0] for one in said] == [
+        f"cluster.replicas is {section.replicas} here, and {section.replicas + 1}"
+    ]
     assert (status.name, status.source, status.epoch, status.me) == ("c", "etcd", 5, member_id(1))
     assert [(each.name, each.share, each.placing) for each in status.members] == [
         ("node1", pytest.approx(1 / 3), True), ("node2", pytest.approx(2 / 3), True),
