@@ -10,7 +10,6 @@ the job. In the same way it is seen how long the job's loop waits (cachefs.hooks
 
 import functools
 import itertools
-import multiprocessing
 import os
 import sys
 import time
@@ -87,6 +86,7 @@ def install(dataloader: Any) -> None:
         return  # by another installation of cachefs, or since the module was loaded before
     fetch = dataloader._utils.fetch
     opened.install(fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher)
+    fetch._BaseDatasetFetcher.__init__ = opened.Begin(fetch._BaseDatasetFetcher.__init__)
     batches.install(fetch._MapDatasetFetcher)
     keep_untraced()
     iterable = dataloader._DatasetKind.Iterable
@@ -114,7 +114,7 @@ class Init:
         try:
             # torch calls it by `super().__init__(loader)`.
             loader = sys._getframe(1).f_locals.get("loader")
-            opened.load_for(None, is_spawned=False)
+            opened.load_for(None)
             if loader is not None:
                 _begin(iterator, loader, self._iterable)
         except Exception as error:
@@ -252,8 +252,7 @@ def _begin(iterator: Any, loader: Any, iterable: Any) -> None:
     watched = known[1]
     if watched is not None:
         iterator._cachefs = Progress(watched, iterator)
-        is_spawned = bool(loader.num_workers) and _start_method(loader.multiprocessing_context) != "fork"
-        opened.load_for(watched.number, is_spawned=is_spawned)
+        opened.load_for(watched.number)
 
 
 def _forget(number: int) -> None:
@@ -340,12 +339,6 @@ def _own_sampler(loader: Any) -> Any:
 def _publishes_itself(loader: Any) -> bool:
     samplers = (loader.sampler, loader.batch_sampler, fields(loader.batch_sampler).get("sampler"))
     return any(isinstance(sampler, PublishedSampler) for sampler in samplers)
-
-
-def _start_method(context: Any) -> str:
-    """How workers are started. Asking does not settle it for the job."""
-    settled = context.get_start_method() if context is not None else multiprocessing.get_start_method(allow_none=True)
-    return settled or ("fork" if sys.version_info < (3, 14) else "forkserver")
 
 
 def keep_untraced() -> None:

@@ -7,6 +7,7 @@ dataset. So nothing of the job is wrapped, and a loader that opens nothing under
 
 import atexit
 import contextlib
+import functools
 import itertools
 import os
 import stat
@@ -15,8 +16,9 @@ import tempfile
 import threading
 import time
 from collections import deque
+from multiprocessing.process import current_process
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, MethodType
 from typing import Any, Final
 
 import numpy
@@ -25,8 +27,9 @@ from cachefs.publishing.channel import PAGE_NAME, Line, Need, Op, Page, Unheard
 from cachefs.publishing.foreign import is_foreign, suppress_own
 from cachefs.publishing.places import Places
 
-# Tells a worker that is spawned for which loader it works: the loader's number, and its process.
-LOADER_VARIABLE: Final = "CACHEFS_LOADER"
+# Entry of the configuration that multiprocessing gives a process to take with it, however the process is started: the
+# number of the loader that it works for, and the loader's process.
+_WORKS_FOR: Final = "cachefs_loader"
 # Files of more samples are not learned: the helper keeps a path for each.
 MAX_SAMPLES: Final = 1 << 24
 # Characters of paths that one packet has, at most. JSON may make six characters of one.
@@ -57,8 +60,21 @@ def install(fetcher: Any, stream_fetcher: Any) -> None:
     for inner in code.co_consts:
         if isinstance(inner, CodeType):  # its list comprehension, before Python 3.12
             _fetching[inner] = code
-    if LOADER_VARIABLE in os.environ:
-        watch()
+
+
+class Begin:
+    """`_BaseDatasetFetcher.__init__`, with which the work of a worker begins."""
+
+    def __init__(self, method: Any) -> None:
+        functools.update_wrapper(self, method)  # type: ignore[arg-type]
+        self._method = method
+
+    def __get__(self, fetcher: Any, kind: Any = None) -> Any:
+        if fetcher is None:
+            return self._method
+        if not _audits and _named() is not None:  # a worker that was not forked by the loader's process
+            watch()
+        return MethodType(self._method, fetcher)
 
 
 def watch() -> None:
@@ -71,14 +87,24 @@ def watch() -> None:
         atexit.register(forget_ended)
 
 
-def load_for(number: int | None, *, is_spawned: bool) -> None:
-    """Workers that this thread is about to start load for this loader. is_spawned: they do not inherit memory."""
+def load_for(number: int | None) -> None:
+    """Workers that this thread is about to start load for this loader."""
     forget_ended()
     _thread.loader = None if number is None else (number, os.getpid())
-    if number is not None and is_spawned:
-        os.environ[LOADER_VARIABLE] = f"{number}:{os.getpid()}"
-    elif LOADER_VARIABLE in os.environ:
-        del os.environ[LOADER_VARIABLE]
+    if number is not None:
+        _configuration()[_WORKS_FOR] = _Traveller()
+
+
+class _Traveller:
+    """Arrives in a worker that does not inherit memory as the pair that its thread had when the worker was started."""
+
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return tuple, (_thread.loader or (),)
+
+
+def _configuration() -> dict[str, Any]:
+    """What multiprocessing pickles with each process that this one starts."""
+    return current_process()._config  # type: ignore[attr-defined, no-any-return]
 
 
 def was_opened(number: int, mark: str) -> bool:
@@ -192,8 +218,8 @@ def reader_of(caller: FrameType | None) -> "Reader | None":
 
 
 def _named() -> tuple[int, int] | None:
-    number, _, process = os.environ.get(LOADER_VARIABLE, "").partition(":")
-    return (int(number), int(process)) if process else None
+    found = _configuration().get(_WORKS_FOR)
+    return found if type(found) is tuple and len(found) == 2 else None
 
 
 class _Loading(threading.local):

@@ -38,8 +38,6 @@ from cachefs.publishing.page import Page as Page
 from cachefs.publishing.stderr import write_line
 from cachefs.socket_path import SOCKET_VARIABLE, absolute
 
-# Names the helper's directory to worker processes, in whatever way they are started.
-DIRECTORY_VARIABLE: Final = "CACHEFS_PUBLISHER"
 PYTHON_VARIABLE: Final = "CACHEFS_PYTHON"
 JOB_VARIABLE: Final = "CACHEFS_JOB"
 SOCKET_NAME: Final = "s"
@@ -56,6 +54,11 @@ _FIRST_NAMESPACE: Final = 0xEFFFFFFC
 _AT_ONCE: Final = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
 # Different lines that a process says of its loaders.
 MOST_LINES: Final = 32
+# With this begin the names of claims, and so many attempts are made where another process changes something meanwhile.
+_CLAIM: Final = "rank-"
+_ATTEMPTS: Final = 3
+# Steps of Slurm from this number on are no trainings: the batch script, and what Slurm itself runs.
+_SPECIAL_STEPS: Final = 0xFFFF_FFF0
 _LAUNCH: Final = Path(__file__).with_name("launch.py")
 
 
@@ -157,8 +160,6 @@ class Channel:
     def __init__(self, job: str) -> None:
         """Start the helper. Raises OSError where it cannot be started."""
         self.job = job
-        # Is there a process that publishes among those that have started this one? It has the job's rank already.
-        self.descends = os.path.exists(os.path.join(os.environ.get(DIRECTORY_VARIABLE) or os.devnull, SOCKET_NAME))
         self.directory = _helper_directory(job)
         self._owner = os.getpid()
         self._lock = threading.RLock()  # a signal handler of the job may come in between
@@ -172,13 +173,29 @@ class Channel:
         except BaseException:
             remove(self.directory)
             raise
-        os.environ[DIRECTORY_VARIABLE] = str(self.directory)
         atexit.register(self.close)
 
     @property
     def is_ours(self) -> bool:
         """False in a forked child, which needs a channel of its own where it publishes."""
         return os.getpid() == self._owner
+
+    def claims(self, rank: int) -> bool:
+        """Returns whether this process is the one of its job on this node that has *rank*. Others may say so too: its
+        children, and trainings that a shell starts side by side under one job number."""
+        claim = self.directory.parent / f"{_CLAIM}{rank}"
+        for _ in range(_ATTEMPTS):
+            with suppress_own(FileExistsError):
+                claim.symlink_to(_holder(self.directory))
+                return True
+            with suppress_own(OSError):
+                holder = claim.readlink()
+                if str(holder) == _holder(self.directory):
+                    return True
+                if _is_in_use(claim.with_name(holder.name)):
+                    return False
+                claim.unlink()
+        return False
 
     def slot(self) -> int:
         """Takes the smallest free slot. Raises IndexError where all are taken."""
@@ -272,10 +289,16 @@ def job_name(command: Sequence[str] | None = None) -> str:
     named = os.environ.get(JOB_VARIABLE)
     for variable in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"):
         if not named and os.environ.get(variable):
-            named = f"{variable.partition('_')[0].lower()}-{os.environ[variable]}"
+            named = f"{variable.partition('_')[0].lower()}-{os.environ[variable]}{_step()}"
     scripts = [Path(word).stem for word in command if word.endswith(".py")]
     name = named or f"{next(iter(scripts), None) or Path(next(iter(command), 'python')).stem}-{process_name()}"
     return re.sub(r"[^A-Za-z0-9._:@+-]", "_", name).lstrip(".:@+-")[:128] or f"job-{process_name()}"
+
+
+def _step() -> str:
+    """The step of Slurm that this process belongs to, which all ranks of one `srun` share; empty outside of steps."""
+    step = os.environ.get("SLURM_STEP_ID", "")
+    return f".{step}" if step.isdecimal() and int(step) < _SPECIAL_STEPS else ""
 
 
 def process_name() -> str:
@@ -392,7 +415,7 @@ def _helper_directory(job: str) -> Path:
 
 def _new_directory(of_job: Path) -> Path:
     """A new directory in one that is private to the user, and whose parent is. Raises OSError."""
-    attempts = 3
+    attempts = _ATTEMPTS
     while True:
         try:
             _make_private(of_job.parent)
@@ -408,9 +431,24 @@ def _new_directory(of_job: Path) -> Path:
 def remove(directory: Path) -> None:
     """Remove the directory of a helper, and those of the job and of the user if it was the last one in them."""
     shutil.rmtree(directory, ignore_errors=True)
+    for claim in directory.parent.glob(f"{_CLAIM}*"):
+        with suppress_own(OSError):
+            if str(claim.readlink()) == _holder(directory):
+                claim.unlink()
     with suppress_own(OSError):
         directory.parent.rmdir()
         directory.parent.parent.rmdir()
+
+
+def _holder(directory: Path) -> str:
+    """What a claim says of its holder: a path that leads nowhere, as the claim is no directory of a helper."""
+    return f"holder/{directory.name}"
+
+
+def _is_in_use(directory: Path) -> bool:
+    """Returns whether the helper's directory belongs to another process that runs."""
+    owner = directory.name.partition("-")[0]
+    return directory.exists() and owner != str(os.getpid()) and os.path.exists(f"/proc/{owner}")
 
 
 def _make_private(directory: Path) -> None:

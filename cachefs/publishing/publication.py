@@ -150,7 +150,7 @@ class Publication:
             self._channel = channel()
             self._slot = self._channel.slot()
             self._channel.page.clear(self._slot)
-            message = {"op": Op.OPEN, "opening": self._describe(self._channel.descends)}
+            message = {"op": Op.OPEN, "opening": self._describe(self._channel)}
             self._channel.line.send(message, _joined(self._files))
         except Exception as error:
             if is_foreign(error):
@@ -164,7 +164,7 @@ class Publication:
             self._channel.release(self._slot)
         self._channel, self._is_open = None, False
 
-    def _describe(self, descends: bool) -> dict[str, Any]:
+    def _describe(self, channel: Channel) -> dict[str, Any]:
         """The fields of Opening. Raises TypeError and ValueError for what makes no sense."""
         opening = {
             "source": "cachefs.publish",
@@ -180,10 +180,9 @@ class Publication:
             rank, world_size = _number("rank", self._rank, 0), opening.get("world_size", 1)
         name = self._name
         if name is None:
-            # Processes of one job that have no rank differ in their process numbers. So do those of one rank where one
-            # of them has started the other.
+            # Processes of one job that have no rank differ in their process numbers. So do those of one rank.
             own = f"pid-{process_name()}"
-            name = own if rank is None else f"{rank}.{own}" if descends else str(rank)
+            name = own if rank is None else str(rank) if channel.claims(rank) else f"{rank}.{own}"
             name += f".{self._slot}" if self._slot else ""
         return {**opening, "slot": self._slot, "name": str(name), "rank": rank or 0, "world_size": world_size}
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import multiprocessing
 import os
 import signal
 import socket
@@ -200,6 +201,23 @@ def programs(root: str) -> None:
     say(subprocess.run(["sh", "-c", pipes], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True).stdout)
 
 
+def fork_server(root: str) -> None:
+    """Loaders of several datasets whose workers come from one server, which was started before any of them."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch.utils.data"])
+    first = context.Process(target=print, args=("the first",))
+    first.start()
+    first.join()
+    loaders = [
+        DataLoader(dataset, BATCH, num_workers=1, persistent_workers=keeps, multiprocessing_context=context)
+        for dataset in (d.Hidden(root), d.Listed(root))
+        for keeps in (False, True)
+    ]
+    for _ in range(2):
+        for made in loaders:
+            read(made, 1)
+
+
 def alarms(root: str) -> None:
     """Timeouts of every kind of exception, in a tight loop of opens: each has to come."""
     files = [path for path, _ in d.Listed(root).samples[:20]]
@@ -241,4 +259,5 @@ PROCESS_SETUPS: dict[str, SetUp] = {
     "collected-anywhere": collected_anywhere,
     "two-threads": two_threads,
     "alarms": alarms,
+    "fork-server": fork_server,
 }

@@ -110,10 +110,11 @@ time.sleep(60)
 
 def test_a_helper_that_was_killed_leaves_nothing_once_its_job_has_ended(tmp_path: Path) -> None:
     code = """
-import cachefs, os
+import cachefs
+from cachefs.publishing.channel import channel
 publication = cachefs.publish(["/nowhere/a"])
 publication.order(0, [0])
-print(os.environ["CACHEFS_PUBLISHER"], flush=True)
+print(channel().directory, flush=True)
 input()
 """
     with subprocess.Popen(

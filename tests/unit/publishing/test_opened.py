@@ -1,6 +1,7 @@
 """What a process that loads samples tells the helper, and when it tells it again."""
 
 import os
+import pickle
 import threading
 from typing import Any
 
@@ -70,3 +71,29 @@ def test_threads_that_go_through_one_loader_are_told_apart(monkeypatch: pytest.M
     for thread in threads:
         thread.join()
     assert sorted(helper.observed) == [([n], [f"/mnt/{n}a", f"/mnt/{n}b"]) for n in (0, 1, 10, 11)]
+
+
+def test_the_loader_of_a_worker_is_that_of_the_thread_which_starts_it() -> None:
+    """Also where several threads start workers at once, and however late the worker's process begins."""
+    arrived: dict[int, Any] = {}
+
+    def start(number: int) -> None:
+        opened.load_for(number)
+        barrier.wait()
+        arrived[number] = pickle.loads(pickle.dumps(opened._configuration()[opened._WORKS_FOR]))
+
+    barrier = threading.Barrier(2)
+    threads = [threading.Thread(target=start, args=(number,)) for number in (3, 4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert arrived == {number: (number, os.getpid()) for number in (3, 4)}
+    assert opened._named() is None, "this process works for no loader"
+    del opened._configuration()[opened._WORKS_FOR]
+
+
+@pytest.mark.parametrize("found", [(), (7, 8)])
+def test_a_worker_knows_for_which_loader_it_works(found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(opened._configuration(), opened._WORKS_FOR, found)
+    assert opened._named() == (found or None)

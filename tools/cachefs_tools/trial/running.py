@@ -65,7 +65,6 @@ def run(stage: Stage, job: Job, choice: Choice, progress: Callable[[int], None])
     }  # fmt: skip
     command = [*WITH_PARENT, sys.executable, "-P", "-m", "cachefs_tools.trial.job"]
     variables = {**os.environ, SOCKET_VARIABLE: str(stage.socket.absolute()), JOB_VARIABLE: stage.name}
-    variables.pop("CACHEFS_PUBLISHER", None)
     limit = _START_SECONDS + _SLOWER * job.epochs * max(1.0, len(choice.samples) / job.rate)
     with report.with_suffix(".err").open("w+b") as errors:
         process = subprocess.Popen(

@@ -1,0 +1,74 @@
+"""How a job and its consumers are called, so that no two trainings are taken for one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cachefs.publishing import channel
+from cachefs.publishing.channel import Channel, job_name, remove
+
+SLURM = {"SLURM_JOB_ID": "77"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        (SLURM, "slurm-77"),
+        (SLURM | {"SLURM_STEP_ID": "0"}, "slurm-77.0"),
+        (SLURM | {"SLURM_STEP_ID": "12"}, "slurm-77.12"),
+        (SLURM | {"SLURM_STEP_ID": "4294967291"}, "slurm-77"),  # the batch script
+        (SLURM | {"SLURM_STEP_ID": "4294967290"}, "slurm-77"),  # the shell of salloc
+        (SLURM | {"SLURM_STEP_ID": "batch"}, "slurm-77"),
+        (SLURM | {"SLURM_STEP_ID": "1", "CACHEFS_JOB": "mine"}, "mine"),
+        ({"PBS_JOBID": "5.server"}, "pbs-5.server"),
+        ({"LSB_JOBID": "6"}, "lsb-6"),
+    ],
+)
+def test_a_job_is_called_by_number_and_step(
+    variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "PBS_JOBID", "LSB_JOBID", "CACHEFS_JOB"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert job_name(["train.py"]) == expected
+
+
+def holder(of_job: Path, pid: int) -> Channel:
+    """A channel of this process number, as far as claims are asked of it."""
+    made = Channel.__new__(Channel)
+    made.directory = of_job / f"{pid}-{len(list(of_job.iterdir()))}"
+    made.directory.mkdir()
+    return made
+
+
+def test_one_process_of_a_job_has_a_rank(tmp_path: Path) -> None:
+    of_job = tmp_path / "job"
+    of_job.mkdir()
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    theirs, ours, again = holder(of_job, other.pid), holder(of_job, os.getpid()), holder(of_job, os.getpid())
+    assert [theirs.claims(0), theirs.claims(0)] == [True, True]
+    assert [ours.claims(0), ours.claims(1)] == [False, True]
+    assert again.claims(1), "the same process, after it has become another program"
+    other.kill()
+    other.communicate()
+    assert ours.claims(0), "its process has ended"
+    remove(ours.directory)
+    assert again.claims(0), "its helper has ended"
+    for made in (theirs, again):
+        remove(made.directory)
+    assert not of_job.exists()
+
+
+def test_nothing_of_the_environment_is_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CACHEFS_SOCKET", str(tmp_path / "none"))
+    before = dict(os.environ)
+    made = Channel("environment")
+    try:
+        assert dict(os.environ) == before
+    finally:
+        made.close()
+        channel.atexit.unregister(made.close)
