@@ -31,7 +31,10 @@ class Published:
     def progress(self, epoch: int, position: int) -> None:
         pass
 
-    def close(self, after: float = 0.0) -> None:
+    def close(self) -> None:
+        self.is_open = False
+
+    def note_end(self) -> None:
         self.is_open = False
 
 
