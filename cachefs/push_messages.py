@@ -28,6 +28,8 @@ class PushSubscribe(Message, frozen=True):
     held: list[HeldPages] = msgspec.field(default_factory=list)
     # What the pusher has counted since it started (see PushDone).
     counters: dict[str, int] = msgspec.field(default_factory=dict)
+    # False where pages are neither stored nor dropped: it only says which are there.
+    pushes: bool = True
 
 
 class PushOrder(Message, frozen=True):

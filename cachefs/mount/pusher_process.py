@@ -68,6 +68,8 @@ def _command(mount: Mount, spec: MountSpec) -> list[str]:
         "--mount", mount.id, "--socket", str(mount.options.socket), "--budget", mount.options.page_cache_budget,
         "--parent", str(os.getpid()),
     ]  # fmt: skip
+    if not mount.options.push:
+        command.append("--only-check")
     if mount.options.log is not None:
         command += ["--log", str(mount.options.log)]
     if log.isEnabledFor(logging.DEBUG):

@@ -26,13 +26,15 @@ _libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
 def resident_pages(fd: int, offset: int, length: int) -> int:
     """How many pages of a range of a file are there. The offset must be at the beginning of a page.
 
-    Takes 8 us, or 12 us through a shield. Raises OSError where the kernel does not say.
+    Takes 8 us, or 12 us through a shield or without cachestat. Raises OSError where the kernel does not say.
     """
     span, found = (ctypes.c_uint64 * 2)(offset, length), (ctypes.c_uint64 * 5)()
-    if _libc.syscall(_CACHESTAT, fd, span, found, 0):
-        raise OSError(code := ctypes.get_errno(), os.strerror(code))
+    refused = ctypes.get_errno() if _libc.syscall(_CACHESTAT, fd, span, found, 0) else 0
     # mincore tells others than root and the file's owner that all pages are there. Only root has a shield.
-    if found[0] or not length or os.geteuid():
+    is_root = not os.geteuid()
+    if refused and not is_root and os.fstat(fd).st_uid != os.geteuid():
+        raise OSError(refused, os.strerror(refused))
+    if found[0] or not length or not (refused or is_root):
         return int(found[0])
     return _mapped_pages(fd, offset, length)
 

@@ -76,7 +76,7 @@ class Supervisor:
         guard = Guard(session.connection)
         workers = WorkerPool(mount, session, self._worker_count(session))
         control = ControlProcess(mount)
-        pusher = PusherProcess(mount, self._pinned_spec(), session) if mount.options.push else None
+        pusher = PusherProcess(mount, self._pinned_spec(), session)
         try:
             begin = functools.partial(self._begin, session, ready)
             self._supervise(workers, control, guard, pusher, ending, begin)
@@ -90,8 +90,7 @@ class Supervisor:
             session.connection.abort()
             workers.end(GOODBYE_SECONDS)
             control.end()
-            if pusher is not None:
-                pusher.end()
+            pusher.end()
             guard.end()
 
     def _supervise(
@@ -99,7 +98,7 @@ class Supervisor:
         workers: WorkerPool,
         control: ControlProcess,
         guard: Guard,
-        pusher: PusherProcess | None,
+        pusher: PusherProcess,
         ending: Ending,
         ready: Callable[[], None],
     ) -> None:
@@ -112,7 +111,7 @@ class Supervisor:
                 return
             if workers.ready and not self._begun:
                 ready()
-            if self._begun and pusher is not None:
+            if self._begun:
                 pusher.tend()
             if time.monotonic() - ticked >= TICK_SECONDS:
                 ticked = time.monotonic()

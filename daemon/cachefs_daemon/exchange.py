@@ -8,7 +8,7 @@ they push: for the jobs' consumers that read what their mount shows.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -56,6 +56,13 @@ class JobAudiences:
         readers = self._jobs.readers(latency)
         shown = {snapshot for snapshot in {one.snapshot for one in readers} if self.shows(mount, snapshot)}
         return self._affinity.audience(mount, [one for one in readers if one.snapshot in shown])
+
+    def mounts_of(self, consumer: str, snapshot: str) -> Collection[str]:
+        """Ids of the mounts through which *consumer*, which reads *snapshot*, may read; none where it is not of this
+        node."""
+        if consumer not in self._jobs.consumer_keys:
+            return ()
+        return self._affinity.mounts_of(consumer) or [one for one in self._mounts.ids if self.shows(one, snapshot)]
 
     def shows(self, mount: str, snapshot: str) -> bool:
         """Are files of *snapshot* among those that the mount with that id shows?"""

@@ -128,12 +128,14 @@ class Node:
         loader = EpochLoader(plan, storage.watch, storage.blocks, self.fetcher, threads, room)
         self.jobs = JobRegistry(self.catalog, plan, presence, loader)
         audiences = JobAudiences(self.mounts, self.jobs, self.catalog)
-        self.pushers = Pushers(plan, presence, storage.foresight.coverage, audiences)
         pace = Pace(plan)
         limits = FetchLimits(
             config.prefetch.safety, config.prefetch.stall_worth, config.origin.max_bytes_in_flight, slots.most_planned
         )
-        fetches = FetchPlan(plan, presence, limits, time.monotonic(), storage.foresight.standing)
+        self.pushers = Pushers(
+            plan, presence, storage.foresight.coverage, audiences, lambda: fetches.last_window
+        )  # fmt: skip
+        fetches = FetchPlan(plan, presence, limits, time.monotonic(), storage.foresight.standing, self.pushers)
         attribution = Attribution(plan, self.jobs)
         pages = PageCaches(self.pushers.takes, self.pushers.guess)
         self.guesser = Guesser(self.fetcher, storage, threads, snapshots.get, pages)

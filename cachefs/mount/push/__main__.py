@@ -40,7 +40,7 @@ def main() -> None:
     marks = read_marks.create() if given.marks is None else given.marks
     settings = PusherSettings(
         given.device, marks, given.spec, given.directory, given.mount, given.socket, parse_share(given.budget),
-        given.threads,
+        given.threads, not given.only_check,
     )  # fmt: skip
     try:
         Pusher(settings).run()
@@ -60,6 +60,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--mount", required=True, help="the mount's id in its reports")
     parser.add_argument("--socket", type=Path, required=True)
     parser.add_argument("--budget", required=True, help="a size, or a share of the available memory")
+    parser.add_argument("--only-check", action="store_true", help="store and drop nothing: say which pages are there")
     parser.add_argument("--threads", type=int, default=min(_MOST_THREADS, len(os.sched_getaffinity(0))))
     parser.add_argument("--marks", type=int, help="descriptor of what the workers have read")
     parser.add_argument("--parent", type=int, default=os.getppid())

@@ -81,13 +81,17 @@ class BlockMover:
         self._readers = {MEMORY: SegmentReader(where, owner), SSD: DirectReader(where, owner)}
 
     def move(self, place: Place, entry: int, number: int, *, drop: bool = False, check: bool = False) -> bool:
-        """Store block *number* of a file, or *drop* it, or (*check*) store it if the kernel lacks a page of it.
+        """Store block *number* of a file, or *drop* it, or (*check*) store it if the kernel lacks a page of it and a
+        tier of the node has it.
 
         False where that did not work. Raises NotPossible.
         """
         try:
-            if check and self._is_there(place, entry, number):
-                return True
+            if check:
+                if self._is_there(place, entry, number):
+                    return True
+                if not self._is_on_node(place, entry, number):
+                    return False
             return self._drop(place, entry, number) if drop else self._store(place, entry, number)
         except (CachefsError, OSError) as error:
             self.counters.errors += 1
@@ -106,6 +110,10 @@ class BlockMover:
         )
         self.counters.taken_back += not there
         return there
+
+    def _is_on_node(self, place: Place, entry: int, number: int) -> bool:
+        _, content = place.snapshot.file(entry)
+        return self._index is not None and self._index.get(block_key(content, number)) is not None
 
     def _store(self, place: Place, entry: int, number: int) -> bool:
         size, content = place.snapshot.file(entry)

@@ -7,7 +7,7 @@ from that.
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -58,6 +58,8 @@ class PusherSettings:
     share: Share
     # How many threads store and drop pages.
     threads: int
+    # False where pages are only looked for.
+    pushes: bool = True
 
 
 class Pusher:
@@ -74,41 +76,43 @@ class Pusher:
         self._movers = [
             BlockMover(settings.device, ReadMarks(settings.marks), look_up=shielded) for _ in range(settings.threads)
         ]
-        self._impossible = threading.Event()
+        self._pushes = settings.pushes  # pages are stored and dropped, and not only looked for
 
     def run(self) -> None:
         """Push until the mount has ended."""
-        log.info("page cache budget of %s: %s", self._settings.directory, format_size(self._budget.now))
+        if self._pushes:
+            log.info("page cache budget of %s: %s", self._settings.directory, format_size(self._budget.now))
         self._workers = Workers(self._movers, self._ledger.finish, self._give_up)
         for work in (self._follow, self._report):
-            threading.Thread(target=self._unless_impossible, args=(work,), name=work.__name__, daemon=True).start()
+            threading.Thread(target=work, name=work.__name__, daemon=True).start()
         while not pages.is_gone(self._settings.device, _BUDGET_SECONDS):
             self._budget.update(budget.memory())
 
     def _give_up(self, reason: NotPossible) -> None:
-        if not self._impossible.is_set():
-            self._impossible.set()
+        """Only look for pages from now on; the daemon is told so with the next subscription."""
+        if self._pushes:
+            self._pushes = False
             log.warning("this kernel takes no pages of %s ahead of reads (%s)", self._settings.directory, reason)
-            self._client.close()
 
-    def _unless_impossible(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except ValueError:  # which gRPC raises for a call after the channel was closed
-            if not self._impossible.is_set():
-                raise
+    @property
+    def _bytes(self) -> int:
+        """Bytes of pages that may be stored now."""
+        return self._budget.now if self._pushes else 0
 
     # --- orders: one thread ---------------------------------------------------------------------------------------
 
     def _follow(self) -> None:
         pause = _FIRST_PAUSE
-        while not self._impossible.is_set():
+        while True:
             try:
                 held = self._ledger.settle()
                 self._attach()
-                for order in self._client.stream(PUSH, self._subscription(held), until_daemon_ends=True):
+                request = self._subscription(held)
+                for order in self._client.stream(PUSH, request, until_daemon_ends=True):
                     pause = _FIRST_PAUSE
                     self._carry_out(order)
+                    if request.pushes != self._pushes:
+                        break
             except DaemonUnavailable as error:
                 log.debug("%s", error)
             except CachefsError as error:
@@ -126,7 +130,9 @@ class Pusher:
         self._workers.use(Source(self._tiers.index, self._tiers.directories))
 
     def _subscription(self, held: list[HeldPages]) -> PushSubscribe:
-        return PushSubscribe(mount=self._settings.mount, budget=self._budget.now, held=held, counters=self._counters())
+        return PushSubscribe(
+            mount=self._settings.mount, budget=self._bytes, held=held, counters=self._counters(), pushes=self._pushes
+        )  # fmt: skip
 
     def _datasets(self) -> Sequence[DatasetView]:
         view: NodeView = self._client.call(NODE, Empty(), timeout=_CALL_SECONDS)
@@ -150,18 +156,18 @@ class Pusher:
     # --- reports: another -----------------------------------------------------------------------------------------
 
     def _report(self) -> None:
-        reported = self._budget.now
-        while not self._impossible.is_set():
+        reported = self._bytes
+        while True:
             subscription, done = self._ledger.take_done(_BUDGET_SECONDS)
-            if done or reported != self._budget.now:
-                reported = self._budget.now
+            if done or reported != self._bytes:
+                reported = self._bytes
                 self._tell(done, subscription)
 
     def _tell(self, done: list[OrderDone], subscription: int) -> None:
         """Report until the daemon has it, since the daemon holds back orders until then. A daemon that was restarted
         does not know these orders any more, and is not told of them."""
         while subscription == self._ledger.subscription:
-            report = PushDone(mount=self._settings.mount, done=done, budget=self._budget.now, counters=self._counters())
+            report = PushDone(mount=self._settings.mount, done=done, budget=self._bytes, counters=self._counters())
             try:
                 self._client.call(PUSH_REPORT, report, timeout=_CALL_SECONDS)
                 return

@@ -65,7 +65,7 @@ class Workers:
         impossible: Callable[[NotPossible], None],
     ) -> None:
         """done: called by a thread with each task, and the indices of its blocks that failed; impossible: called by a
-        thread that finds that this kernel takes no pages, and that then ends."""
+        thread that finds that this kernel takes no pages: the whole task has failed."""
         self._done = done
         self._impossible = impossible
         self._queues: list[SimpleQueue[Task | Source]] = [SimpleQueue() for _ in movers]
@@ -98,7 +98,7 @@ class Workers:
                 failed = _carry_out(mover, task)
             except NotPossible as error:
                 self._impossible(error)
-                return
+                failed = task.indices.tolist()
             self._done(task, failed)
 
 

@@ -112,14 +112,21 @@ class PushLookahead:
         self._looked = before
         return due
 
-    def soon(self, reader: Reader, seconds: float) -> Ids:
-        """Blocks that *reader* reads within so many seconds, without its tripwires, in the order in which it reads
-        them: shape (n,), int32."""
-        first, window = next(self._windows(reader, 0, _LOOK), (0, None))
-        if window is None:
-            return np.zeros(0, np.int32)
-        count = min(len(window.blocks), max(0, math.ceil((seconds - window.seconds) / window.period)))
-        return window.blocks[:count][~are_tripwires(np.arange(first, first + count), reader.every)]
+    def soon(self, reader: Reader, seconds: float, *, every: int = 0) -> Due:
+        """Blocks that *reader* reads within so many seconds, in the order in which it reads them. every: its tripwires
+        that are so many reads apart are left out. At most _MOST_LOOKS reads are looked at, which takes 1 ms."""
+        ids = [np.zeros(0, np.int32)]
+        due = [np.zeros(0, np.float64)]
+        seen = 0
+        for first, window in self._windows(reader, 0, _LOOK):
+            count = min(len(window.blocks), max(0, math.ceil((seconds - window.seconds) / window.period)))
+            places = np.flatnonzero(~are_tripwires(np.arange(first, first + count), every))
+            ids.append(window.blocks[places])
+            due.append(np.asarray(window.seconds + window.period * places, np.float64))
+            seen += count
+            if count < len(window.blocks) or seen >= _MOST_LOOKS:
+                break
+        return Due(reader.snapshot, np.concatenate(ids), np.concatenate(due))
 
     def tripwires(self, readers: Sequence[Reader]) -> dict[str, Ids]:
         """By snapshot, the blocks of the next few tripwires of its readers: shape (n,), int32, in ascending order.

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs.block import MAX_READ
+from cachefs.planning.blocks.presence import ABSENT, TierStates
 from cachefs.planning.blocks.space import BlockSpace, Ids, distinct
 from cachefs.planning.pagecache.candidates import Candidates
 from cachefs.planning.pagecache.states import (
@@ -25,12 +26,17 @@ from cachefs.planning.pagecache.states import (
     PageStates,
     bytes_of,
 )
+from cachefs.planning.sequences.course import Seconds
 from cachefs.planning.sequences.plan import Plan
 
 # Seconds after which it is checked whether pages are still there: the kernel takes single ones back that nobody has
 # used for a while. In a cold epoch of 20,000 files that were pushed 40 s ahead, 1 file in 70 had lost a page, though
 # nothing else wanted memory.
 STALE_SECONDS: Final = 4.0
+# What only the page cache has is checked again when the time since it was last seen exceeds so many times the time that
+# is left to bring it: 3 times in an hour. It is believed to be there for twice as long.
+LOOKED_FOR: Final = 4.0
+BELIEVED: Final = 2.0
 
 
 @dataclass(slots=True, eq=False)
@@ -41,12 +47,13 @@ class _Pages:
     states: npt.NDArray[np.uint8]  # its PageState
     unread: npt.NDArray[np.bool_]  # was it pushed, and not read since by those it was meant for?
     asked_for: npt.NDArray[np.bool_]  # was the mount seen to read it since its pages came?
-    since: npt.NDArray[np.float64]  # seconds at which it was pushed, or last checked
+    since: npt.NDArray[np.float64]  # seconds at which its pages were last known to be there: pushed, read, or checked
+    sole: npt.NDArray[np.bool_]  # has no tier of the node the block, so that its pages are the only copy?
 
     @classmethod
     def nothing_of(cls, space: BlockSpace) -> "_Pages":
         none = np.zeros(space.count, np.bool_)
-        return cls(space, none.astype(np.uint8), none, none.copy(), np.zeros(space.count))
+        return cls(space, none.astype(np.uint8), none, none.copy(), np.full(space.count, -np.inf), none.copy())
 
     def bytes(self, ids: Ids) -> int:
         return bytes_of(self.space.sizes, ids)
@@ -55,13 +62,15 @@ class _Pages:
 class PageCacheModel:
     """What is in the page cache of one mount, as far as orders and reads tell. Used from the event loop only.
 
-    It has more than 15 public methods as each of them is one event in the life of pages, or one question about them.
+    Pages that are the only copy of a block on the node are left to the kernel: they are never dropped, and take nothing
+    of the budget, which is for pages that can be stored again. A mount that nobody pushes to keeps them just so.
     """
 
     def __init__(self, plan: Plan, budget: int, shows: Callable[[str], bool] = lambda snapshot: True) -> None:
         """budget: bytes; shows: does the mount show that snapshot?"""
         self.budget = budget  # bytes that pages may take
-        self.used = 0  # bytes of pages that are there, are coming, or are not gone yet
+        self.used = 0  # bytes of pages that are there, are coming, or are not gone yet; of those, sole copies take none
+        self.sole_bytes = 0  # bytes of blocks of which the page cache has the only copy on the node
         self.going = 0  # bytes of pages that are about to be dropped
         self.wasted = 0  # blocks that were dropped unread, since the start
         self.late = 0  # blocks that were read before their pages had come, since the start
@@ -90,7 +99,7 @@ class PageCacheModel:
         fresh = [space for space in unknown if self._shows(space.snapshot)]
         for space in fresh:
             pages = self._pages[space.snapshot] = _Pages.nothing_of(space)
-            self._candidates.add(space, pages.states)
+            self._candidates.add(space, pages.states, pages.sole)
         if self._forget_unplanned() or fresh:
             self.states = {snapshot: pages.states for snapshot, pages in self._pages.items()}
         self._mark, consumed = self._plan.consumed_since(self._mark)
@@ -114,6 +123,23 @@ class PageCacheModel:
         return bool(gone)
 
     # --- what happens -------------------------------------------------------------------------------------------------
+
+    def follow_tiers(self, presence: TierStates) -> None:
+        """Find out which pages are the only copy of their block. presence: states of blocks on the node. Takes 1 ms per
+        million blocks."""
+        self.sole_bytes = 0
+        for snapshot, pages in self._pages.items():
+            here = presence.get(snapshot)
+            if here is None:
+                continue
+            sole = DROPPABLE[pages.states] & (here == ABSENT)
+            changed = np.flatnonzero(sole != pages.sole).astype(np.int32)
+            if len(changed):
+                became = sole[changed]
+                self.used += pages.bytes(changed[~became]) - pages.bytes(changed[became])
+                pages.sole[changed] = became
+                self._candidates.consider(Blocks(snapshot, changed[~became]))
+            self.sole_bytes += int(pages.space.sizes[sole].sum(dtype=np.int64))
 
     def coming(self, blocks: Blocks) -> None:
         """Blocks that are not there are about to be pushed."""
@@ -147,6 +173,27 @@ class PageCacheModel:
         stale: Ids = ids[(pages.states[ids] == HELD) & (pages.since[ids] < now - STALE_SECONDS)]
         return stale
 
+    def unsure(self, snapshot: str, ids: Ids, left: Seconds, now: float) -> Ids:
+        """Those of the blocks *ids* (shape (n,), int32) that the node must bring in *left* seconds (shape (n,)) if the
+        kernel has lost their only copy, and that were last seen too long ago: shape (up to n,), int32, in the same
+        order. Parts of large blocks are among them, as their readers may have brought the rest. now: seconds."""
+        pages = self._pages.get(snapshot)
+        if pages is None:
+            return ids[:0]
+        age = now - pages.since[ids]
+        unsure: Ids = ids[pages.sole[ids] & (age > np.maximum(STALE_SECONDS, LOOKED_FOR * left))]
+        return unsure
+
+    def has(self, snapshot: str, ids: Ids, left: Seconds, now: float) -> npt.NDArray[np.bool_]:
+        """Are all pages of these blocks there, as seen so lately that nobody must bring the blocks in *left* seconds?
+        ids: shape (n,), int32; left: shape (n,); now: seconds. Returns bool, shape (n,)."""
+        pages = self._pages.get(snapshot)
+        if pages is None:
+            return np.zeros(len(ids), np.bool_)
+        believed = BELIEVED * np.maximum(STALE_SECONDS, LOOKED_FOR * left)
+        found: npt.NDArray[np.bool_] = (pages.states[ids] == HELD) & (now - pages.since[ids] <= believed)
+        return found
+
     def never_asked_for(self, snapshot: str) -> Ids:
         """Blocks that are held though the mount was not seen to read them: shape (n,), int32, in ascending order."""
         pages = self._pages.get(snapshot)
@@ -154,18 +201,19 @@ class PageCacheModel:
             return np.zeros(0, np.int32)
         return np.flatnonzero((pages.states == HELD) & ~pages.asked_for).astype(np.int32)
 
-    def looked_for(self, blocks: Blocks, now: float) -> None:
-        """Somebody is about to check that the pages of these blocks are there. now: seconds."""
-        self._pages[blocks.snapshot].since[blocks.ids] = now
-
-    def lost(self, blocks: Blocks, failed: Ids) -> None:
-        """Pages of these blocks were checked. failed: numbers of the blocks whose pages are gone and could not be
-        stored again, shape (n,), int32."""
+    def checked(self, blocks: Blocks, failed: Ids, asked: float) -> None:
+        """Pages of these blocks were checked. failed: numbers of the blocks of which some pages are gone and could not
+        be stored again, shape (n,), int32; asked: seconds at which the check was ordered."""
         pages = self._pages.get(blocks.snapshot)
         if pages is None:  # forgotten since, as all of it was dropped
             return
-        failed = failed[pages.states[failed] == HELD]
-        self._refused(pages, failed)
+        ids = blocks.ids
+        # What was read or dropped meanwhile is known better. Of a part it is remembered that it was looked for.
+        current = DROPPABLE[pages.states[ids]] & (pages.since[ids] < asked)
+        pages.since[ids[current]] = asked
+        whole = current & ~np.isin(ids, failed)
+        pages.states[ids[whole]] = HELD
+        self._refused(pages, ids[current & ~whole & (pages.states[ids] == HELD)])
 
     def retry(self) -> None:
         """What could not be stored may be tried again."""
@@ -182,13 +230,15 @@ class PageCacheModel:
     def settle(self) -> None:
         """Nobody will say what became of open orders: all that was coming or going may be there."""
         for pages in self._pages.values():
-            pages.states[(pages.states == COMING) | (pages.states == GOING)] = HELD
+            open_ = (pages.states == COMING) | (pages.states == GOING)
+            pages.since[open_] = -np.inf
+            pages.states[open_] = HELD
         self.going = 0
 
     def droppable(self, blocks: Blocks) -> Blocks:
-        """Those of *blocks* whose pages are there, some or all, and not about to go."""
-        states = self._pages[blocks.snapshot].states
-        return Blocks(blocks.snapshot, blocks.ids[DROPPABLE[states[blocks.ids]]])
+        """Those of *blocks* whose pages are there, some or all, are not about to go, and are not the only copy."""
+        pages = self._pages[blocks.snapshot]
+        return Blocks(blocks.snapshot, blocks.ids[DROPPABLE[pages.states[blocks.ids]] & ~pages.sole[blocks.ids]])
 
     def going_now(self, blocks: Blocks) -> None:
         """Pages of these blocks are about to be dropped."""
@@ -204,9 +254,9 @@ class PageCacheModel:
         self.going -= pages.bytes(blocks.ids)
         self._gone(pages, blocks.ids)
 
-    def read(self, blocks: Blocks, tripped: Ids) -> None:
+    def read(self, blocks: Blocks, tripped: Ids, now: float) -> None:
         """The mount has read these blocks, so that the kernel has their pages, or some of them. tripped: numbers of
-        those that were left out on purpose, to see them read, shape (n,), int32."""
+        those that were left out on purpose, to see them read, shape (n,), int32; now: seconds."""
         pages = self._pages[blocks.snapshot]
         ids = distinct(blocks.ids)
         absent = ids[INCOMPLETE[pages.states[ids]]]
@@ -218,6 +268,7 @@ class PageCacheModel:
         self._count(pages, ids)
         whole = pages.space.sizes[ids] <= MAX_READ
         pages.states[ids[whole & (pages.states[ids] != GOING)]] = HELD
+        pages.since[ids[whole]] = now
         pages.states[ids[~whole & UNCOUNTED[pages.states[ids]]]] = PART
 
     def _count(self, pages: _Pages, ids: Ids) -> None:
@@ -225,9 +276,9 @@ class PageCacheModel:
         self.used += pages.bytes(ids[UNCOUNTED[pages.states[ids]]])
 
     def _gone(self, pages: _Pages, ids: Ids) -> None:
+        self.used -= pages.bytes(ids[~pages.sole[ids]])
         pages.states[ids] = OUT
-        pages.unread[ids] = pages.asked_for[ids] = False
-        self.used -= pages.bytes(ids)
+        pages.unread[ids] = pages.asked_for[ids] = pages.sole[ids] = False
 
     def _refused(self, pages: _Pages, ids: Ids) -> None:
         self._gone(pages, ids)

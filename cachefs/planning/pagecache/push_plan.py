@@ -40,11 +40,15 @@ LOOK_AGAIN: Final = 0.2
 REFUSED_SECONDS: Final = 2.0
 # What an earlier daemon has had pushed is dropped after so many seconds, unless a job of this one is going to read it.
 UNPLANNED_SECONDS: Final = 10.0
-# Pages that were pushed long ago, and are read within AHEAD_SECONDS, are checked once in CHECK_SECONDS: those of at
-# most MOST_CHECKED blocks of each reader.
+# Once in CHECK_SECONDS it is checked whether pages are still there, of at most MOST_CHECKED blocks of each reader, with
+# no more than MOST_CHECKS such orders open: of pages that were pushed long ago and are read within AHEAD_SECONDS; and
+# of pages that are the only copy on the node and must be fetched within SOLE_SECONDS if they are gone. A check takes the
+# pusher 20 us.
 CHECK_SECONDS: Final = 0.2
 AHEAD_SECONDS: Final = 1.0
+SOLE_SECONDS: Final = 60.0
 MOST_CHECKED: Final = 1024
+MOST_CHECKS: Final = 2
 # Weight of a new observation of the time that an order takes.
 _LEARN: Final = 0.2
 
@@ -78,6 +82,7 @@ class PushPlan:
         # What is stored since somebody seems to come to it: the blocks, and bytes.
         self._guessed: deque[tuple[FileBlocks, int]] = deque()
         self._elsewhere: frozenset[str] = frozenset()  # snapshots that are read through other mounts only
+        self._pushes = True  # and does not only look what readers have left there
         # When it was last done, in seconds:
         self._retried = -math.inf  # trying again what could not be stored
         self._looked = -math.inf  # looking for what has come to the node
@@ -104,12 +109,14 @@ class PushPlan:
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
-    def begin(self, budget: int, held: Iterable[FileBlocks], now: float) -> None:
+    def begin(self, budget: int, held: Iterable[FileBlocks], now: float, *, pushes: bool = True) -> None:
         """A pusher begins to take orders. What was there stays. Nobody knows which of the last orders were carried
         out, so all that they were about counts as there.
 
-        budget: bytes of pages; held: those that it knows to be there; now: seconds, as elsewhere.
+        budget: bytes of pages; held: those that it knows to be there; now: seconds, as elsewhere; pushes: it stores and
+        drops pages, and does not only check which are there.
         """
+        self._pushes = pushes
         self._orders.clear()
         self.pages.settle()
         self.pages.budget = budget
@@ -126,7 +133,7 @@ class PushPlan:
         if order.action is Action.DROP:
             self.pages.went(blocks)
         elif order.action is Action.CHECK:
-            self.pages.lost(blocks, order.ids[failed])
+            self.pages.checked(blocks, order.ids[failed], order.given)
         else:
             self.latency += _LEARN * (now - order.given - self.latency)
             self.pages.came(blocks, now, failed=order.ids[failed])
@@ -147,10 +154,10 @@ class PushPlan:
 
     # --- what to do next ----------------------------------------------------------------------------------------------
 
-    def next_orders(self, audience: Audience, now: float) -> Iterator[Order]:
+    def next_orders(self, audience: Audience, now: float, lead: float = 0.0) -> Iterator[Order]:
         """What is to be done now, at *now* seconds. Each order is decided when it is asked for: `done` may be called in
         between, and an order that nobody asks for any more is not lost. The audience counts where the plan
-        `needs_audience`.
+        `needs_audience`. lead: seconds before its read that a block which is not on the node must be fetched.
         """
         waits = not self.needs_audience
         self._follow(now)
@@ -162,12 +169,12 @@ class PushPlan:
             return
         self._elsewhere = audience.elsewhere
         readers = audience.here
-        for blocks in self._to_drop(readers, now):
+        for blocks in self._to_drop(readers, now) if self._pushes else ():
             # What was found for the first of these orders may have gone by the second.
             there = self.pages.droppable(blocks)
             if len(there.ids):
                 yield self._order(Action.DROP, there, now)
-        yield from self._to_check(readers, now)
+        yield from self._to_check(readers, now, lead)
         while not self.is_busy:
             # Half of what is kept free is for pages that readers bring, and that are reported later.
             free = self.pages.free - (self.pages.budget >> (_FREE_SHIFT + 1))
@@ -195,6 +202,7 @@ class PushPlan:
             self.pages.retry()
         if now - self._looked > LOOK_AGAIN:
             self._looked = now
+            self.pages.follow_tiers(self._presence.states)
             self._lookahead.rewind()
 
     def _due(self, readers: Sequence[Reader], room: int) -> Due | None:
@@ -230,13 +238,26 @@ class PushPlan:
         if due is not None:
             yield from pages.victims(wanted, float(due.seconds[0]), BLOCKS, now)
 
-    def _to_check(self, readers: Sequence[Reader], now: float) -> Iterator[Order]:
-        """What is read soon and was pushed long ago: the kernel may have taken pages back."""
+    def _to_check(self, readers: Sequence[Reader], now: float, lead: float) -> Iterator[Order]:
+        """What is read soon and was seen long ago: the kernel may have taken pages back."""
         if now - self._checked < CHECK_SECONDS:
             return
         self._checked = now
         for reader in readers:
-            ids = self.pages.stale(reader.snapshot, self._lookahead.soon(reader, AHEAD_SECONDS), now)
+            under_way = [one.ids for one in self._orders.values() if one.action is Action.CHECK and one.ids is not None]
+            if len(under_way) >= MOST_CHECKS:
+                return
+            found = [np.zeros(0, np.int32)]
+            if self._pushes:
+                soon = self._lookahead.soon(reader, AHEAD_SECONDS, every=reader.every)
+                found.append(self.pages.stale(reader.snapshot, soon.ids, now))
+            if self.pages.sole_bytes:
+                soon = self._lookahead.soon(reader, lead + SOLE_SECONDS)
+                found.append(self.pages.unsure(reader.snapshot, soon.ids, soon.seconds - lead, now))
+            ids = np.concatenate(found)
+            ids = ids[np.sort(np.unique(ids, return_index=True)[1])]
+            if under_way and len(ids):
+                ids = ids[~np.isin(ids, np.concatenate(under_way))]
             if len(ids):
                 yield self._order(Action.CHECK, Blocks(reader.snapshot, ids[:MOST_CHECKED]), now)
 
@@ -247,9 +268,7 @@ class PushPlan:
         space, size = self.pages.spaces[blocks.snapshot], 0
         if action is Action.DROP:
             self.pages.going_now(blocks)
-        elif action is Action.CHECK:
-            self.pages.looked_for(blocks, now)
-        else:
+        elif action is Action.STORE:
             self.pages.coming(blocks)
             size = bytes_of(space.sizes, blocks.ids)
         files = FileBlocks(blocks.snapshot, *space.refs(blocks.ids))

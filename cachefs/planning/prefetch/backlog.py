@@ -19,6 +19,7 @@ import numpy.typing as npt
 from cachefs.planning.blocks.presence import ABSENT, TierStates
 from cachefs.planning.blocks.space import Ids
 from cachefs.planning.cluster.standing import Mine, Standing
+from cachefs.planning.prefetch.lookahead import Spared
 from cachefs.planning.sequences.course import Seconds
 from cachefs.planning.sequences.plan import Plan
 
@@ -43,16 +44,18 @@ class Backlog:
 
 
 def find(
-    plan: Plan, states: TierStates, bandwidth: float, lead: float = 0.0, standing: Standing | None = None
-) -> Backlog | None:
+    plan: Plan, states: TierStates, bandwidth: float, lead: float = 0.0, standing: Standing | None = None,
+    spared: Spared | None = None,
+) -> Backlog | None:  # fmt: skip
     """What must be fetched from now on, or None where waiting does no harm yet.
 
     With 8 consumers it takes 15 ms, however much they read. states: by snapshot, the state of each of its blocks
     (uint8, see Presence.states); bandwidth: bytes per second; lead: seconds before they
     are due that blocks are to be delivered; standing: which blocks are this node's to keep. Others come from other
-    nodes, whatever the origin delivers.
+    nodes, whatever the origin delivers. spared: says which reads need no block.
     """
-    parts = [part for part in _missing(plan, states, {} if standing is None else standing.mine) if len(part.due)]
+    missing = _missing(plan, states, {} if standing is None else standing.mine, spared)
+    parts = [part for part in missing if len(part.due)]
     if not parts or bandwidth <= 0:
         return None
     due = np.concatenate([part.due for part in parts])
@@ -80,7 +83,7 @@ class _Part:
     sizes: npt.NDArray[np.float64]
 
 
-def _missing(plan: Plan, states: TierStates, mine: Mapping[str, Mine]) -> Iterator[_Part]:
+def _missing(plan: Plan, states: TierStates, mine: Mapping[str, Mine], spared: Spared | None) -> Iterator[_Part]:
     for consumer in plan.consumers():
         snapshot, _ = plan.generation(consumer)
         state = states.get(snapshot)
@@ -96,6 +99,9 @@ def _missing(plan: Plan, states: TierStates, mine: Mapping[str, Mine]) -> Iterat
             coming = plan.is_coming(consumer, window.start + reads, blocks)
             reads, blocks = reads[coming], blocks[coming]
             due = np.asarray(window.seconds + window.period * reads, np.float64)
+            if spared is not None and len(reads):
+                wanted = ~spared(consumer, snapshot, blocks, due)
+                blocks, due = blocks[wanted], due[wanted]
             # Later reads of a block, also by other consumers, find it here.
             first = due <= plan.next_use_of(snapshot, blocks) + 1e-6
             sizes = np.multiply(plan.spaces[snapshot].sizes[blocks[first]], stride, dtype=np.float64)

@@ -6,6 +6,9 @@ A block that is evicted too early could have been a better choice later, since e
 needed only in the next epoch. Blocks are fetched further ahead only where the origins' bandwidth would not suffice
 later (see cachefs.planning.prefetch.backlog). So no step evicts a block that is needed sooner than what it fetches.
 
+What its reader finds in the page cache is not fetched at all, for as long as its pages were seen there lately (see
+PageCacheModel.has in cachefs.planning.pagecache.model).
+
 In a cluster, only what is this node's to keep (see cachefs.planning.cluster.standing) is fetched that far ahead. Copies
 of what other nodes keep are fetched within the window alone, and no longer ahead than nodes need to give each other
 blocks: they would take the room of blocks of which the cluster has no other. Where the other node has to bring a block
@@ -16,11 +19,13 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from cachefs.planning.blocks.presence import ABSENT, Presence
+from cachefs.planning.blocks.space import Ids
 from cachefs.planning.cluster.standing import Standing
 from cachefs.planning.prefetch import backlog
 from cachefs.planning.prefetch.backlog import Backlog
@@ -29,6 +34,7 @@ from cachefs.planning.prefetch.latency import Latency
 from cachefs.planning.prefetch.learned_window import LearnedWindow
 from cachefs.planning.prefetch.lookahead import Lookahead, Name, Upcoming
 from cachefs.planning.prefetch.pauses import Pauses
+from cachefs.planning.sequences.course import Seconds
 from cachefs.planning.sequences.plan import Plan
 
 # Seconds ahead of the readers within which, at most, other blocks are evicted for what is fetched. Only a backlog may
@@ -57,6 +63,15 @@ class FetchLimits:
     max_blocks: int
 
 
+class PageCaches(Protocol):
+    """What the page caches of this node's mounts have."""
+
+    def have(self, consumer: str, snapshot: str, ids: Ids, left: Seconds, now: float) -> npt.NDArray[np.bool_]:
+        """Will *consumer* find these blocks in the page caches of all mounts that it may read through? ids: shape (n,);
+        left: seconds until each must be fetched otherwise, shape (n,), negative where it should be under way; now:
+        seconds. Returns bool, shape (n,)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Blocks to fetch, for which others may be evicted."""
@@ -78,17 +93,28 @@ class FetchPlan:
     """
 
     def __init__(
-        self, plan: Plan, presence: Presence, limits: FetchLimits, now: float, standing: Standing | None = None
+        self,
+        plan: Plan,
+        presence: Presence,
+        limits: FetchLimits,
+        now: float,
+        standing: Standing | None = None,
+        page_caches: PageCaches | None = None,
     ) -> None:
-        """standing: which blocks are this node's to keep; None where there is no other node."""
+        """standing: which blocks are this node's to keep; None where there is no other node. page_caches: of the
+        mounts that consumers read through; None where nobody knows what they have."""
+        self._page_caches = page_caches
+        self._now = now  # of the last step
         self._plan = plan
         self._standing = standing
         self._presence = presence
         self._limits = limits
-        self._some_time = Lookahead(plan, ABSENT, standing)  # for free room
-        self._soon = Lookahead(plan, ABSENT)  # for the window
-        self._own_soon = Lookahead(plan, ABSENT, standing)  # the same, where there are copies
-        self._in_time = Lookahead(plan, ABSENT, standing)  # for the backlog
+        spared = self._is_cached if page_caches is not None else None
+        self._spared = spared
+        self._some_time = Lookahead(plan, ABSENT, standing, spared)  # for free room
+        self._soon = Lookahead(plan, ABSENT, None, spared)  # for the window
+        self._own_soon = Lookahead(plan, ABSENT, standing, spared)  # the same, where there are copies
+        self._in_time = Lookahead(plan, ABSENT, standing, spared)  # for the backlog
         self._backlog: Backlog | None = None
         self._bandwidth = Bandwidth(now)
         self._in_flight: dict[Name, int] = {}  # bytes of each block
@@ -108,6 +134,7 @@ class FetchPlan:
 
         delivered: bytes that origins have delivered since the start.
         """
+        self._now = now
         if now - self._looked <= LOOK_AGAIN:
             return
         self._looked = now
@@ -117,9 +144,15 @@ class FetchPlan:
         self._pauses.end(now)
         self._bandwidth.measure(delivered, now)
         self._backlog = backlog.find(
-            self._plan, self._presence.states, self._bandwidth.value, self._window, self._standing
+            self._plan, self._presence.states, self._bandwidth.value, self._window, self._standing, self._spared
         )
         self._in_time.rewind()
+
+    def _is_cached(self, consumer: str, snapshot: str, ids: Ids, seconds: Seconds) -> npt.NDArray[np.bool_]:
+        """See `Spared`. A block whose pages were seen lately is fetched once they are known to be gone, or were not
+        seen for too long: early enough, which is a window before it is read."""
+        assert self._page_caches is not None
+        return self._page_caches.have(consumer, snapshot, ids, seconds - self._window, self._now)
 
     def window(self, margins: Mapping[str, float], latency: Latency, now: float) -> float:
         """Seconds ahead of the readers within which other blocks are evicted for what is fetched.

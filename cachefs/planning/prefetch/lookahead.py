@@ -5,7 +5,7 @@ see. With 8 consumers and 1.3 million blocks, a call takes 0.07 ms where nothing
 never takes more than 3 ms, since one call looks at a limited number of reads.
 """
 
-from collections.abc import Mapping, Set
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
 from math import inf
 from typing import Final
@@ -16,9 +16,14 @@ import numpy.typing as npt
 from cachefs.planning.blocks.presence import TierStates
 from cachefs.planning.blocks.space import Ids
 from cachefs.planning.cluster.standing import Standing
+from cachefs.planning.sequences.course import Seconds
 from cachefs.planning.sequences.plan import Plan
 
 Name = tuple[str, int]  # snapshot, number of the block in its space
+
+# Given a consumer, its snapshot, blocks of it (shape (n,), int32), and the seconds until the consumer reads each (shape
+# (n,)): which of these reads need no block on the node, as their pages are in the page cache. Shape (n,), bool.
+Spared = Callable[[str, str, Ids, Seconds], npt.NDArray[np.bool_]]
 
 # Reads of one consumer that are looked at in one piece: at first, and at most.
 _FIRST_LOOK: Final = 1024
@@ -65,10 +70,11 @@ class _Found:
 class Lookahead:
     """Finds blocks in one state in the futures of all consumers, and gives each of them once."""
 
-    def __init__(self, plan: Plan, wanted: int, standing: Standing | None = None) -> None:
+    def __init__(self, plan: Plan, wanted: int, standing: Standing | None = None, spared: Spared | None = None) -> None:
         """wanted: the state of the blocks it looks for (see cachefs.planning.blocks.presence). standing: it looks for
-        those only that are this node's to keep; None: for all."""
+        those only that are this node's to keep; None: for all. spared: says which reads need no block."""
         self._plan = plan
+        self._spared = spared
         self._wanted = wanted
         self._standing = standing
         # By consumer: seconds by which it may be ahead of its place in the plan. None where it is not named.
@@ -118,6 +124,9 @@ class Lookahead:
             # What workers have read ahead of the others is evicted soon, and is not wanted again: it would take the
             # places of what is. In a job with 4 workers all of them: nothing was fetched for a second.
             here = here[self._plan.is_coming(consumer, window.start + here, window.blocks[here])]
+            if self._spared is not None and len(here):
+                seconds_to = np.asarray(first + window.period * here, np.float64)
+                here = here[~self._spared(consumer, generation[0], window.blocks[here], seconds_to)]
             if count + len(here) > blocks:
                 # More is not given by this call: to sort 1,024 reads in place of 100 takes an eighth of a step.
                 here = here[: blocks - count]

@@ -24,14 +24,15 @@ ALIVE_SECONDS: Final = 10.0
 class PushStream:
     """The stream of one mount, whichever process pushes for it: the mount's pages outlive that process."""
 
-    def __init__(self, plan: PushPlan, audience: Callable[[float], Audience]) -> None:
+    def __init__(self, plan: PushPlan, audience: Callable[[float], Audience], lead: Callable[[], float]) -> None:
         """plan: decides what is ordered; audience: who reads what the mount shows, where an order takes so many
-        seconds."""
+        seconds; lead: seconds before its read that a block must be fetched."""
         self.pages = plan.pages  # the model of the mount's page cache
         self.listening = False  # somebody takes orders
         self.guessed = 0  # blocks that were to be pushed on a guess
         self._plan = plan
         self._audience = audience
+        self._lead = lead
         self._subscription = 0  # number of the latest one; the others have ended
         self._closed = False
         self._counters: Counter[str] = Counter()  # as this pusher last reported them
@@ -68,7 +69,7 @@ class PushStream:
         """Orders for the pusher that sends *request*, as they are decided. They end when the pusher listens no longer,
         or when another pusher of the mount subscribes."""
         held = [_file_blocks(one) for one in request.held]
-        self._plan.begin(request.budget, held, asyncio.get_running_loop().time())
+        self._plan.begin(request.budget, held, asyncio.get_running_loop().time(), pushes=request.pushes)
         self.listening = True
         if not self._subscription:
             self._earlier = Counter(request.counters)
@@ -102,7 +103,7 @@ class PushStream:
 
     def _next_orders(self, now: float) -> Iterator[Order]:
         audience = self._audience(self._plan.latency) if self._plan.needs_audience else NOBODY
-        return self._plan.next_orders(audience, now)
+        return self._plan.next_orders(audience, now, self._lead())
 
     def close(self) -> None:
         """No more orders: the pusher asks again, of the daemon that is there then."""

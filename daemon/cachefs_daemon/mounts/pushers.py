@@ -5,11 +5,12 @@ import functools
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from cachefs.messages import MountView
 from cachefs.planning.blocks.presence import Presence
@@ -19,6 +20,7 @@ from cachefs.planning.pagecache.lookahead import Reader, all_tripwires
 from cachefs.planning.pagecache.orders import FileBlocks
 from cachefs.planning.pagecache.push_plan import Audience, PushPlan
 from cachefs.planning.pagecache.states import HELD, NOTHING, Blocks, PageStates, bytes_of
+from cachefs.planning.sequences.course import Seconds
 from cachefs.planning.sequences.plan import Plan
 from cachefs.push_messages import PushDone, PushOrder, PushSubscribe
 from cachefs.sizes import format_size
@@ -37,6 +39,10 @@ class Audiences(Protocol):
         """The consumers that read what the mount with that id shows. latency: seconds that an order to the mount's
         pusher takes; blocks that a consumer reads within them come too late."""
 
+    def mounts_of(self, consumer: str, snapshot: str) -> Collection[str]:
+        """Ids of the mounts through which *consumer*, which reads *snapshot*, may read; none where it is not of this
+        node."""
+
     def shows(self, mount: str, snapshot: str) -> bool:
         """Are files of *snapshot* among those that the mount with that id shows?"""
 
@@ -44,7 +50,11 @@ class Audiences(Protocol):
 class Pushers:
     """Used from the event loop only."""
 
-    def __init__(self, plan: Plan, presence: Presence, coverage: Coverage, audiences: Audiences) -> None:
+    def __init__(
+        self, plan: Plan, presence: Presence, coverage: Coverage, audiences: Audiences, lead: Callable[[], float]
+    ) -> None:
+        """lead: seconds before its read that a block must be fetched."""
+        self._lead = lead
         self._plan = plan
         self._presence = presence
         self._coverage = coverage
@@ -62,7 +72,8 @@ class Pushers:
         if stream is None:
             stream = self._streams[request.mount] = self._open(request.mount)
             self.show_cached()
-        log.info("mount %s takes pages ahead of reads, up to %s", request.mount, format_size(request.budget))
+        if request.pushes:
+            log.info("mount %s takes pages ahead of reads, up to %s", request.mount, format_size(request.budget))
         async with contextlib.aclosing(stream.orders(request)) as orders:
             async for order in orders:
                 yield order
@@ -73,7 +84,7 @@ class Pushers:
         # earlier daemon has one of them.
         first = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         plan = PushPlan(self._plan, self._presence, shows, first_serial=first)
-        return PushStream(plan, functools.partial(self._audiences.of, mount))
+        return PushStream(plan, functools.partial(self._audiences.of, mount), self._lead)
 
     def close(self) -> None:
         """End all streams of orders, which would keep the daemon from ending until its grace is over (5 s)."""
@@ -108,6 +119,15 @@ class Pushers:
         stream = self._streams.get(mount)
         return stream.pages.states if stream is not None else NOTHING
 
+    def have(self, consumer: str, snapshot: str, ids: Ids, left: Seconds, now: float) -> npt.NDArray[np.bool_]:
+        """See `cachefs.planning.prefetch.fetch_plan.PageCaches`."""
+        mounts = self._audiences.mounts_of(consumer, snapshot)
+        found = np.full(len(ids), bool(mounts))
+        for mount in mounts:
+            stream = self._streams.get(mount)
+            found &= stream is not None and stream.pages.has(snapshot, ids, left, now)
+        return found
+
     def on_reads(self, mount: str, accessed: Sequence[bytes], tripped: Mapping[str, Ids]) -> None:
         """*mount* has read these blocks. accessed: their keys; tripped: by snapshot, the numbers of those that were
         left out of the mount's page cache on purpose, shape (n,), int32."""
@@ -118,7 +138,7 @@ class Pushers:
             ids = space.ids(accessed)
             ids = ids[ids != NO_BLOCK]
             if len(ids):
-                stream.pages.read(Blocks(snapshot, ids), tripped.get(snapshot, ids[:0]))
+                stream.pages.read(Blocks(snapshot, ids), tripped.get(snapshot, ids[:0]), time.monotonic())
         stream.wake()
 
     def takes(self, mount: str) -> bool:

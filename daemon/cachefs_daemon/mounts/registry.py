@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -168,6 +168,11 @@ class MountRegistry:
         """By id of each mount: what it shows, and how many reads have reached it. Reads that the kernel answers from
         its page cache do not."""
         return {name: (mount.spec, mount.counters()["read"]) for name, mount in self._mounts.items()}
+
+    @property
+    def ids(self) -> Collection[str]:
+        """Ids of all mounts, also of those that have died."""
+        return self._mounts.keys()
 
     def lives(self, mount: str) -> bool:
         """Is there a living mount with this id?"""

@@ -139,7 +139,7 @@ def test_what_is_read_through_another_mount_is_dropped_unless_somebody_here_has_
         pushed = await anext(orders)
         assert len(entries_of(pushed)) == COUNT
         pusher.report(report(pushed.serial))
-        pusher.pages.read(Blocks("s", np.array([3, 4], np.int32)), np.zeros(0, np.int32))
+        pusher.pages.read(Blocks("s", np.array([3, 4], np.int32)), np.zeros(0, np.int32), now=0.0)
         assert len(pusher.states["s"]) == COUNT
         audiences.append(Audience([], frozenset({"s"})))
         dropped = await anext(orders)
@@ -199,7 +199,7 @@ def test_tripwires_of_which_a_part_is_there_are_dropped() -> None:
             orders = pusher.orders(PushSubscribe("m", count * large))
             pusher.pages.budget = count * large
             pusher.pages.follow_plan()
-            pusher.pages.read(Blocks("s", np.arange(count, dtype=np.int32)), np.zeros(0, np.int32))
+            pusher.pages.read(Blocks("s", np.arange(count, dtype=np.int32)), np.zeros(0, np.int32), now=0.0)
             dropped = await anext(orders)
             assert (dropped.drop, entries_of(dropped)) == (True, list(range(7, count, 8)))
 

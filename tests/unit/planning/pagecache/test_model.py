@@ -53,7 +53,7 @@ def test_what_is_ordered_counts_until_it_is_gone(pages: PageCacheModel) -> None:
 
 def test_reads_bring_pages_and_show_what_was_late(pages: PageCacheModel) -> None:
     pages.coming(blocks(1, 2))
-    pages.read(blocks(1, 5, 7), tripped=np.array([7], np.int32))
+    pages.read(blocks(1, 5, 7), tripped=np.array([7], np.int32), now=0.0)
     assert (pages.late, pages.used) == (2, 4 * SIZE)
     pages.came(blocks(1, 2), 0.0, failed=np.array([1], np.int32))
     assert (pages.states["s"][1], pages.used) == (HELD, 4 * SIZE)
@@ -75,7 +75,7 @@ def test_only_what_nobody_has_read_is_wasted(plan: Plan, pages: PageCacheModel) 
     hold(pages, 0, 1, 2, 3)
     plan.set_progress("c", 0, 1)
     pages.follow_plan()
-    pages.read(blocks(1), tripped=np.zeros(0, np.int32))
+    pages.read(blocks(1), tripped=np.zeros(0, np.int32), now=0.0)
     pages.going_now(blocks(0, 1, 2))
     assert pages.wasted == 1
 
@@ -114,7 +114,7 @@ def test_a_large_block_that_was_read_in_part_counts_and_is_still_pushed() -> Non
     plan.set_epoch("c", "s", 0, np.array([0, 1, 2, 3, 1, 0], np.int32), last=True)
     pages = PageCacheModel(plan, 3 * large)
     pages.follow_plan()
-    pages.read(blocks(0), tripped=np.zeros(0, np.int32))
+    pages.read(blocks(0), tripped=np.zeros(0, np.int32), now=0.0)
     assert (pages.states["s"][0], pages.used) == (PART, large)
     due = PushLookahead(plan).take(
         [Reader("c", "s", 0, 0, 0)], pages.states, {"s": np.full(4, IN_SSD, np.uint8)}, Room(4, 16 * large, 16 * large)
@@ -123,9 +123,9 @@ def test_a_large_block_that_was_read_in_part_counts_and_is_still_pushed() -> Non
     assert due.ids.tolist() == [0, 1, 2, 3]
     pages.coming(blocks(0, 1))
     assert pages.used == 2 * large
-    pages.read(blocks(0), tripped=np.zeros(0, np.int32))
+    pages.read(blocks(0), tripped=np.zeros(0, np.int32), now=0.0)
     pages.came(blocks(0, 1), 0.0, failed=np.zeros(0, np.int32))
-    pages.read(blocks(1, 2), tripped=np.zeros(0, np.int32))
+    pages.read(blocks(1, 2), tripped=np.zeros(0, np.int32), now=0.0)
     assert pages.states["s"].tolist() == [HELD, HELD, PART, OUT]
     assert [one.ids.tolist() for one in pages.victims(large, 1e-4, 4, 0.0)] == [[2]]
 
@@ -135,7 +135,7 @@ def test_candidates_are_no_more_than_there_are_blocks(plan: Plan) -> None:
     pages.follow_plan()
     every = np.arange(COUNT, dtype=np.int32)
     for _ in range(200):
-        pages.read(Blocks("s", every), tripped=every[:0])
+        pages.read(Blocks("s", every), tripped=every[:0], now=0.0)
     assert pages._candidates.counts["s"] <= COUNT + 1024 + COUNT
     assert [one.ids.tolist() for one in pages.victims(SIZE, -1.0, 1, 0.0)] == [[COUNT - 1]]
 
@@ -155,7 +155,7 @@ def test_a_large_block_that_could_not_be_pushed_counts_for_what_its_readers_brou
     pages = PageCacheModel(plan, 4 * large)
     pages.follow_plan()
     pages.coming(blocks(0, 1, 2))
-    pages.read(blocks(0), tripped=np.zeros(0, np.int32))
+    pages.read(blocks(0), tripped=np.zeros(0, np.int32), now=0.0)
     pages.came(blocks(0, 1, 2), 0.0, failed=np.array([0, 1], np.int32))
     assert (pages.states["s"].tolist(), pages.used) == ([PART_REFUSED, REFUSED, HELD, OUT], 2 * large)
     assert pages.droppable(blocks(0, 1, 2, 3)).ids.tolist() == [0, 2]
@@ -165,7 +165,7 @@ def test_a_large_block_that_could_not_be_pushed_counts_for_what_its_readers_brou
 
 def test_what_was_forgotten_meanwhile_may_still_be_reported(plan: Plan, pages: PageCacheModel) -> None:
     pages.coming(blocks(1))
-    pages.read(blocks(1), tripped=np.zeros(0, np.int32))
+    pages.read(blocks(1), tripped=np.zeros(0, np.int32), now=0.0)
     pages.going_now(blocks(1))
     pages.went(blocks(1))
     plan.remove("c")

@@ -62,7 +62,7 @@ class Mount:
         return done
 
     def read(self, *ids: int) -> None:
-        self.pushes.pages.read(Blocks("s", np.array(ids, np.int32)), np.zeros(0, np.int32))
+        self.pushes.pages.read(Blocks("s", np.array(ids, np.int32)), np.zeros(0, np.int32), now=0.0)
 
 
 @pytest.fixture
