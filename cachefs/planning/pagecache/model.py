@@ -1,6 +1,7 @@
 """A model of one mount's pages in the kernel's page cache: what is there, what is on its way, and what it takes."""
 
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -9,7 +10,7 @@ import numpy.typing as npt
 
 from cachefs.block import MAX_READ
 from cachefs.planning.blocks.presence import ABSENT, TierStates
-from cachefs.planning.blocks.space import BlockSpace, Ids, distinct
+from cachefs.planning.blocks.space import NO_BLOCK, BlockSpace, Ids, distinct
 from cachefs.planning.pagecache.candidates import Candidates
 from cachefs.planning.pagecache.states import (
     COMING,
@@ -37,6 +38,8 @@ STALE_SECONDS: Final = 4.0
 # is left to bring it: 3 times in an hour. It is believed to be there for twice as long.
 LOOKED_FOR: Final = 4.0
 BELIEVED: Final = 2.0
+# Reads of blocks in no plan that are remembered: 10 MB.
+MOST_UNPLANNED: Final = 1 << 17
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +85,9 @@ class PageCacheModel:
         self._pages: dict[str, _Pages] = {}  # by snapshot
         self._candidates = Candidates(plan)
         self._mark = 0  # up to which the plan has told what was read
+        # Reads of blocks that were in no plan: when, and the keys of the blocks.
+        self._unplanned: deque[tuple[float, list[bytes]]] = deque()
+        self._unplanned_keys = 0  # in all of them
 
     @property
     def spaces(self) -> Mapping[str, BlockSpace]:
@@ -100,6 +106,7 @@ class PageCacheModel:
         for space in fresh:
             pages = self._pages[space.snapshot] = _Pages.nothing_of(space)
             self._candidates.add(space, pages.states, pages.sole)
+            self._recall(pages)
         if self._forget_unplanned() or fresh:
             self.states = {snapshot: pages.states for snapshot, pages in self._pages.items()}
         self._mark, consumed = self._plan.consumed_since(self._mark)
@@ -270,6 +277,30 @@ class PageCacheModel:
         pages.states[ids[whole & (pages.states[ids] != GOING)]] = HELD
         pages.since[ids[whole]] = now
         pages.states[ids[~whole & UNCOUNTED[pages.states[ids]]]] = PART
+
+    def read_keys(self, keys: Sequence[bytes], tripped: Mapping[str, Ids], now: float) -> None:
+        """`read` of the blocks with these keys, in whichever snapshots they are. Reads of what is in no plan are
+        remembered: a job has read for a moment when it has published what it reads. tripped: by snapshot."""
+        unknown = np.ones(len(keys), np.bool_)
+        for snapshot, pages in self._pages.items():
+            ids = pages.space.ids(keys)
+            unknown &= ids == NO_BLOCK
+            ids = ids[ids != NO_BLOCK]
+            if len(ids):
+                self.read(Blocks(snapshot, ids), tripped.get(snapshot, ids[:0]), now)
+        if unknown.any():
+            self._unplanned.append((now, [keys[place] for place in np.flatnonzero(unknown).tolist()]))
+            self._unplanned_keys += len(self._unplanned[-1][1])
+            while self._unplanned_keys > MOST_UNPLANNED and len(self._unplanned) > 1:
+                self._unplanned_keys -= len(self._unplanned.popleft()[1])
+
+    def _recall(self, pages: _Pages) -> None:
+        """Take note of what was read of a snapshot before it was planned."""
+        for when, keys in self._unplanned:
+            ids = pages.space.ids(keys)
+            ids = ids[ids != NO_BLOCK]
+            if len(ids):
+                self.read(Blocks(pages.space.snapshot, ids), ids, when)
 
     def _count(self, pages: _Pages, ids: Ids) -> None:
         """Pages of *ids* are coming, or are there: those that took nothing of the budget do from now on."""

@@ -42,8 +42,8 @@ REFUSED_SECONDS: Final = 2.0
 UNPLANNED_SECONDS: Final = 10.0
 # Once in CHECK_SECONDS it is checked whether pages are still there, of at most MOST_CHECKED blocks of each reader, with
 # no more than MOST_CHECKS such orders open: of pages that were pushed long ago and are read within AHEAD_SECONDS; and
-# of pages that are the only copy on the node and must be fetched within SOLE_SECONDS if they are gone. A check takes the
-# pusher 20 us.
+# of pages that are the only copy on the node, of a block that must be fetched within SOLE_SECONDS if they are gone. A
+# check takes the pusher 20 us.
 CHECK_SECONDS: Final = 0.2
 AHEAD_SECONDS: Final = 1.0
 SOLE_SECONDS: Final = 60.0

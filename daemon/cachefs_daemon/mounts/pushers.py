@@ -14,12 +14,12 @@ import numpy.typing as npt
 
 from cachefs.messages import MountView
 from cachefs.planning.blocks.presence import Presence
-from cachefs.planning.blocks.space import NO_BLOCK, Ids
+from cachefs.planning.blocks.space import Ids
 from cachefs.planning.pagecache.coverage import Coverage
 from cachefs.planning.pagecache.lookahead import Reader, all_tripwires
 from cachefs.planning.pagecache.orders import FileBlocks
 from cachefs.planning.pagecache.push_plan import Audience, PushPlan
-from cachefs.planning.pagecache.states import HELD, NOTHING, Blocks, PageStates, bytes_of
+from cachefs.planning.pagecache.states import HELD, NOTHING, PageStates, bytes_of
 from cachefs.planning.sequences.course import Seconds
 from cachefs.planning.sequences.plan import Plan
 from cachefs.push_messages import PushDone, PushOrder, PushSubscribe
@@ -134,11 +134,7 @@ class Pushers:
         stream = self._streams.get(mount)
         if stream is None:
             return
-        for snapshot, space in stream.pages.spaces.items():
-            ids = space.ids(accessed)
-            ids = ids[ids != NO_BLOCK]
-            if len(ids):
-                stream.pages.read(Blocks(snapshot, ids), tripped.get(snapshot, ids[:0]), time.monotonic())
+        stream.pages.read_keys(accessed, tripped, time.monotonic())
         stream.wake()
 
     def takes(self, mount: str) -> bool:

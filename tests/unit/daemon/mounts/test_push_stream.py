@@ -37,7 +37,7 @@ def pusher_of(store: OpenStore, every: int = 0, audience: Callable[[], Audience]
     """every: reads from one tripwire of its only reader to the next."""
     only = Audience([Reader("c", "s", 0, 0, every)])
     plan = PushPlan(store.plan, store.presence, lambda snapshot: True, first_serial=1)
-    return PushStream(plan, lambda latency: audience() if audience is not None else only)
+    return PushStream(plan, lambda latency: audience() if audience is not None else only, lambda: 0.0)
 
 
 def held(snapshot: str, *entries: int) -> HeldPages:

@@ -11,6 +11,8 @@ from tests.simulated import space_of
 COUNT = 10
 SIZE = 100
 
+NOT_SOLE = np.zeros(COUNT, np.bool_)
+
 
 @pytest.fixture
 def plan() -> Plan:
@@ -29,7 +31,7 @@ def test_what_is_read_last_of_all_snapshots_is_evicted_first(plan: Plan) -> None
     candidates = Candidates(plan)
     states = {snapshot: np.full(COUNT, HELD, np.uint8) for snapshot in "st"}
     for snapshot in "st":
-        candidates.add(plan.spaces[snapshot], states[snapshot])
+        candidates.add(plan.spaces[snapshot], states[snapshot], NOT_SOLE)
     states["t"][9], states["t"][8] = GOING, OUT
     found = candidates.victims(9 * SIZE, 0.005, COUNT, now=1.0)
     # In all seven of `t`, whose first block is read now, and two of `s`.
@@ -42,7 +44,7 @@ def test_what_is_read_last_of_all_snapshots_is_evicted_first(plan: Plan) -> None
 def test_a_look_at_all_blocks_that_brought_nothing_is_not_repeated_at_once(plan: Plan) -> None:
     candidates = Candidates(plan)
     states = np.full(COUNT, OUT, np.uint8)
-    candidates.add(plan.spaces["s"], states)
+    candidates.add(plan.spaces["s"], states, NOT_SOLE)
     assert candidates.victims(SIZE, 0.0, 1, now=1.0) == []
     states[3] = HELD
     assert candidates.victims(SIZE, 0.0, 1, now=1.0 + LOOK_SECONDS / 2) == []
@@ -53,10 +55,21 @@ def test_a_look_at_all_blocks_that_brought_nothing_is_not_repeated_at_once(plan:
 def test_what_was_considered_is_found_without_a_look_at_all_blocks(plan: Plan) -> None:
     candidates = Candidates(plan)
     states = np.full(COUNT, OUT, np.uint8)
-    candidates.add(plan.spaces["s"], states)
+    candidates.add(plan.spaces["s"], states, NOT_SOLE)
     assert candidates.victims(SIZE, 0.0, 1, now=1.0) == []
     states[3] = HELD
     candidates.consider(Blocks("s", np.array([3, 4, 3], np.int32)))
     assert candidates.counts == {"s": 3}
     [found] = candidates.victims(SIZE, 0.0, 1, now=1.0)
     assert (found.ids.tolist(), candidates.counts) == ([3], {"s": 1})
+
+
+def test_pages_that_are_the_only_copy_are_never_dropped(plan: Plan) -> None:
+    candidates, sole = Candidates(plan), np.zeros(COUNT, np.bool_)
+    candidates.add(plan.spaces["s"], np.full(COUNT, HELD, np.uint8), sole)
+    sole[[9, 7]] = True
+    [found] = candidates.victims(3 * SIZE, 0.0, COUNT, now=1.0)
+    assert found.ids.tolist() == [8, 6, 5]
+    candidates.consider(Blocks("s", np.array([9], np.int32)))
+    [found] = candidates.victims(SIZE, 0.0, COUNT, now=1.1)
+    assert found.ids.tolist() == [8]

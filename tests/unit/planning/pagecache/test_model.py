@@ -1,9 +1,10 @@
 """The model of the page cache, against what it is told."""
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
-from cachefs.planning.blocks.presence import IN_SSD
+from cachefs.planning.blocks.presence import ABSENT, IN_MEMORY, IN_SSD
 from cachefs.planning.pagecache.lookahead import PushLookahead, Reader, Room
 from cachefs.planning.pagecache.model import STALE_SECONDS, PageCacheModel
 from cachefs.planning.pagecache.states import GOING, HELD, OUT, PART, PART_REFUSED, REFUSED, Blocks
@@ -85,12 +86,11 @@ def test_what_came_long_ago_is_looked_for_and_may_be_lost(pages: PageCacheModel)
     ids = np.array([1, 2, 3, 4], np.int32)
     assert pages.stale("s", ids, STALE_SECONDS - 0.1).tolist() == []
     assert pages.stale("s", ids, STALE_SECONDS + 0.1).tolist() == [1, 2, 3]
-    pages.looked_for(blocks(1, 3), STALE_SECONDS)
-    assert pages.stale("s", ids, STALE_SECONDS + 0.1).tolist() == [2]
-    used = pages.used
-    pages.lost(blocks(1, 2, 3), np.array([2], np.int32))
+    pages.checked(blocks(1, 2, 3), np.array([2], np.int32), STALE_SECONDS)
     assert pages.states["s"][1:4].tolist() == [HELD, REFUSED, HELD]
-    assert pages.used < used
+    assert pages.used == 2 * SIZE
+    assert pages.stale("s", ids, 2 * STALE_SECONDS - 0.1).tolist() == []
+    assert pages.stale("s", ids, 2 * STALE_SECONDS + 0.1).tolist() == [1, 3]
 
 
 def test_a_snapshot_that_nobody_plans_is_forgotten_with_its_last_page(plan: Plan, pages: PageCacheModel) -> None:
@@ -104,7 +104,7 @@ def test_a_snapshot_that_nobody_plans_is_forgotten_with_its_last_page(plan: Plan
     pages.went(blocks(1, 2))
     pages.follow_plan()
     assert (pages.states, pages.used) == ({}, 0)
-    pages.lost(blocks(1), np.array([1], np.int32))
+    pages.checked(blocks(1), np.array([1], np.int32), 1.0)
 
 
 def test_a_large_block_that_was_read_in_part_counts_and_is_still_pushed() -> None:
@@ -143,7 +143,7 @@ def test_candidates_are_no_more_than_there_are_blocks(plan: Plan) -> None:
 def test_what_is_about_to_go_or_gone_is_not_dropped_again(pages: PageCacheModel) -> None:
     hold(pages, 1, 2, 3)
     pages.going_now(blocks(1))
-    pages.lost(blocks(2), np.array([2], np.int32))
+    pages.checked(blocks(2), np.array([2], np.int32), 1.0)
     assert pages.droppable(blocks(1, 2, 3)).ids.tolist() == [3]
 
 
@@ -173,3 +173,80 @@ def test_what_was_forgotten_meanwhile_may_still_be_reported(plan: Plan, pages: P
     pages.follow_plan()
     pages.came(blocks(1), 0.0, failed=np.zeros(0, np.int32))
     assert (pages.states, pages.used) == ({}, 0)
+
+
+def on_node(*absent: int) -> dict[str, npt.NDArray[np.uint8]]:
+    states = np.full(COUNT, IN_MEMORY, np.uint8)
+    states[list(absent)] = ABSENT
+    return {"s": states}
+
+
+def test_the_only_copy_takes_nothing_of_the_budget_and_is_left_to_the_kernel(pages: PageCacheModel) -> None:
+    hold(pages, 1, 2, 3)
+    pages.follow_tiers(on_node(1, 2))
+    assert (pages.used, pages.sole_bytes) == (SIZE, 2 * SIZE)
+    assert pages.droppable(blocks(1, 2, 3)).ids.tolist() == [3]
+    assert [one.ids.tolist() for one in pages.victims(3 * SIZE, -1.0, 9, 0.0)] == [[3]]
+    pages.follow_tiers(on_node(2))  # it was fetched
+    assert (pages.used, pages.sole_bytes) == (2 * SIZE, SIZE)
+    assert [one.ids.tolist() for one in pages.victims(3 * SIZE, -1.0, 9, 1.0)] == [[3, 1]]
+    pages.checked(blocks(2), np.array([2], np.int32), 1.0)
+    assert (pages.used, pages.states["s"][2]) == (2 * SIZE, REFUSED)
+    pages.follow_tiers(on_node(2))
+    assert (pages.used, pages.sole_bytes) == (2 * SIZE, 0)
+
+
+def test_the_only_copy_is_looked_for_while_there_is_time_to_fetch_it(pages: PageCacheModel) -> None:
+    hold(pages, 1, 2)
+    pages.follow_tiers(on_node(1))
+    ids = np.array([1, 2], np.int32)
+
+    def left(seconds: float) -> npt.NDArray[np.float64]:
+        return np.full(2, seconds)
+
+    # Last seen 20 s ago.
+    assert pages.unsure("s", ids, left(6.0), 20.0).tolist() == []
+    assert pages.unsure("s", ids, left(4.0), 20.0).tolist() == [1]
+    assert pages.has("s", ids, left(4.0), 20.0).tolist() == [True, True]
+    # Nobody has answered.
+    assert pages.has("s", ids, left(2.0), 20.0).tolist() == [False, False]
+    pages.checked(blocks(1), blocks().ids, 20.0)
+    assert pages.has("s", ids, left(-1.0), 20.1).tolist() == [True, False]
+    assert pages.unsure("s", ids, left(-1.0), 20.1).tolist() == []
+    assert pages.unsure("s", ids, left(-1.0), 20.1 + STALE_SECONDS).tolist() == [1]
+
+
+def test_what_was_read_while_it_was_checked_is_there(pages: PageCacheModel) -> None:
+    hold(pages, 1)
+    pages.follow_tiers(on_node(1))
+    pages.read(blocks(1), tripped=blocks().ids, now=20.2)
+    pages.checked(blocks(1), blocks(1).ids, 20.0)
+    assert pages.has("s", blocks(1).ids, np.zeros(1), 21.0).tolist() == [True]
+
+
+def test_a_large_block_that_readers_have_brought_in_parts_is_found_to_be_whole() -> None:
+    plan, large = Plan(), 4 << 20
+    plan.add_space(space_of([large] * 2, "s", block_size=large))
+    plan.set_epoch("c", "s", 0, np.array([0, 1], np.int32), last=True)
+    pages = PageCacheModel(plan, 4 * large)
+    pages.follow_plan()
+    pages.read(blocks(0, 1), tripped=blocks().ids, now=1.0)
+    pages.follow_tiers({"s": np.full(2, ABSENT, np.uint8)})
+    assert pages.unsure("s", blocks(0, 1).ids, np.full(2, 60.0), 2.0).tolist() == [0, 1]
+    pages.checked(blocks(0, 1), np.array([1], np.int32), 2.0)
+    assert pages.states["s"].tolist() == [HELD, PART]
+    assert pages.has("s", blocks(0, 1).ids, np.full(2, 60.0), 2.1).tolist() == [True, False]
+    assert pages.unsure("s", blocks(0, 1).ids, np.full(2, 60.0), 2.1).tolist() == []
+
+
+def test_what_was_read_before_it_was_planned_is_known() -> None:
+    plan, space = Plan(), space_of([SIZE] * COUNT, "s")
+    pages = PageCacheModel(plan, 10 * SIZE)
+    pages.follow_plan()
+    keys = space.keys(np.arange(COUNT))
+    pages.read_keys([keys[3], b"of another data".ljust(len(keys[0])), keys[5]], {}, now=7.0)
+    plan.add_space(space)
+    pages.follow_plan()
+    assert np.flatnonzero(pages.states["s"]).tolist() == [3, 5]
+    assert pages.late == 0
+    assert pages.has("s", np.array([3, 4, 5], np.int32), np.zeros(3), 8.0).tolist() == [True, False, True]

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cachefs.planning.blocks.presence import IN_MEMORY, Presence
+from cachefs.planning.blocks.presence import ABSENT, IN_MEMORY, Presence
 from cachefs.planning.blocks.space import BlockSpace
 from cachefs.planning.pagecache import push_plan
 from cachefs.planning.pagecache.lookahead import Reader
@@ -39,7 +39,7 @@ class Mount:
         self.plan = Plan()
         self.plan.add_space(space)
         self.plan.set_epoch("c", "s", 0, np.arange(space.count), last=True)
-        presence = Presence()
+        self.presence = presence = Presence()
         presence.watch(space)
         presence.set_all("s", np.arange(space.count, dtype=np.int32), [IN_MEMORY] * space.count)
         self.reader = Reader("c", "s", 0, 0, every)
@@ -165,7 +165,8 @@ def test_what_an_order_left_open_counts_as_pushed(mount: Mount) -> None:
     [order] = mount.orders(0.0)
     used = mount.pushes.pages.used
     mount.begin(32 * SIZE, now=1.0)
-    [following] = mount.orders(1.0)
+    checked, following = mount.orders(1.0)
+    assert (checked.action, ids_of(checked)) == (Action.CHECK, ids_of(order))
     assert ids_of(following)[0] == ids_of(order)[-1] + 1
     assert mount.pushes.pages.used == used + len(ids_of(following)) * SIZE <= 32 * SIZE
     mount.pushes.done(order.serial, np.array([0], np.uint32), 1.1)
@@ -182,6 +183,55 @@ def test_what_came_long_ago_is_checked_before_it_is_read(mount: Mount) -> None:
     assert ids_of(checked) == list(range(COUNT))
     mount.pushes.done(checked.serial, np.array([COUNT - 1], np.uint32), now)
     assert mount.pushes.pages.states["s"][COUNT - 1] == REFUSED
+
+
+def absent(mount: Mount, *ids: int) -> None:
+    """These blocks are in no tier."""
+    mount.presence.set_all("s", np.array(ids, np.int32), [ABSENT] * len(ids))
+
+
+def test_only_copies_are_looked_for_in_time_to_fetch_them(mount: Mount) -> None:
+    mount.plan.set_progress("c", 0, 0, 0.5)  # 30 blocks in a minute
+    mount.begin(64 * SIZE)
+    mount.carry_out(0.0)
+    absent(mount, 4, 20)
+    now = 30.0
+    [checked] = list(mount.pushes.next_orders(mount.audience, now, lead=1.0))
+    assert (checked.action, ids_of(checked)) == (Action.CHECK, [0, 4]), "20 is read in 40 s"
+    assert list(mount.pushes.next_orders(mount.audience, now + 2 * CHECK_SECONDS, lead=1.0)) == [], "under way"
+    mount.pushes.done(checked.serial, np.array([1], np.uint32), now + 1)
+    assert mount.pushes.pages.states["s"][4] == REFUSED
+    [again] = list(mount.pushes.next_orders(mount.audience, now + 1, lead=33.0))
+    assert ids_of(again) == [20]
+
+
+def test_no_more_is_checked_at_once_than_a_pusher_has_time_for(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(push_plan, "MOST_CHECKED", 5)
+    mount.begin(64 * SIZE)
+    mount.carry_out(0.0)
+    absent(mount, *range(COUNT))
+    given = [mount.orders(100.0 + number) for number in range(4)]
+    assert [[ids_of(one) for one in orders] for orders in given] == [[[*range(5)]], [[*range(5, 10)]], [], []]
+
+
+def test_a_pusher_that_only_checks_stores_and_drops_nothing(mount: Mount) -> None:
+    mount.pushes.begin(0, [], 0.0, pushes=False)
+    assert mount.orders(0.0) == []
+    mount.read(*range(10))
+    absent(mount, 1, 2)
+    [checked] = mount.orders(10.0)
+    assert (checked.action, ids_of(checked)) == (Action.CHECK, [1, 2])
+    assert mount.carry_out(20.0) == []
+
+
+def test_a_tripwire_that_is_the_only_copy_stays() -> None:
+    mount = Mount(space_of([SIZE] * COUNT, "s"), every=8)
+    mount.begin(64 * SIZE)
+    mount.carry_out(0.0)
+    mount.read(7, 15)
+    absent(mount, 15)
+    dropped = [one for one in mount.orders(1.0) if one.action is Action.DROP]
+    assert [ids_of(one) for one in dropped] == [[7]]
 
 
 def test_pages_that_nobody_plans_are_dropped_before_more_is_pushed(mount: Mount) -> None:

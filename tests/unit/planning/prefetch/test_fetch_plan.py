@@ -1,11 +1,15 @@
 """What is fetched next, how much of it at once, and what failures change."""
 
 import math
+from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from cachefs.planning.blocks.presence import IN_MEMORY, Presence
+from cachefs.planning.blocks.space import Ids
 from cachefs.planning.cluster.standing import Standing
 from cachefs.planning.prefetch import backlog
 from cachefs.planning.prefetch.fetch_plan import (
@@ -74,6 +78,53 @@ def test_free_room_is_filled_in_the_order_of_deadlines() -> None:
     names = [one.name for one in scene.fill(5)]
     assert set(names[:2]) == {("slow", 7), ("fast", 3)}, "both are needed now"
     assert names[2:] == [("fast", 1), ("fast", 4), ("slow", 5)]
+
+
+@dataclass
+class PageCaches:
+    """What the only mount has."""
+
+    there: set[int]
+    asked: list[tuple[str, str, float]] = field(default_factory=list)
+
+    def have(
+        self, consumer: str, snapshot: str, ids: Ids, left: npt.NDArray[np.float64], now: float
+    ) -> npt.NDArray[np.bool_]:
+        self.asked.append((consumer, snapshot, now))
+        assert np.all(np.diff(left) > 0)
+        return np.isin(ids, list(self.there))
+
+
+def test_what_page_caches_have_is_not_fetched_until_they_have_lost_it() -> None:
+    scene, caches = Scene(job=list(range(100))), PageCaches({0, 1, 3, 6, 7, 8})
+    scene.fetches = FetchPlan(
+        scene.plan, scene.presence, FetchLimits(2.0, WORTH, MANY, 1000), scene.now, page_caches=caches
+    )
+    scene.look_again()
+    assert numbers(scene.fill(3)) == [2, 4, 5]
+    assert caches.asked[-1] == ("job", "job", scene.now)
+    window = scene.fetches.window({}, Latency(0.1), scene.now)
+    assert numbers(scene.fetches.for_window(window)) == []
+    caches.there.discard(1)
+    assert numbers(scene.fetches.for_window(window)) == [1]
+    scene.look_again(after=2.0)
+    assert numbers(scene.fill(6)) == [1, 9, 10]
+
+
+def test_what_page_caches_have_is_no_backlog() -> None:
+    scene, caches = Scene(job=list(range(100))), PageCaches(set(range(90)))
+    bandwidth = 0.5 * RATE * SIZE
+    spared = partial(_in, caches)
+    assert backlog.find(scene.plan, scene.presence.states, bandwidth) is not None
+    assert backlog.find(scene.plan, scene.presence.states, bandwidth, spared=spared) is None
+    caches.there.clear()
+    assert backlog.find(scene.plan, scene.presence.states, bandwidth, spared=spared) is not None
+
+
+def _in(
+    caches: PageCaches, consumer: str, snapshot: str, ids: Ids, due: npt.NDArray[np.float64]
+) -> npt.NDArray[np.bool_]:
+    return caches.have(consumer, snapshot, ids, due, 0.0)
 
 
 def test_nothing_is_fetched_twice_and_room_is_counted_once() -> None:
