@@ -177,13 +177,12 @@ def test_when_all_processes_are_stopped_and_the_supervisor_is_killed_readers_get
     daemon: Daemon, tmp_path: Path, survivor: str
 ) -> None:
     with contextlib.ExitStack() as stack:
-        options = ["no_push"] if survivor == "guard" else []
-        mount = stack.enter_context(mounted(daemon.socket, "tree", tmp_path / "mnt", "workers=1", *options))
+        mount = stack.enter_context(mounted(daemon.socket, "tree", tmp_path / "mnt", "workers=1"))
         supervisor = supervisor_of(daemon, mount)
         # Keeps the connection alive, as a process does that cannot die.
         stack.callback(os.close, cloned_device(supervisor.pid))
-        watches = {"guard": _is_watching_guard, "pusher": _is_watching_pusher}[survivor]
-        _wait_for(lambda: any(map(watches, supervisor.children())))
+        for watches in (_is_watching_guard, _is_watching_pusher):
+            _wait_for(lambda watches=watches: any(map(watches, supervisor.children())))  # type: ignore[misc]
         family = [supervisor, *supervisor.children()]
         for process in family:
             process.suspend()

@@ -144,10 +144,21 @@ def environment_for(account: Account) -> dict[str, str]:
 
 
 @contextmanager
-def mounted(dataset: str, directory: Path, socket: Path, log: Path, options: Sequence[str] = ()) -> Iterator[None]:
-    """The dataset mounted at *directory*, which is made. The options are those of `mount.cachefs -o`."""
+def mounted(
+    dataset: str,
+    directory: Path,
+    socket: Path,
+    log: Path,
+    options: Sequence[str] = (),
+    group: Callable[[Sequence[str]], list[str]] | None = None,
+) -> Iterator[None]:
+    """The dataset mounted at *directory*, which is made. The options are those of `mount.cachefs -o`. group: puts a
+    command into a control group."""
     directory.mkdir()
-    command = ["mount.cachefs", dataset, str(directory), "-f", "-o", ",".join((f"socket={socket}", *options))]
+    command = [program("mount.cachefs"), dataset, str(directory), "-f"]
+    command += ["-o", ",".join((f"socket={socket}", *options))]
+    if group is not None:
+        command = group(command)
     try:
         with running(command, log, with_parent=("setpriv", "--pdeathsig=TERM")) as process:  # so that it unmounts
             # When it is in the table of mounts, its shield may still be missing.
@@ -177,7 +188,7 @@ def running(
     """
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*with_parent, program(command[0]), *command[1:]], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            [*with_parent, _found(command[0]), *command[1:]], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             env=env, start_new_session=True,
         )  # fmt: skip
     try:
@@ -185,6 +196,10 @@ def running(
     finally:
         process.terminate()
         wait(process)
+
+
+def _found(command: str) -> str:
+    return command if command.startswith("/") or command == "sh" else program(command)
 
 
 def program(name: str) -> str:

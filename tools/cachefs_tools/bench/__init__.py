@@ -1,6 +1,6 @@
 """cachefs-bench: measures the project's figures again on this machine.
 
-Subcommands print one JSON document; `miss` prints a table, and with `--json` the document.
+Subcommands print one JSON document; `miss` and `refetch` print a table, and with `--json` the document.
 
 Machines are noisy. Where possible, a figure is therefore a ratio of two things that are measured in turns in one run.
 """
@@ -31,6 +31,7 @@ with quiet_loading(), needs_extra("bench", "cachefs-bench"):
     from cachefs_tools.bench.peers_command import peers_command
     from cachefs_tools.bench.programs.command import programs_command
     from cachefs_tools.bench.push_command import push_command
+    from cachefs_tools.bench.refetch_command import refetch_command
     from cachefs_tools.bench.scenario import Shape
     from cachefs_tools.bench.scheduling.command import scheduling_command
     from cachefs_tools.bench.slurm_command import slurm_command
@@ -207,6 +208,7 @@ main.add_command(push_command)
 main.add_command(block_command)
 main.add_command(listing_command)
 main.add_command(miss_command)
+main.add_command(refetch_command)
 main.add_command(cluster_command)
 main.add_command(hints_command)
 main.add_command(peers_command)

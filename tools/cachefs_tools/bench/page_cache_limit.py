@@ -1,0 +1,77 @@
+"""A control group whose processes share a page cache of a certain size, whatever else they need."""
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from cachefs.errors import CachefsError
+
+# Seconds between two looks at how much memory the group needs beside its page cache.
+_LOOK_SECONDS: Final = 0.05
+# Bytes for what the kernel keeps per process, which its statistics do not tell.
+_KERNEL: Final = 16 << 20
+_ROOT: Final = Path("/sys/fs/cgroup")
+
+
+class PageCacheLimit:
+    """A control group, in either version of control groups. Its limit follows the memory that its processes need, so
+    that *size* bytes are always left for pages of files."""
+
+    def __init__(self, size: int) -> None:
+        """size: bytes. Raises CachefsError where no control group can be made."""
+        self._size = size
+        self._group, self._is_v1 = _make(f"cachefs-bench-{os.getpid()}-{id(self)}")
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._follow, daemon=True)
+
+    def command(self, command: Sequence[str]) -> list[str]:
+        """*command*, to run in the group."""
+        return ["sh", "-c", f'echo $$ > {self._group}/cgroup.procs; exec "$@"', "sh", *command]
+
+    def _follow(self) -> None:
+        names = ("total_rss", "total_shmem") if self._is_v1 else ("anon", "shmem", "kernel")
+        limit = self._group / ("memory.limit_in_bytes" if self._is_v1 else "memory.max")
+        while not self._ended.wait(_LOOK_SECONDS):
+            pairs = (line.split() for line in (self._group / "memory.stat").read_text().splitlines())
+            needed = sum(int(value) for name, value in pairs if name in names)
+            try:
+                limit.write_text(str(needed + self._size + _KERNEL))
+            except OSError:  # v1: the pages cannot be taken back at once
+                continue
+
+    @contextmanager
+    def kept(self) -> Iterator["PageCacheLimit"]:
+        """The limit holds meanwhile. The group is removed in the end, when its processes have ended."""
+        self._thread.start()
+        try:
+            yield self
+        finally:
+            self._ended.set()
+            self._thread.join()
+            try:
+                self._group.rmdir()
+            except OSError as error:
+                raise CachefsError(f"{self._group} cannot be removed: {error.strerror}") from None
+
+
+def _make(name: str) -> tuple[Path, bool]:
+    """The directory of a new group below the one of this process, and whether it is of version 1."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        is_v1 = "memory" in controllers.split(",")
+        if not (is_v1 or controllers == ""):
+            continue
+        group = (_ROOT / "memory" if is_v1 else _ROOT) / path.lstrip("/") / name
+        try:
+            group.mkdir()
+        except OSError:
+            continue
+        if (group / "memory.stat").exists():
+            return group, is_v1
+        group.rmdir()
+    raise CachefsError(
+        "no control group with a memory limit can be made here; run this as root, or leave these rows out"
+    )

@@ -1,0 +1,259 @@
+"""What `cachefs run` costs at the origin: bytes fetched, beside the least possible and beside the mount alone.
+
+A cell is one combination of tiers, page cache, options and jobs. It is run twice on an empty node: as a user would run
+the job without a word to cachefs, and under `cachefs run`. All figures are counts, and none is a time.
+"""
+
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, fields
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy
+
+from cachefs.errors import CachefsError
+from cachefs.job_messages import JobName
+from cachefs.messages import Empty
+from cachefs.rpc import STALL_LIST, STATUS
+from cachefs.socket_path import SOCKET_VARIABLE
+from cachefs_tools.bench.bounds import belady_reads
+from cachefs_tools.bench.directory_node import DATASET, directory_node
+from cachefs_tools.bench.page_cache_limit import PageCacheLimit
+from cachefs_tools.bench.training_node import BLOCK_SIZE, LEAST_TIER, SEGMENT_SIZE, budget_for
+from cachefs_tools.scratch_config import NodeSettings, TierSettings
+from cachefs_tools.scratch_node import WITH_PARENT, ScratchNode, mounted, program, wait
+
+# Bytes of a file: one block.
+SIZE: Final = BLOCK_SIZE
+BATCH: Final = 2
+# Of the dataset: what tiers that are too small hold, a page cache that is too small, and a small budget of the pusher.
+SMALL_TIERS, SMALL_PAGE_CACHE, SMALL_BUDGET = 0.5, 0.4, 0.15
+JOB_SECONDS: Final = 600.0
+
+
+class Tiers(StrEnum):
+    """Which tiers the node has."""
+
+    MEMORY = "memory"
+    SSD = "ssd"  # and as little memory as a node can have
+    BOTH = "both"
+
+
+class PageCache(StrEnum):
+    """What the kernel's page cache has room for."""
+
+    ALL = "all"  # the whole dataset
+    PART = "part"  # less than that: a control group limits it
+    NONE = "none"  # the program drops what it has read
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination."""
+
+    tiers: Tiers = Tiers.MEMORY
+    hold_all: bool = False  # the tiers have room for the dataset
+    page_cache: PageCache = PageCache.ALL
+    small_budget: bool = False  # `page_cache_budget` is small; else it is the default
+    push: bool = True
+    jobs: int = 1
+    distributed: bool = False  # a DistributedSampler, and not shuffle=True
+    workers: int = 4
+
+    @property
+    def title(self) -> str:
+        """In a few words."""
+        budget = "no_push" if not self.push else "budget small" if self.small_budget else "budget default"
+        sampler = "distributed" if self.distributed else "shuffle"
+        room = "> data" if self.hold_all else "< data"
+        return (
+            f"{self.tiers} {room}, pages {self.page_cache}, {budget}, {self.jobs} x {sampler}, {self.workers} workers"
+        )
+
+
+# What each field of a cell may be.
+VALUES: Final[dict[str, tuple[Any, ...]]] = {
+    "tiers": tuple(Tiers), "hold_all": (False, True), "page_cache": tuple(PageCache), "small_budget": (False, True),
+    "push": (True, False), "jobs": (1, 2), "distributed": (False, True), "workers": (4, 0),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What the jobs of all cells read."""
+
+    files: int
+    epochs: int
+    rate: float  # samples a second of each job
+
+
+def all_cells() -> Iterator[Cell]:
+    """Every combination; a budget counts only where pages are pushed."""
+    for values in itertools.product(*VALUES.values()):
+        cell = Cell(**dict(zip(VALUES, values, strict=True)))
+        if cell.push or not cell.small_budget:
+            yield cell
+
+
+def chosen_cells() -> list[Cell]:
+    """Some combinations: each kind of tiers that are too small with each page cache, pushed to or not, and a few more,
+    so that every two values of two fields meet."""
+    chosen = [
+        Cell(tiers, page_cache=page_cache, push=push, small_budget=small)
+        for tiers, page_cache in itertools.product(Tiers, PageCache)
+        for push, small in ((True, False), (True, True), (False, False))
+    ]
+    left = {pair for cell in all_cells() for pair in _pairs(cell)} - {pair for cell in chosen for pair in _pairs(cell)}
+    while left:
+        best = max(all_cells(), key=lambda cell: len(left & _pairs(cell)))
+        chosen.append(best)
+        left -= _pairs(best)
+    return chosen
+
+
+def _pairs(cell: Cell) -> set[tuple[tuple[str, Any], tuple[str, Any]]]:
+    values = [(field.name, getattr(cell, field.name)) for field in fields(cell)]
+    return set(itertools.combinations(values, 2))
+
+
+def measure(
+    work: Path, load: Load, cells: Sequence[Cell], tell: Callable[[str], None], *, bare: bool = True
+) -> dict[str, Any]:
+    """Run all cells. *work* is an empty directory; *tell* is told how far it is; bare: run the mount alone, too.
+
+    Raises CachefsError where a job fails, or no control group can be made.
+    """
+    source = work / "files"
+    _write(source, load.files)
+    rows = []
+    for number, cell in enumerate(cells):
+        row = measured(work, source, load, cell, bare=bare)
+        rows.append(row)
+        tell(f"{number + 1}/{len(cells)} {cell.title}: {row['run']['fetched']:.2f} datasets, least {row['least']:.2f}")
+    return {"load": asdict(load), "file_bytes": SIZE, "cells": rows}
+
+
+def measured(work: Path, source: Path, load: Load, cell: Cell, *, bare: bool = True) -> dict[str, Any]:
+    """One cell: datasets fetched by the mount alone and under `cachefs run`, the least possible, and reads that waited
+    for the origin."""
+    alone = _run(work, source, load, cell, run=False) if bare else None
+    run = _run(work, source, load, cell, run=True)
+    capacity = load.files if cell.hold_all or cell.page_cache is PageCache.ALL else round(SMALL_TIERS * load.files)
+    least = belady_reads(_merged(run.orders), capacity) / load.files
+    return {
+        "cell": asdict(cell), "title": cell.title, "least": least, "over_least": run.fetched / least,
+        "over_mount": run.fetched / alone.fetched if alone is not None else None,
+        "mount": None if alone is None else _figures(alone), "run": _figures(run),
+    }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    fetched: float  # datasets
+    waited: int  # reads that waited for the origin
+    waited_later: int  # the same, after the first epoch of a job that was followed
+    orders: list[list[int]]  # by job: the samples that it has read
+
+
+def _figures(result: _Result) -> dict[str, Any]:
+    return {"fetched": result.fetched, "waited": result.waited, "waited_later": result.waited_later}
+
+
+def _merged(orders: Sequence[Sequence[int]]) -> "numpy.typing.NDArray[numpy.int64]":
+    """The reads of jobs that read side by side at one pace."""
+    return numpy.array(orders, numpy.int64).T.reshape(-1)
+
+
+def _run(work: Path, source: Path, load: Load, cell: Cell, *, run: bool) -> _Result:
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="r", dir=work)))
+        total = load.files * SIZE
+        limited = cell.page_cache is PageCache.PART
+        limit = stack.enter_context(PageCacheLimit(int(SMALL_PAGE_CACHE * total)).kept()) if limited else None
+        node = stack.enter_context(directory_node(scratch, source, _settings(load, cell)))
+        options = [] if cell.push else ["no_push"]
+        options += [f"page_cache_budget={int(SMALL_BUDGET * total)}"] if cell.small_budget else []
+        mountpoint = scratch / "mnt"
+        group = limit.command if limit is not None else None
+        stack.enter_context(mounted(DATASET, mountpoint, node.socket, scratch / "mount.log", options, group))
+        processes = []
+        for number in range(cell.jobs):
+            command = _command(scratch, load, cell, number, run=run)
+            command = [*WITH_PARENT, *(group(command) if group is not None else command)]
+            processes.append(stack.enter_context(_job(command, node, scratch / f"job{number}.log")))
+        deadline = time.monotonic() + JOB_SECONDS
+        for number, process in enumerate(processes):
+            try:
+                status = process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                raise CachefsError(f"{cell.title}: a job did not end within {JOB_SECONDS:.0f} s") from None
+            if status:
+                said = (scratch / f"job{number}.log").read_text(errors="replace")[-2000:].strip()
+                raise CachefsError(f"{cell.title}: a job failed: {said}")
+        fetched = node.client.call(STATUS, Empty()).fetched_bytes / total
+        rows = [row for row in node.client.call(STALL_LIST, JobName(job="")).rows if row.source == "origin"]
+        orders = [msgspec.json.decode((scratch / f"job{number}.json").read_bytes()) for number in range(cell.jobs)]
+        later = sum(row.count for row in rows if row.epoch > 0)
+        waited = sum(row.count for row in rows)
+        return _Result(fetched, waited, later, [list(itertools.chain(*epochs)) for epochs in orders])
+
+
+def _job(command: Sequence[str], node: ScratchNode, log: Path) -> "_Running":
+    return _Running(command, node.socket, log)
+
+
+class _Running:
+    """A job's process, which ends with the block."""
+
+    def __init__(self, command: Sequence[str], socket: Path, log: Path) -> None:
+        self._command, self._socket, self._log = command, socket, log
+
+    def __enter__(self) -> "subprocess.Popen[bytes]":
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+                env={**os.environ, SOCKET_VARIABLE: str(self._socket)},
+            )  # fmt: skip
+        return self._process
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        wait(self._process)
+
+
+def _command(scratch: Path, load: Load, cell: Cell, number: int, *, run: bool) -> list[str]:
+    front = [program("cachefs"), "run", "--"] if run else []
+    return [
+        *front, sys.executable, "-m", "cachefs_tools.bench.refetch_job", str(scratch / "mnt"),
+        str(scratch / f"job{number}.json"), "--epochs", str(load.epochs), "--workers", str(cell.workers),
+        "--batch", str(BATCH), "--rate", str(load.rate), "--seed", str(number),
+        *(["--distributed"] if cell.distributed else []),
+        *(["--drop"] if cell.page_cache is PageCache.NONE else []),
+    ]  # fmt: skip
+
+
+def _settings(load: Load, cell: Cell) -> NodeSettings:
+    wanted = round((1.2 if cell.hold_all else SMALL_TIERS) * load.files) * SIZE
+    memory = {Tiers.MEMORY: wanted, Tiers.SSD: LEAST_TIER + 8 * SIZE, Tiers.BOTH: wanted // 4}[cell.tiers]
+    ssd = 0 if cell.tiers is Tiers.MEMORY else wanted - memory
+    return NodeSettings(
+        TierSettings(budget_for(memory), SEGMENT_SIZE), TierSettings(budget_for(ssd), SEGMENT_SIZE), BLOCK_SIZE
+    )
+
+
+def _write(source: Path, files: int) -> None:
+    for index in range(files):
+        path = source / f"{index % 10}" / f"{index // 10:06}.bin"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"")
+    for number, name in enumerate(sorted(source.glob("*/*.bin"))):
+        name.write_bytes(number.to_bytes(8, "little") + os.urandom(SIZE - 8))

@@ -1,0 +1,66 @@
+"""A training script as people write it, for `cachefs-bench refetch`: it reads whole files, in an order of its own.
+
+It does not know cachefs. It writes the order in which it got its samples to a file, so that the least possible number
+of fetches can be computed.
+"""
+
+import argparse
+import glob
+import json
+import os
+import time
+from pathlib import Path
+
+import torch
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSampler, Sampler
+
+
+class Files(Dataset[int]):
+    """Item *i* is *i*, once file *i* was read."""
+
+    def __init__(self, root: str, seconds: float, *, drop: bool) -> None:
+        self.files = sorted(glob.glob(f"{root}/*/*.bin"))
+        self._seconds = seconds
+        self._drop = drop
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(self._seconds)
+        with open(self.files[index], "rb") as file:
+            data = file.read()
+            if self._drop:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        if int.from_bytes(data[:8], "little") != index:
+            raise SystemExit(f"{self.files[index]} has other bytes than it should")
+        return index
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("root")
+    parser.add_argument("report", type=Path)
+    parser.add_argument("--epochs", type=int, required=True)
+    parser.add_argument("--workers", type=int, required=True)
+    parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("--rate", type=float, required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--distributed", action="store_true")
+    parser.add_argument("--drop", action="store_true")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(given.seed)
+    dataset = Files(given.root, max(1, given.workers) / given.rate, drop=given.drop)
+    distributed: DistributedSampler[int] = DistributedSampler(dataset, num_replicas=1, rank=0, seed=given.seed)
+    sampler: Sampler[int] = distributed if given.distributed else RandomSampler(dataset)
+    loader = DataLoader(dataset, batch_size=given.batch, sampler=sampler, num_workers=given.workers)
+    orders = []
+    for epoch in range(given.epochs):
+        distributed.set_epoch(epoch)
+        orders.append([index for batch in loader for index in batch.tolist()])
+    given.report.write_text(json.dumps(orders))
+
+
+if __name__ == "__main__":
+    main()
