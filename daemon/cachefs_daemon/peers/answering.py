@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import queue
+import socket
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -15,7 +16,6 @@ from cachefs_daemon.cluster.handshake import Greeting, Verdict, explain, judge
 from cachefs_daemon.cluster.secret import ClusterSecret
 from cachefs_daemon.cluster.view import ClusterView
 from cachefs_daemon.origin.http_head import END
-from cachefs_daemon.peers.crowd import Caller
 from cachefs_daemon.peers.daemon_fetches import Came, Coming, DaemonFetches
 from cachefs_daemon.peers.outlet import Outlet, is_quick
 from cachefs_daemon.peers.protocol import (
@@ -64,6 +64,20 @@ class Given:
     refused: int = 0
 
 
+class Caller:
+    """A connection that may have to go."""
+
+    def __init__(self, address: str, connection: socket.socket) -> None:
+        self.address = address
+        self.connection = connection  # with TLS, since its handshake: the one that is encrypted
+
+    def dismiss(self) -> None:
+        """Have the thread that reads from it find that it has ended."""
+        with contextlib.suppress(OSError):
+            # Not the method of encrypted ones, which would have its thread go on without encryption.
+            socket.socket.shutdown(self.connection, socket.SHUT_RDWR)
+
+
 class Host(Protocol):
     """What a connection asks of its server."""
 
@@ -77,6 +91,12 @@ class Host(Protocol):
 
     def recognise(self, caller: Caller, node: str) -> str:
         """It is that member. Why it may not stay; empty where it may."""
+
+    def note_used(self, caller: Caller) -> None:
+        """A request comes on the connection of a member, which does not have to go meanwhile."""
+
+    def note_idle(self, caller: Caller) -> None:
+        """The request is answered."""
 
     def complain(self, address: str, kind: str, text: str) -> None:
         """Of what somebody there does."""
@@ -128,6 +148,7 @@ class Answering:
         """One request. False where it is the last one. Raises Gone, BadQuestion."""
         if not self._kept and not self.wire.wait(IDLE_SECONDS if self.node else UNKNOWN_SECONDS):
             return False
+        self.host.note_used(self.caller)
         until = time.monotonic() + QUESTION_SECONDS
         head = self._read_head(until)
         self._nonce = head.greeting.nonce if head.greeting is not None else ""
@@ -143,6 +164,7 @@ class Answering:
             return False
         question = parse_question(body)
         self._answer(question, head.seconds)
+        self.host.note_idle(self.caller)
         return not head.is_last
 
     # --- who it is ------------------------------------------------------------------------------------------------

@@ -19,8 +19,7 @@ from cachefs.errors import ConfigError
 from cachefs.fetch_frames import BadFrame, Frames, decoder, frame
 from cachefs_daemon.cluster.secret import ClusterSecret
 from cachefs_daemon.cluster.view import ClusterView
-from cachefs_daemon.peers.answering import MOST_FETCHES, Answering, Given
-from cachefs_daemon.peers.crowd import MOST, Caller, Crowd
+from cachefs_daemon.peers.answering import MOST_FETCHES, Answering, Caller, Given
 from cachefs_daemon.peers.daemon_fetches import DaemonFetches
 from cachefs_daemon.peers.outlet import Outlet
 from cachefs_daemon.peers.server_messages import (
@@ -37,7 +36,10 @@ from cachefs_daemon.peers.server_messages import (
 from cachefs_daemon.peers.signs import Signs
 from cachefs_daemon.peers.tls import Certificates, names_of
 from cachefs_daemon.peers.wire import Gone, PlainWire, TlsWire, Wire, prepare
+from cachefs_daemon.runtime.connection_limits import Bounds, ConnectionLimits
 
+# Connections of one server process. Each has a thread.
+BOUNDS: Final = Bounds(total=2048, unknown=256, unknown_of_address=64, of_member=64)
 # Seconds that a TLS handshake may take.
 HANDSHAKE_SECONDS: Final = 5.0
 # Nodes whose counters are kept: those that asked last.
@@ -69,7 +71,7 @@ class PeerServer:
         self._pipe = pipe
         self._frames = Frames(MOST_TOLD)
         self._certificates: Certificates | None = None
-        self._crowd = Crowd()
+        self._limits: ConnectionLimits[Caller] = ConnectionLimits(BOUNDS)
         self._lock = threading.Lock()  # of what follows
         self._given: OrderedDict[str, Given] = OrderedDict()
         self._complaints: list[Complaint] = []
@@ -109,7 +111,15 @@ class PeerServer:
     # --- what connections ask (see answering.Host) ----------------------------------------------------------------
 
     def recognise(self, caller: Caller, node: str) -> str:
-        return self._crowd.recognise(caller, node)
+        if self._limits.recognise(caller, node):
+            return ""
+        return f"node {node} has {BOUNDS.of_member} connections already"
+
+    def note_used(self, caller: Caller) -> None:
+        self._limits.use(caller)
+
+    def note_idle(self, caller: Caller) -> None:
+        self._limits.rest(caller)
 
     def complain(self, address: str, kind: str, text: str) -> None:
         # Each kind is a subject of its own, as the log has one line a minute of a subject.
@@ -157,31 +167,33 @@ class PeerServer:
             return
         address = str(peer[0])
         caller = Caller(address, connection)
-        leaves = self._crowd.enter(caller)
+        was_full = len(self._limits) >= BOUNDS.total
+        leaves = self._limits.enter(caller)
         if leaves is caller:
             connection.close()
-            self.complain(address, "connections", f"there are {MOST} connections already: no more are taken")
+            text = f"there are {BOUNDS.total} connections already, all of them in use: no more are taken"
+            self.complain(address, "connections", text)
             return
         if leaves is not None:
             leaves.dismiss()
             text = "too many connections have not said who they are, most of them from there: the oldest one goes"
+            if was_full:
+                text = f"there are {BOUNDS.total} connections: the one that has been idle for longest goes"
             self.complain(leaves.address, "connections", text)
         try:
             threading.Thread(target=self._serve, args=(caller,), daemon=True).start()
         except RuntimeError as error:
             connection.close()
-            self._crowd.leave(caller, "")
+            self._limits.leave(caller)
             self.complain("any address", "connections", f"no connection can be taken: {error}")
 
     def _serve(self, caller: Caller) -> None:
-        node, address = "", caller.address
+        address = caller.address
         try:
             wire, proven = self._open(caller)
-            answering = Answering(self, wire, caller, proven)
             try:
-                answering.run()
+                Answering(self, wire, caller, proven).run()
             finally:
-                node = answering.node
                 wire.close()
         except Gone as gone:
             self.complain(address, gone.kind, str(gone))
@@ -191,7 +203,7 @@ class PeerServer:
             self.complain(address, "bug", f"internal error of the peer server ({error!r})")
         finally:
             caller.connection.close()
-            self._crowd.leave(caller, node)
+            self._limits.leave(caller)
 
     def _open(self, caller: Caller) -> tuple[Wire, frozenset[str] | None]:
         """Raises Gone with the reason where it is nobody that may ask; OSError."""
@@ -248,7 +260,7 @@ class PeerServer:
                 complaints=tuple(self._complaints),
                 more=self._more,
                 is_behind=self._is_behind,
-                connections=self._crowd.size,
+                connections=len(self._limits),
             )
             self._complaints, self._more, self._is_behind = [], 0, False
         self._send(said)

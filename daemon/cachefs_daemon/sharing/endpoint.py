@@ -21,9 +21,9 @@ from cachefs_daemon.cluster.handshake import SECRET_HINT
 from cachefs_daemon.cluster.membership import Membership
 from cachefs_daemon.cluster.secret import is_proof
 from cachefs_daemon.cluster.view import NodeRecord, encode_record, format_address
+from cachefs_daemon.runtime.connection_limits import Bounds, ConnectionLimits
 from cachefs_daemon.sharing.observers import NOBODY, Observers
 from cachefs_daemon.sharing.security import INSECURE, Security
-from cachefs_daemon.sharing.visitors import OF_MEMBER, Visitors
 from cachefs_daemon.sharing.wire import ADDRESSEE, ANSWERED_BY, CLUSTER, LIST, NODE, NONCE, OTHER_START, PROOF, SENDER
 
 log = logging.getLogger(__name__)
@@ -31,6 +31,10 @@ log = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 HANDSHAKE_SECONDS: Final = 5.0
+# Connections. A member has one for its poll, and a few for snapshots, orders and counters.
+BOUNDS: Final = Bounds(total=16384, unknown=64, unknown_of_address=64, of_member=32)
+# Seconds that a connection may take to say who it is.
+UNKNOWN_SECONDS: Final = 10.0
 # Seconds that answers under way may take when the daemon ends.
 STOP_SECONDS: Final = 1.0
 # Bytes of a request's body.
@@ -66,7 +70,8 @@ class ControlEndpoint:
             logger=_Complaints(self),
         )  # fmt: skip
         self._server: asyncio.Server | None = None
-        self.visitors = Visitors()
+        self.limits: ConnectionLimits[_Doorstep] = ConnectionLimits(BOUNDS)
+        self._timers: dict[_Doorstep, asyncio.TimerHandle] = {}  # that end connections which do not say who they are
         self._doorsteps: dict[object, _Doorstep] = {}  # by what serves the connection
         self._refused: dict[str, float] = {}  # when it was logged, by what was wrong
 
@@ -109,7 +114,11 @@ class ControlEndpoint:
 
     def admit(self, doorstep: "_Doorstep") -> asyncio.Protocol:
         """What serves one more connection."""
-        self.visitors.enter(doorstep)
+        leaves = self.limits.enter(doorstep)
+        if leaves is not None:
+            leaves.dismiss("there are too many connections, and this one has been idle for longest")
+        why = f"it has not said within {UNKNOWN_SECONDS:.0f} s who it is"
+        self._timers[doorstep] = asyncio.get_running_loop().call_later(UNKNOWN_SECONDS, doorstep.dismiss, why)
         server = self._runner.server
         assert server is not None
         inside = cast(asyncio.Protocol, server())
@@ -118,8 +127,33 @@ class ControlEndpoint:
 
     def leave(self, doorstep: "_Doorstep", inside: asyncio.Protocol) -> None:
         """A connection that was admitted is closed."""
-        self.visitors.leave(doorstep)
+        self.limits.leave(doorstep)
+        self._end_timer(doorstep)
         self._doorsteps.pop(inside, None)
+
+    def _recognise(self, doorstep: "_Doorstep | None", member: str) -> bool:
+        """Return whether a connection may stay, on which that member asks."""
+        if doorstep is None:
+            return True
+        if not self.limits.recognise(doorstep, member):
+            return False
+        self._end_timer(doorstep)
+        return True
+
+    def _end_timer(self, doorstep: "_Doorstep") -> None:
+        if (timer := self._timers.pop(doorstep, None)) is not None:
+            timer.cancel()
+
+    async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answer a request on a connection that may not go meanwhile."""
+        doorstep = self._doorsteps.get(request.protocol)
+        if doorstep is None:
+            return await handler(request)
+        self.limits.use(doorstep)
+        try:
+            return await handler(request)
+        finally:
+            self.limits.rest(doorstep)
 
     @property
     def tls(self) -> ssl.SSLContext | None:
@@ -149,10 +183,11 @@ class ControlEndpoint:
                 self.refuse(f"node {request.headers.get(SENDER, '')[:32]!r} at {request.remote}", why)
                 return _refusal(403, why)
             sender, doorstep = self.sender(request), self._doorsteps.get(request.protocol)
-            if sender is None or doorstep is None or self.visitors.recognise(doorstep, sender.id):
-                return await handler(request)
-            self.refuse(f"node {sender.name} at {request.remote}", f"it has {OF_MEMBER} connections already")
-            return _refusal(503, f"there are {OF_MEMBER} connections of this node already")
+            if sender is None or self._recognise(doorstep, sender.id):
+                return await self._answer(request, handler)
+            most = self.limits.bounds.of_member
+            self.refuse(f"node {sender.name} at {request.remote}", f"it has {most} connections already")
+            return _refusal(503, f"there are {most} connections of this node already")
         except CachefsError as error:
             return web.Response(status=_STATUS.get(type(error), 409), text=str(error))
         except (web.HTTPException, asyncio.CancelledError, ConnectionError):
@@ -170,9 +205,9 @@ class ControlEndpoint:
             self.refuse(f"a client at {request.remote}", why)
             return _refusal(403, why)
         doorstep = self._doorsteps.get(request.protocol)
-        if doorstep is not None and not self.visitors.recognise(doorstep, f"observer {name}"):
-            return _refusal(503, f"there are {OF_MEMBER} connections of {name} already")
-        return await handler(request)
+        if not self._recognise(doorstep, f"observer {name}"):
+            return _refusal(503, f"there are {self.limits.bounds.of_member} connections of {name} already")
+        return await self._answer(request, handler)
 
     def _why_not(self, request: web.Request) -> str:
         if request.headers.get(CLUSTER) != self._cluster:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from cachefs_daemon.cluster.secret import ClusterSecret
-from cachefs_daemon.peers import crowd
 from cachefs_daemon.peers.answers import Failed, PeerBlock, Why
+from cachefs_daemon.peers.server import BOUNDS
 from cachefs_daemon.peers.tls import Certificates
 
 from tests.blockstore import data_of
@@ -191,7 +191,7 @@ def test_flood_and_slow_requests_cost_only_who_sends_them(root: Path) -> None:
             node.put(*range(8))
             assert isinstance(await one.ask(node.record, wanted(0)), PeerBlock)
             links = []
-            for _ in range(crowd.MOST_UNKNOWN_OF_ADDRESS + 20):
+            for _ in range(BOUNDS.unknown_of_address + 20):
                 link = socket.create_connection(("127.0.0.1", node.servers.port), DEADLINE)
                 link.sendall(b"POST /blocks HTTP/1.1\r\nX-Slow: ")
                 links.append(link)

@@ -17,7 +17,7 @@ from cachefs_daemon.node_sharing import security_of
 from cachefs_daemon.peers import tls
 from cachefs_daemon.peers.tls import Certificates
 from cachefs_daemon.runtime.threads import Threads
-from cachefs_daemon.sharing import follower, visitors
+from cachefs_daemon.sharing import endpoint, follower
 from cachefs_daemon.sharing.peer_http import PeerFailed
 from cachefs_daemon.sharing.sections import MOUNTED, MountedDataset
 from cachefs_daemon.sharing.wire import ANSWERED_BY, CLUSTER, NODE, SENDER, Part, StateAnswer
@@ -283,7 +283,9 @@ def test_who_holds_connections_keeps_no_member_out(caplog: pytest.LogCaptureFixt
             assert (await asyncio.wait_for(answered.readline(), 20)).endswith(b"200 OK\r\n")
             assert await asyncio.wait_for(held[0].read(), 20) == b""
             # Each member has so many, and what is too much is refused.
-            with patch.object(visitors, "OF_MEMBER", 3):
+            with patch.object(
+                first.shared.endpoint.limits, "bounds", dataclasses.replace(endpoint.BOUNDS, of_member=3)
+            ):
                 lines = [await asyncio.wait_for((await connect(request)).readline(), 20) for _ in range(4)]
             assert lines[-1].split()[1] == b"503"
             # Without a traceback for each.
@@ -291,7 +293,7 @@ def test_who_holds_connections_keeps_no_member_out(caplog: pytest.LogCaptureFixt
                 assert (await asyncio.wait_for((await connect(garbage)).readline(), 20)).split()[1:2] in ([b"400"], [])
             assert not [record for record in caplog.records if record.exc_info]
 
-    with patch.object(visitors, "UNKNOWN_SECONDS", 60.0):
+    with patch.object(endpoint, "UNKNOWN_SECONDS", 60.0):
         asyncio.run(scenario())
 
 
@@ -303,9 +305,9 @@ def test_a_connection_that_does_not_say_who_it_is_is_closed() -> None:
             assert await asyncio.wait_for(reader.read(), 20) == b""
             writer.close()
             # A member's stays: the poll of the other node, which has come before, and waits.
-            await until(lambda: len(first.shared.endpoint.visitors) == 1)
+            await until(lambda: len(first.shared.endpoint.limits) == 1)
 
-    with patch.object(visitors, "UNKNOWN_SECONDS", 0.3):
+    with patch.object(endpoint, "UNKNOWN_SECONDS", 0.3):
         asyncio.run(scenario())
 
 
