@@ -267,6 +267,27 @@ def test_pins_are_listed_and_taken_back(daemon: Daemon) -> None:
     assert answer(daemon, "dataset", "show", "tree")["pinned"] == []
 
 
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        (["dataset", "show", "t"], ["tree"]),
+        (["dataset", "rm", "x"], []),
+        (["mount", "tr"], ["tree"]),
+        (["ls", "tree", "im"], ["images/"]),
+        (["warmup", "tree", "images/cl"], ["images/class0/", "images/class1/"]),
+        (["pin", "tree", "none/x"], []),
+        (["ls", "none", ""], []),
+    ],
+)
+def test_a_shell_completes_names_and_paths(daemon: Daemon, words: list[str], offered: list[str]) -> None:
+    line = {"COMP_WORDS": " ".join(["cachectl", *words]), "COMP_CWORD": str(len(words))}
+    environment = {**os.environ, **line, "_CACHECTL_COMPLETE": "bash_complete", "CACHEFS_SOCKET": str(daemon.socket)}
+    program = Path(sys.executable).parent / "cachectl"
+    done = subprocess.run([program], env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == ""
+    assert [each.partition(",")[2] for each in done.stdout.split()][: len(offered) or None] == offered
+
+
 def test_ls_lists_a_directory_of_the_snapshot(daemon: Daemon, tree: Path) -> None:
     (tree / "big").unlink()
     entries = answer(daemon, "ls", "tree")["entries"]

@@ -27,11 +27,24 @@ with quiet_loading():
     from cachefs_tools.cachectl.stats import stats
     from cachefs_tools.cachectl.status import errors, mounts, status
     from cachefs_tools.cachectl.top.command import top
-    from cachefs_tools.cachectl.usage import JsonErrors, help_command
+    from cachefs_tools.cachectl.usage import MainGroup, help_command
     from cachefs_tools.cachectl.warmups import warmups
 
 
-@click.group(cls=JsonErrors, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+SECTIONS = {
+    "See": (status, top, mounts, stats, errors, stalls, help_command),
+    "Data": (dataset, ls, warmup, warmups, pin, unpin, evict, mount, umount, index),
+    "Jobs": (job, sched),
+    "Cluster": (cluster, ring, drain, scale, scale_hint),
+    "Repair and tune": (doctor, verify, debug_bundle, bench, reload, log_level),
+}
+
+
+@click.group(
+    cls=MainGroup,
+    sections=SECTIONS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(cachefs.__version__, prog_name="cachectl")
 @click.option("--socket", metavar="PATH", help="Socket of the daemon; may stand behind COMMAND too.")
 def main(socket: str | None) -> None:
@@ -40,12 +53,3 @@ def main(socket: str | None) -> None:
     The exit status is 0: done; 1: failed; 2: wrong usage; 3: no daemon answers; 4: done, but not completely (blocks
     could not be warmed, or damage was repaired); 130: interrupted.
     """
-
-
-COMMANDS = (
-    status, dataset, warmup, warmups, evict, pin, unpin, ls, verify, mount, umount, mounts, stats, top, errors, job,
-    stalls, cluster, drain, ring, scale_hint, sched, scale, index, reload, log_level, help_command,
-    doctor, debug_bundle, bench,
-)  # fmt: skip
-for command in COMMANDS:
-    main.add_command(command)

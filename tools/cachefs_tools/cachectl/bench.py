@@ -13,6 +13,7 @@ from cachefs.extras import needs_extra
 from cachefs.messages import DatasetName
 from cachefs.rpc import DATASET_SHOW
 from cachefs.sizes import parse_size
+from cachefs_tools.cachectl import completion
 from cachefs_tools.cachectl.command_session import CommandSession, plain, with_session
 from cachefs_tools.cachectl.display import size, table
 
@@ -32,14 +33,14 @@ def _end(number: int, frame: object) -> None:
 
 
 @click.command()
-@click.argument("dataset")
+@click.argument("dataset", shell_complete=completion.datasets)
 @click.option("--rate", default=500.0, type=click.FloatRange(0.1, 1e6), help="Samples per second of the job.  [500]")
 @click.option("--batch", default=64, type=click.IntRange(1, 65536), help="Samples of a batch.  [64]")
 @click.option("--workers", default=4, type=click.IntRange(1, 256), help="Threads that read.  [4]")
 @click.option("--seconds", default=10.0, type=click.FloatRange(1, 600), help="Of an epoch without waits.  [10]")
 @click.option("--epochs", default=2, type=click.IntRange(1, 10), help="The first one is cold.  [2]")
 @click.option("--bytes", "most", default="256MiB", metavar="SIZE", help="Most that is read of the origin.  [256MiB]")
-@click.option("--yes", is_flag=True, help="Do not ask whether to read from the origin.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask whether to read from the origin.")
 @with_session
 def bench(  # noqa: PLR0913  # a parameter for each option
     session: CommandSession,

@@ -32,6 +32,7 @@ from cachefs.rpc import (
     WARMUP_FORECAST,
     Method,
 )
+from cachefs_tools.cachectl import completion
 from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus, with_session
 from cachefs_tools.cachectl.display import name as shown
 from cachefs_tools.cachectl.display import size
@@ -64,8 +65,8 @@ def fraction_of(ctx: click.Context, param: click.Parameter, text: str) -> float:
 
 
 @click.command()
-@click.argument("dataset")
-@click.argument("paths", nargs=-1, metavar="[PATH]...")
+@click.argument("dataset", shell_complete=completion.datasets)
+@click.argument("paths", nargs=-1, metavar="[PATH]...", shell_complete=completion.paths)
 @click.option(
     "--fraction", default="1", callback=fraction_of, help="Bring only the first part of the files, such as 0.3 or 30%."
 )
@@ -148,8 +149,8 @@ def warmup_text(last: WarmupProgress) -> str:
 
 
 @click.command()
-@click.argument("dataset")
-@click.argument("paths", nargs=-1, metavar="[PATH]...")
+@click.argument("dataset", shell_complete=completion.datasets)
+@click.argument("paths", nargs=-1, metavar="[PATH]...", shell_complete=completion.paths)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before everything is freed.")
 @click.option("-n", "--dry-run", is_flag=True, help="Only say what would be freed.")
 @with_session
@@ -177,8 +178,8 @@ def freed_text(forecast: EvictForecast) -> str:
 
 
 @click.command()
-@click.argument("dataset")
-@click.argument("paths", nargs=-1, metavar="[PATH]...")
+@click.argument("dataset", shell_complete=completion.datasets)
+@click.argument("paths", nargs=-1, metavar="[PATH]...", shell_complete=completion.paths)
 @with_session
 def pin(session: CommandSession, dataset: str, paths: tuple[str, ...]) -> None:
     """Keep files from being evicted when room is needed.
@@ -189,8 +190,8 @@ def pin(session: CommandSession, dataset: str, paths: tuple[str, ...]) -> None:
 
 
 @click.command()
-@click.argument("dataset")
-@click.argument("paths", nargs=-1, metavar="[PATH]...")
+@click.argument("dataset", shell_complete=completion.datasets)
+@click.argument("paths", nargs=-1, metavar="[PATH]...", shell_complete=completion.paths)
 @with_session
 def unpin(session: CommandSession, dataset: str, paths: tuple[str, ...]) -> None:
     """Undo pin: the files may be evicted again."""
@@ -206,8 +207,8 @@ def change_pins(
 
 
 @click.command()
-@click.argument("dataset")
-@click.argument("path", default="")
+@click.argument("dataset", shell_complete=completion.datasets)
+@click.argument("path", default="", shell_complete=completion.paths)
 @click.option(
     "--cached", is_flag=True, help="List all files at or below PATH that are cached, in part or whole, or pinned."
 )

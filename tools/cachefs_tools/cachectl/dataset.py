@@ -39,11 +39,13 @@ from cachefs.rpc import (
     STATUS,
 )
 from cachefs.sizes import parse_size
+from cachefs_tools.cachectl import completion
 from cachefs_tools.cachectl.command_session import CommandSession, plain, with_session
 from cachefs_tools.cachectl.content import fraction_of
 from cachefs_tools.cachectl.display import duration, share, size, table
 from cachefs_tools.cachectl.display import name as shown
 from cachefs_tools.cachectl.progress import follow_listing
+from cachefs_tools.cachectl.usage import CommandGroup
 
 SHOWN_PROBLEMS = 10
 # The phase of a listing that has ended, in its document. The daemon's last message has that in which it has ended.
@@ -89,7 +91,7 @@ def seconds_of(ctx: click.Context, param: click.Parameter, text: str | None) -> 
         raise click.BadParameter(f"{error}, nor none") from None
 
 
-@click.group()
+@click.group(cls=CommandGroup)
 def dataset() -> None:
     """Add, show, refresh, limit and remove datasets."""
 
@@ -155,7 +157,7 @@ def describe_trial(last: ListingProgress) -> list[str]:
 
 
 @dataset.command(name="set")
-@click.argument("name")
+@click.argument("name", shell_complete=completion.datasets)
 @click.option("--endpoint-url", metavar="URL", help="URL of the server.")
 @click.option("--account", metavar="NAME", help="Storage account of az://.")
 @click.option("--region", metavar="NAME", help="Region of the bucket (S3).")
@@ -212,7 +214,7 @@ def describe_set(reached: DatasetReached, *, is_limited: bool) -> list[str]:
 
 
 @dataset.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.datasets)
 @with_session
 def refresh(session: CommandSession, name: str) -> None:
     """List the origin again. Files that did not change stay cached.
@@ -251,7 +253,7 @@ def url_of(view: DatasetView, everything: Sequence[DatasetView]) -> str:
 
 
 @dataset.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.datasets)
 @with_session
 def show(session: CommandSession, name: str) -> None:
     """Show one dataset.
@@ -263,7 +265,7 @@ def show(session: CommandSession, name: str) -> None:
 
 
 @dataset.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.datasets)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("-n", "--dry-run", is_flag=True, help="Only say what would be forgotten.")
 @with_session
@@ -281,7 +283,7 @@ def rm(session: CommandSession, name: str, yes: bool, dry_run: bool) -> None:
 
 
 @dataset.command()
-@click.argument("name")
+@click.argument("name", shell_complete=completion.datasets)
 @click.option(
     "--share",
     "room",

@@ -9,6 +9,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from cachefs_tools.cachectl import completion
 from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus, with_session
 from cachefs_tools.doctor.finding import Finding, Level
 
@@ -23,7 +24,7 @@ _STYLES: Final = {Level.PROBLEM: "bold red", Level.WARNING: "yellow", Level.NOTE
 
 
 @click.command()
-@click.argument("datasets", metavar="[DATASET]...", nargs=-1)
+@click.argument("datasets", metavar="[DATASET]...", nargs=-1, shell_complete=completion.datasets)
 @click.option("--origin", is_flag=True, help="Ask the origins of all datasets too: some 20 GETs each.")
 @click.option("--config", metavar="FILE", type=click.Path(path_type=Path), help="Configuration file of the daemon.")
 @with_session

@@ -14,11 +14,13 @@ from cachefs.job_messages import JobEpoch, JobName, JobPublish, SampleMap, Stall
 from cachefs.messages import DatasetName, Empty
 from cachefs.planning.sequences.sampler_spec import KINDS, SamplerSpec
 from cachefs.rpc import DATASET_SHOW, JOB_CANCEL, JOB_EPOCH, JOB_LIST, JOB_PUBLISH, JOB_SHOW, STALL_LIST
+from cachefs_tools.cachectl import completion
 from cachefs_tools.cachectl.command_session import CommandSession, with_session
 from cachefs_tools.cachectl.content import dataset_path
 from cachefs_tools.cachectl.display import name as shown
 from cachefs_tools.cachectl.display import table
 from cachefs_tools.cachectl.job_page import COLUMNS, describe, describe_all
+from cachefs_tools.cachectl.usage import CommandGroup
 
 SOURCE = "cachectl"
 # Seconds. People publish by hand before the training starts, and nobody sends heartbeats.
@@ -29,7 +31,7 @@ MOST_RANKS = 8192
 MOST_EPOCHS = 1_000_000
 
 
-@click.group()
+@click.group(cls=CommandGroup, aliases={"ls": "list", "rm": "cancel", "remove": "cancel"})
 def job() -> None:
     """Publish in which order a job reads, and show how far it is."""
 
@@ -48,7 +50,7 @@ def ranks_of(ctx: click.Context, param: click.Parameter, text: str) -> list[int]
 
 @job.command()
 @click.argument("name", metavar="JOB")
-@click.argument("dataset")
+@click.argument("dataset", shell_complete=completion.datasets)
 @click.option(
     "--sampler",
     type=click.Choice(KINDS),
@@ -238,7 +240,7 @@ It says how long the job still takes, what part of its time it waited, and why.
 A line with "!" names a problem, and one with "?" a loader that is not understood, with what would help.
 """
 )
-@click.argument("name", metavar="JOB")
+@click.argument("name", metavar="JOB", shell_complete=completion.jobs)
 @click.option("--ranks", "each_rank", is_flag=True, help="A row for each rank of the job.")
 @with_session
 def show(session: CommandSession, name: str, each_rank: bool) -> None:
@@ -247,7 +249,7 @@ def show(session: CommandSession, name: str, each_rank: bool) -> None:
 
 
 @job.command()
-@click.argument("name", metavar="JOB")
+@click.argument("name", metavar="JOB", shell_complete=completion.jobs)
 @with_session
 def cancel(session: CommandSession, name: str) -> None:
     """Forget what a job has published.
@@ -258,7 +260,7 @@ def cancel(session: CommandSession, name: str) -> None:
 
 
 @click.command()
-@click.argument("name", metavar="[JOB]", default="")
+@click.argument("name", metavar="[JOB]", default="", shell_complete=completion.jobs)
 @with_session
 def stalls(session: CommandSession, name: str) -> None:
     """Show reads that waited, by job, consumer, epoch and source.

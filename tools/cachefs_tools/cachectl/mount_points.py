@@ -17,6 +17,7 @@ from cachefs.mount.users import describe_users
 from cachefs.mount_table import mount_points
 from cachefs.rpc import STATUS
 from cachefs.socket_path import SOCKET_VARIABLE
+from cachefs_tools.cachectl import completion
 from cachefs_tools.cachectl.command_session import CommandSession, fail, with_session
 from cachefs_tools.cachectl.display import name
 
@@ -36,8 +37,8 @@ GOES_ON: Final = "but its process has not ended yet, so `cachectl mounts` still 
 
 
 @click.command()
-@click.argument("spec")
-@click.argument("directory")
+@click.argument("spec", shell_complete=completion.datasets)
+@click.argument("directory", type=click.Path(file_okay=False))
 @click.option("-o", "options", multiple=True, metavar="OPTIONS", help="Mount options, separated by commas.")
 @click.option(
     "--follow", is_flag=True, help="Show the new snapshot after each refresh; as -o follow, and SPEC NAME@latest."
@@ -73,7 +74,7 @@ def mount(  # one for each option
 
 
 @click.command()
-@click.argument("directory")
+@click.argument("directory", shell_complete=completion.mount_points)
 @click.option("--lazy", is_flag=True, help="Detach it now, even while files are open.")
 @with_session
 def umount(session: CommandSession, directory: str, lazy: bool) -> None:

@@ -14,6 +14,7 @@ from cachefs.job_messages import ConsumerView, JobView
 from cachefs.messages import Empty, MountView
 from cachefs.mount_spec import MountSpec
 from cachefs.rpc import JOB_LIST, STATUS
+from cachefs_tools.cachectl import completion
 from cachefs_tools.cachectl.command_session import CommandSession, output_width, with_session
 from cachefs_tools.cachectl.display import compact, name, size
 from cachefs_tools.cachectl.mount_points import resolved_mount_point
@@ -53,7 +54,7 @@ class Stats:
 
 
 @click.command()
-@click.argument("mount", metavar="MOUNT")
+@click.argument("mount", metavar="MOUNT", shell_complete=completion.mount_points)
 @click.option(
     "--interval", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Seconds from line to line."
 )

@@ -1,16 +1,64 @@
 """Help as a command, and what a wrong command line is answered with."""
 
+import difflib
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 import click
+from click.shell_completion import CompletionItem
 
 # Key of the command line in the context.
 _WORDS: Final = f"{__name__}.words"
 
 
-class JsonErrors(click.Group):
-    """A group whose commands answer a wrong command line with a JSON object too, where it has --json in it."""
+# Other words for commands, which a group takes where it has the command and no other of that word.
+ALIASES: Final = {"ls": "list", "remove": "rm", "delete": "rm"}
+# Words for which there is no command, and what to use.
+HINTS: Final = {
+    "prefetch": "warmup", "preload": "warmup", "unmount": "umount", "list": "dataset list", "rm": "dataset rm",
+    "remove": "dataset rm", "add": "dataset add", "show": "dataset show", "jobs": "job list",
+    "datasets": "dataset list",
+}  # fmt: skip
+
+
+class CommandGroup(click.Group):
+    """A group that takes other words for its commands, and names the right command for wrong words."""
+
+    def __init__(self, *positional: Any, aliases: Mapping[str, str] = ALIASES, **named: Any) -> None:
+        super().__init__(*positional, **named)
+        self._aliases = aliases
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        own = super().get_command(ctx, cmd_name)
+        return own or super().get_command(ctx, self._aliases.get(cmd_name, cmd_name))
+
+
+class MainGroup(CommandGroup):
+    """The program itself: its commands stand in groups in its help. It answers a wrong command line with a JSON object
+    too, where that has --json in it."""
+
+    def __init__(self, *positional: Any, sections: Mapping[str, Sequence[click.Command]], **named: Any) -> None:
+        """sections: heading -> commands."""
+        super().__init__(*positional, aliases={}, **named)
+        self._sections = sections
+        for commands in sections.values():
+            for command in commands:
+                self.add_command(command)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        width = max(len(name) for name in self.commands)
+        for heading, commands in self._sections.items():
+            with formatter.section(heading):
+                limit = formatter.width - 6 - width
+                formatter.write_dl([(str(one.name).ljust(width), one.get_short_help_str(limit)) for one in commands])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in self.commands and (right := HINTS.get(args[0])):
+            raise click.UsageError(f"there is no command {args[0]!r}; use `{ctx.command_path} {right}`", ctx)
+        return super().resolve_command(ctx, args)
 
     def make_context(self, info_name: str | None, args: list[str], *more: Any, **rest: Any) -> click.Context:
         words = list(args)
@@ -36,8 +84,17 @@ def _say(error: click.UsageError, words: list[str]) -> None:
         click.echo(json.dumps({"error": "UsageError", "message": error.format_message()}))
 
 
+def _complete_commands(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
+    """The commands of the group that the words before name."""
+    group = cast(click.Context, ctx.parent).command
+    for word in ctx.params.get("command") or ():
+        group = group.commands.get(word, group) if isinstance(group, click.Group) else group
+    names = group.commands if isinstance(group, click.Group) else {}
+    return [CompletionItem(name) for name in names if name.startswith(typed)]
+
+
 @click.command("help")
-@click.argument("command", nargs=-1)
+@click.argument("command", nargs=-1, shell_complete=_complete_commands)
 @click.pass_context
 def help_command(ctx: click.Context, command: tuple[str, ...]) -> None:
     """Show the help of COMMAND, such as `dataset add`.
@@ -48,6 +105,9 @@ def help_command(ctx: click.Context, command: tuple[str, ...]) -> None:
     for word in command:
         found = about.command.get_command(about, word) if isinstance(about.command, click.Group) else None
         if found is None:
-            raise click.UsageError(f"there is no command {word!r} in `{about.command_path}`", about)
+            known = about.command.commands if isinstance(about.command, click.Group) else {}
+            like = difflib.get_close_matches(word, known, 1)
+            way_out = f"; did you mean {like[0]!r}?" if like else ""
+            raise click.UsageError(f"there is no command {word!r} in `{about.command_path}`{way_out}", about)
         about = click.Context(found, about, word)
     click.echo(about.get_help())

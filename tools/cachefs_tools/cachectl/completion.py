@@ -1,0 +1,77 @@
+"""What a shell completes on cachectl's command line: datasets, jobs, mount points, and paths in datasets.
+
+A shell waits for the answer while its user types. So each answer has a short deadline and is bounded, and where no
+daemon answers, or the user may not ask it, nothing is completed and nothing is printed.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import click
+from click.shell_completion import CompletionItem
+
+from cachefs.errors import CachefsError
+from cachefs.messages import Directory, Empty
+from cachefs.rpc import DATASET_LIST, DIRECTORY_LIST, JOB_LIST, STATUS, DaemonClient
+from cachefs.socket_path import socket_path
+
+# Seconds that the daemon may take.
+_SECONDS: Final = 1.0
+# Entries that are completed at once, at most; of a directory, so many are looked at.
+_MOST: Final = 200
+_MOST_LOOKED_AT: Final = 20_000
+
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def datasets(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Names of datasets."""
+    return _items(typed, lambda: (each.name for each in _client(ctx).call(DATASET_LIST, Empty(), _SECONDS).datasets))
+
+
+def jobs(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Names of jobs."""
+    return _items(typed, lambda: (each.job for each in _client(ctx).call(JOB_LIST, Empty(), _SECONDS).jobs))
+
+
+def mount_points(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Where datasets are mounted."""
+    return _items(typed, lambda: (each.mountpoint for each in _client(ctx).call(STATUS, Empty(), _SECONDS).mounts))
+
+
+def paths(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Entries of the dataset that the argument before names."""
+    above, slash, _ = typed.rpartition("/")
+
+    def entries() -> Iterable[str]:
+        request = Directory(dataset=ctx.params.get("dataset") or "", path=os.fsencode(above.strip("/")))
+        until, seen = time.monotonic() + _SECONDS, 0
+        for page in _client(ctx).stream(DIRECTORY_LIST, request, _SECONDS):
+            for entry in page.entries:
+                yield f"{above}{slash}{os.fsdecode(entry.name)}{'/' if entry.directory else ''}"
+            seen += len(page.entries)
+            if seen >= _MOST_LOOKED_AT or time.monotonic() >= until:
+                return
+
+    return _items(typed, entries)
+
+
+def _client(ctx: click.Context) -> DaemonClient:
+    named = ctx.params.get("socket") or ctx.find_root().params.get("socket")
+    return DaemonClient(socket_path(named))
+
+
+def _items(typed: str, find: Callable[[], Iterable[str]]) -> list[CompletionItem]:
+    """What begins as it is *typed*, and can be written on a line."""
+    found: list[CompletionItem] = []
+    try:
+        for text in find():
+            if text.startswith(typed) and text.isprintable():
+                found.append(CompletionItem(text))
+                if len(found) == _MOST:
+                    break
+    except (CachefsError, OSError):
+        pass  # a shell would print an error into the line that is typed
+    return found
