@@ -32,13 +32,6 @@ def scores(ask: JobAsk, candidates: Sequence[str], cluster: Cluster) -> Numbers:
     return found
 
 
-def scores_of(found: Estimates, epochs: int = 0) -> Numbers:
-    """The same, of estimates that are there already, wherever the nodes are in their lives."""
-    seconds = cost(found, epochs) + _NOTHING
-    best: Numbers = seconds.min(initial=np.inf) / seconds
-    return best
-
-
 def cost(found: Estimates, epochs: int = 0) -> Numbers:
     """Seconds that a job takes on each candidate, with what it costs others: shape (candidates,)."""
     load = found.first_load + ((epochs or ASSUMED_EPOCHS) - 1) * found.later_load

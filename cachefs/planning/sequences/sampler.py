@@ -70,23 +70,6 @@ def epoch_order(spec: SamplerSpec, epoch: int) -> Order:
     return order_of(spec, epoch)
 
 
-def worst_displacement(workers: int, batch_size: int, prefetch: int) -> int:
-    """How many places, at most, a sample is read before or after its place in the published order by one DataLoader.
-
-    Batch k is read by worker k mod workers, each worker reads its batches in order, and a batch is handed out only when
-    fewer than workers * prefetch batches lie between it and the last one that the training loop has taken
-    (`_MultiProcessingDataLoaderIter._try_put_index`). So while batch k is being read,
-
-    - everything up to batch k - workers * prefetch has been read, and of the workers * prefetch - 1 batches between, at
-      least the prefetch - 1 of the same worker: at most (workers - 1) * prefetch batches are still to come;
-    - nothing from batch k + workers * prefetch on has been read, and of those between, none of the prefetch - 1 of the
-      same worker: at most (workers - 1) * prefetch batches were read before their turn.
-
-    Without workers, or with one, reads are in order. With `in_order=False` there is no bound.
-    """
-    return max(workers - 1, 0) * prefetch * batch_size
-
-
 def _sequential(spec: SamplerSpec, epoch: int) -> Order:
     return numpy.arange(spec.size, dtype=numpy.uint32)
 

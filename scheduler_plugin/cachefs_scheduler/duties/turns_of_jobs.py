@@ -1,7 +1,7 @@
 """Which of the jobs that wait may start: slots of copies, given out in the order of turns."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from cachefs.planning.scheduling.copies import CachedCopy, Slots, cached_copies, slots
 from cachefs.planning.scheduling.turns import Waiting, turns
@@ -96,7 +96,19 @@ class Turns:
             explained = next((name for name, nodes in seen.items() if nodes & set(one.nodes)), None)
             if explained is not None:
                 del seen[explained]
-        return [one.nodes for one in ours] + [tuple(nodes) for nodes in seen.values()]
+        return [one.nodes for one in ours] + [tuple(sorted(nodes)) for nodes in _one_of_each_node(seen)]
+
+
+def _one_of_each_node(seen: Mapping[str, set[str]]) -> list[set[str]]:
+    """Return the nodes of jobs that no scheduler has told of, at most one job of each node. Any user may publish as
+    many names as he likes through the control file of a mount, and would keep all others waiting."""
+    found: list[set[str]] = []
+    taken: set[str] = set()
+    for _, nodes in sorted(seen.items(), key=lambda one: (-len(one[1]), one[0])):
+        if not nodes & taken:
+            found.append(nodes)
+            taken |= nodes
+    return found
 
 
 def _waits(job: KnownJob, found: Slots) -> str:

@@ -104,6 +104,23 @@ def test_many_jobs_that_wait_are_asked_for_in_little_time() -> None:
     assert looks == begun  # who waits already is told what is known
 
 
+def test_names_that_a_user_makes_up_take_one_slot_of_a_node() -> None:
+    duties = Duties(set=DatasetSection(max_jobs_per_copy=2))
+    duties.say("n0", {"set": 1.0}, named={f"x{number}~control": "set" for number in range(50)})
+    assert duties.advisor.admit(ask("honest", jobs=2)).go
+    late = duties.advisor.admit(ask("late", jobs=2))
+    assert not late.go
+    assert "2 jobs read 1 copy" in late.why
+
+
+def test_a_job_of_several_nodes_that_no_scheduler_has_told_of_takes_one_slot() -> None:
+    duties = Duties(set=DatasetSection(max_jobs_per_copy=2))
+    for node in ("n0", "n1", "n2"):
+        duties.say(node, {"set": 1.0 if node == "n0" else 0.2}, named={"wide": "set", f"x-{node}": "set"})
+    assert duties.advisor.admit(ask("honest", jobs=2)).go
+    assert not duties.advisor.admit(ask("late", jobs=2)).go
+
+
 def test_least_recently_used_goes_first_and_nothing_that_a_job_was_placed_on() -> None:
     async def evicted() -> None:
         lru = DatasetSection(cleanup="lru")

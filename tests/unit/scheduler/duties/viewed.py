@@ -52,11 +52,13 @@ class Duties:
         self.cleaning = Cleaning(self.view, self.book, self.policies, self.warmings, self.advisor.reads)
 
     def say(
-        self, node: str, held: Mapping[str, float], *, state: str = "active", jobs: tuple[str, ...] = (), room: int = 8
-    ) -> None:
+        self, node: str, held: Mapping[str, float], *, state: str = "active", jobs: tuple[str, ...] = (), room: int = 8,
+        named: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         """A node has these parts of datasets, whose snapshots are called as they are; and room for so many."""
         members = {name: Member(id=name, name=name, host=name, control_port=1) for name in (*self.view.nodes, node)}
         self.view.meet(members)
+        running = {**{one: one for one in jobs}, **(named or {})}  # name of a job -> what it reads
         snapshots = [
             SnapshotReport(
                 id=f"s-{name}", total=SIZE, blocks=256, datasets=[name], ssd=int(SIZE * part),
@@ -68,6 +70,7 @@ class Duties:
             self.view.nodes[node],
             NodeReport(
                 node, node, "1", 1, full=True, state=state, capacity=room * SIZE, snapshots=snapshots,
-                used=sum(one.ssd for one in snapshots), jobs=[RunningJob(one, f"s-{one}", 1, 0.0) for one in jobs],
+                used=sum(one.ssd for one in snapshots),
+                jobs=[RunningJob(name, f"s-{one}", 1, 0.0) for name, one in running.items()],
             ),
         )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How far from its place in the published order a loader reads a sample."""
+"""How far out of order a loader reads: within the window that the daemon counts with."""
 
 import os
 import time
@@ -6,21 +6,38 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 
 import pytest
+from cachefs_daemon.jobs.consumer_reads import out_of_order
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from cachefs.planning.sequences.sampler import worst_displacement
+from cachefs.job_messages import JobPublish
 
 TRAINING = -1
 
 
-def displacements(order: list[int]) -> list[int]:
-    """By how many places each sample of an order published as 0, 1, 2 ... was read late (early: negative)."""
+def window(workers: int, batch_size: int, prefetch: int) -> int:
+    """The reorder window that the daemon counts with, in samples of one block each."""
+    request = JobPublish(job="j", dataset="d", workers=workers, batch_size=batch_size, prefetch=prefetch)
+    reads = SimpleNamespace(blocks=range(10), samples=10, ends=None)
+    return out_of_order(request, reads)[0]  # type: ignore[arg-type]
+
+
+def widest(order: list[int]) -> int:
+    """Of an order published as 0, 1, 2 ...: the longest distance from the first sample that has not been read to the
+    last one that has, with both of them."""
     assert sorted(order) == list(range(len(order)))
-    return [place - sample for place, sample in enumerate(order)]
+    unread, read, last, found = 0, set(), -1, 0
+    for sample in order:
+        read.add(sample)
+        last = max(last, sample)
+        while unread in read:
+            unread += 1
+        found = max(found, last - unread + 1)
+    return found
 
 
 def read_order(
@@ -68,19 +85,18 @@ def test_no_schedule_exceeds_the_bound(
     order = read_order(
         samples, workers, batch_size, prefetch, lambda able: random.choices(able, [odds[actor] for actor in able])[0]
     )
-    bound = worst_displacement(workers, batch_size, prefetch)
-    assert all(-bound <= moved <= bound for moved in displacements(order))
+    assert widest(order) <= window(workers, batch_size, prefetch)
 
 
-@pytest.mark.parametrize(("workers", "batch_size", "prefetch"), [(1, 4, 2), (2, 1, 1), (4, 8, 2), (3, 5, 4)])
-def test_bound_is_reached_both_ways(workers: int, batch_size: int, prefetch: int) -> None:
-    samples = 10 * workers * batch_size * prefetch
-    moved = displacements(read_order(samples, workers, batch_size, prefetch, max))
-    assert max(moved) == -min(moved) == worst_displacement(workers, batch_size, prefetch)
+@pytest.mark.parametrize(("workers", "batch_size", "prefetch"), [(2, 1, 1), (4, 8, 2), (3, 5, 4)])
+def test_the_window_is_no_wider_than_a_loader_needs(workers: int, batch_size: int, prefetch: int) -> None:
+    order = read_order(10 * workers * batch_size * prefetch, workers, batch_size, prefetch, max)
+    assert widest(order) > window(workers, batch_size, prefetch) - prefetch * batch_size - batch_size
 
 
-def test_without_workers_there_is_none() -> None:
-    assert worst_displacement(0, 32, 2) == 0
+def test_without_workers_reads_are_in_order() -> None:
+    assert window(0, 32, 2) == 0
+    assert widest(list(range(100))) == 0
 
 
 class Logged(Dataset[int]):
@@ -105,7 +121,5 @@ class Logged(Dataset[int]):
 def test_torch_stays_within_the_bound(tmp_path: Path) -> None:
     loader = DataLoader(Logged(tmp_path / "log", 480), batch_size=4, num_workers=2, prefetch_factor=3)
     assert len([batch.tolist() for batch in loader]) == 120
-    moved = displacements([int(line) for line in (tmp_path / "log").read_text().split()])
-    bound = worst_displacement(2, 4, 3)
-    assert any(moved)
-    assert all(-bound <= by <= bound for by in moved)
+    order = [int(line) for line in (tmp_path / "log").read_text().split()]
+    assert 0 < widest(order) <= window(2, 4, 3)
