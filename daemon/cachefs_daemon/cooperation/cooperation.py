@@ -52,8 +52,9 @@ NEAR: Final = 0.5
 # Reads per second that a consumer is taken to do before it has begun. The plan would take it to be quicker. A window of
 # half an epoch would then be fetched from other nodes before it begins, and push out what only this node has.
 FIRST_RATE: Final = 100.0
-# Seconds that another node may take to say who holds what.
+# Seconds that another node may take to say who holds what: so many, and one for so many bytes of it.
 ASK_SECONDS: Final = 10.0
+BYTES_PER_SECOND: Final = 1 << 20
 # Blocks that are looked for among the transient ones in one call: 2 ms.
 ADOPTED_AT_ONCE: Final = 4096
 # Seconds between two times that one snapshot's holders are taken from another node, as they differ from ours.
@@ -341,9 +342,9 @@ class Cooperation:
 
     async def _ask(self, node: str, space: BlockSpace) -> Known | None:
         try:
-            raw = await self._parts.shared.ask(
-                node, f"{HOLDERS_PATH}/{space.snapshot}", ASK_SECONDS, PER_BLOCK * space.count + OVERHEAD
-            )
+            most = PER_BLOCK * space.count + OVERHEAD
+            seconds = ASK_SECONDS + most / BYTES_PER_SECOND
+            raw = await self._parts.shared.ask(node, f"{HOLDERS_PATH}/{space.snapshot}", seconds, most)
             return await self._parts.threads.planning(decode, raw, space.count, asyncio.get_running_loop().time())
         except (CachefsError, ValueError) as error:
             log.warning("node %s does not say who holds what of %s: %s", node, space.snapshot, error)

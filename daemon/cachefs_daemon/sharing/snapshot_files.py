@@ -32,11 +32,14 @@ MOST_SERVED: Final = 4
 # Files that are fetched at the same time.
 MOST_FETCHED: Final = 2
 PIECE: Final = 1 << 20
-# Seconds within which the next bytes come; for one file from one node; and for one file from all of them.
+# Seconds within which the next bytes come; for one file from one node, after which it goes on from another one; and for
+# so many further bytes of a file from all of them.
 PROGRESS_SECONDS: Final = 20.0
 NODE_SECONDS: Final = 1800.0
 FILE_SECONDS: Final = 3600.0
-# Seconds until all nodes are asked again: doubled each time, from the first to the second.
+FURTHER: Final = 256 << 20
+# Seconds until all nodes are asked again: doubled each time, from the first to the second; and how often in a row they
+# are asked without further bytes.
 FIRST_PAUSE: Final = 0.5
 LAST_PAUSE: Final = 10.0
 ROUNDS: Final = 6
@@ -60,6 +63,16 @@ class _Partial:
     tag: str = ""
     # The nodes that it came from, for people.
     names: list[str] = field(default_factory=list)
+    # When it is given up, unless further bytes come; and the size at which that is put off the next time.
+    deadline: asyncio.Timeout | None = None
+    next_size: int = FURTHER
+
+    def grow(self, size: int) -> None:
+        """So many bytes more have come."""
+        self.size += size
+        if self.deadline is not None and self.size >= self.next_size:
+            self.next_size = self.size + FURTHER
+            self.deadline.reschedule(asyncio.get_running_loop().time() + FILE_SECONDS)
 
 
 class SnapshotFiles:
@@ -84,15 +97,21 @@ class SnapshotFiles:
         async with self._fetching:
             partial = _Partial(path, min(most, MOST_FILE))
             try:
-                async with asyncio.timeout(FILE_SECONDS):
+                async with asyncio.timeout(FILE_SECONDS) as deadline:
+                    partial.deadline = deadline
                     return await self._fetch(snapshot_id, likely, partial)
             except TimeoutError:
-                raise PeerFailed(f"snapshot {snapshot_id} did not come within {FILE_SECONDS:.0f} s") from None
+                raise PeerFailed(
+                    f"of snapshot {snapshot_id} there came {format_size(partial.size)}, and less than "
+                    f"{format_size(FURTHER)} more within {FILE_SECONDS:.0f} s"
+                ) from None
 
     async def _fetch(self, snapshot_id: str, likely: Sequence[str], partial: _Partial) -> Meta:
         """Raises PeerFailed, StoreFull."""
         pause, last = FIRST_PAUSE, PeerFailed("no other node is there")
-        for _ in range(ROUNDS):
+        tries = 0
+        while tries < ROUNDS:
+            before = partial.next_size
             for record in self._in_order(likely):
                 try:
                     await self._fetch_from(record, snapshot_id, partial)
@@ -102,6 +121,7 @@ class SnapshotFiles:
                 except PeerFailed as error:
                     last = PeerFailed(f"node {record.name}: {error}")
                     log.info("snapshot %s does not come from node %s: %s", snapshot_id, record.name, error)
+            tries = tries + 1 if partial.next_size == before else 0
             await asyncio.sleep(pause * random.uniform(0.75, 1.25))
             pause = min(2 * pause, LAST_PAUSE)
         raise PeerFailed(f"snapshot {snapshot_id} is not to be had: {last}")
@@ -138,7 +158,7 @@ class SnapshotFiles:
                 await self._threads.background(_cut, file, partial.size)
                 async for piece in _pieces(answer, length):
                     await self._threads.background(_write, file, piece)
-                    partial.size += len(piece)
+                    partial.grow(len(piece))
         log.info(
             "snapshot %s: %s from node %s in %.1f s",
             snapshot_id, format_size(length), node.name, time.monotonic() - began,
@@ -147,7 +167,7 @@ class SnapshotFiles:
     async def _checked(self, snapshot_id: str, partial: _Partial) -> Meta:
         """Raises PeerFailed."""
         try:
-            meta = await self._checker.check(partial.path)
+            meta = await self._checker.check(partial.path, partial.size)
             if meta.id != snapshot_id:
                 raise SnapshotDamaged(f"it is snapshot {meta.id}")
         except SnapshotDamaged as error:

@@ -6,16 +6,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import lmdb
 import psutil
 import pytest
-from cachefs_daemon.store import config_check, recovery, state_format
-from cachefs_daemon.store.index_writer import IndexWriter
+from cachefs_daemon.store import config_check, index_copy, recovery, state_format
+from cachefs_daemon.store.index_writer import IndexWriter, open_environment
 from cachefs_daemon.store.state_dir import StateDirectory
 from cachefs_daemon.store.storage import StoreConfig
 from cachefs_daemon.store.tier import TierConfig
 
-from cachefs.block import MEMORY, Location
+from cachefs.block import KEY_SIZE, MEMORY, Location
 from cachefs.errors import CachefsError, ConfigError
+from cachefs.index import BLOCKS_DB, MAX_DBS
 from tests.blockstore import key_of
 
 HERE = Location(MEMORY, 1, 4096, 1, bytes(8))
@@ -99,6 +101,30 @@ def test_the_copying_child_ends_with_the_daemon(tmp_path: Path) -> None:
     gone, alive = psutil.wait_procs(children, timeout=60)
     assert len(gone) == 1
     assert not alive
+
+
+def test_an_index_of_many_parts_is_copied_whole(tmp_path: Path) -> None:
+    old, new, count = tmp_path / "old", tmp_path / "new", 300_000
+    source = open_environment(old)
+    blocks = source.open_db(BLOCKS_DB)
+    with source.begin(write=True, db=blocks) as writing:
+        for number in range(count):
+            writing.put(number.to_bytes(KEY_SIZE, "big"), b"%040d" % number, append=True)
+    source.close()
+    assert count * (KEY_SIZE + 40) > 2 * index_copy._PART
+    assert index_copy.copy_entries(old, new) == ""
+    target = lmdb.open(str(new), subdir=False, readonly=True, lock=False, max_dbs=MAX_DBS)
+    with target.begin(db=target.open_db(BLOCKS_DB, create=False)) as reading:
+        assert reading.stat()["entries"] == count
+        assert reading.get((count - 1).to_bytes(KEY_SIZE, "big")) == b"%040d" % (count - 1)
+    target.close()
+
+
+def test_an_index_of_which_nothing_more_comes_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    os.mkfifo(tmp_path / "old")  # whoever opens it waits
+    monkeypatch.setattr(index_copy, "PART_SECONDS", 0.05)
+    told = index_copy.copy_entries(tmp_path / "old", tmp_path / "new")
+    assert told == "nothing of it was copied for 0.05 s, after 0 B"
 
 
 @pytest.mark.parametrize("name", ["running", "lock", "index-7.lmdb"])
