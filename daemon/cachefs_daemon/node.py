@@ -358,19 +358,23 @@ class Node:
         return mount.mountpoint if mount is not None else ""
 
     def _read_here(self) -> "Iterator[Reading]":
-        """What the mounts and jobs of this node read."""
+        """What the mounts, jobs and warm-ups of this node read."""
         from cachefs_daemon.content.used_snapshots import Reading
 
         for one in self.mounts.shown(lambda name: found.record if (found := self.catalog.find(name)) else None):
             yield Reading(one.name, one.snapshots, one.mountpoint, one.stays)
-        for dataset, snapshot in {(one.request.dataset, one.snapshot.id) for one in self.jobs.consumers}:
+        for dataset, snapshot in self._read_without_mounts():
             yield Reading(dataset, [snapshot])
 
+    def _read_without_mounts(self) -> set[tuple[str, str]]:
+        """The datasets and snapshots that jobs and warm-ups read."""
+        return {*((one.request.dataset, one.snapshot.id) for one in self.jobs.consumers), *self.warmups.reading()}
+
     def _may_use(self, snapshot: SnapshotRecord) -> bool:
-        """May any mount or job of the cluster still read the snapshot, which is not current any more?"""
+        """May any mount, job or warm-up of the cluster still read the snapshot, which is not current any more?"""
         elsewhere = self.sharing is not None and self.sharing.used.is_used(snapshot.id)
-        by_jobs = any(one.snapshot.id == snapshot.id for one in self.jobs.consumers)
-        return elsewhere or by_jobs or self.mounts.may_use(snapshot)
+        here = any(read == snapshot.id for _, read in self._read_without_mounts())
+        return elsewhere or here or self.mounts.may_use(snapshot)
 
     def _on_mounts(self) -> None:
         if self.sharing is not None:

@@ -11,6 +11,7 @@ from cachefs_tools.lab.host import LOOPBACK, until
 from cachefs_tools.lab.node import Node
 from cachefs_tools.lab.slow_link import Limits
 from cachefs_tools.lab.throttle import Throttle, throttled
+from cachefs_tools.sample_data import sample_name, write_samples
 from cachefs_tools.scratch_config import NodeSettings, TierSettings
 from cachefs_tools.scratch_node import Account
 
@@ -86,6 +87,10 @@ class Shape:
     size: int = 20_000
     memory: TierSettings = _TIER
     ssd: TierSettings = _TIER
+    # Numbers of the nodes that have the dataset mounted; None: all that run.
+    mounted: Sequence[int] | None = None
+    # Are the files samples, as jobs of the lab read them? They have *size* bytes each.
+    samples: bool = False
 
 
 @contextmanager
@@ -100,7 +105,7 @@ def small_cluster(
 @contextmanager
 def shaped_cluster(work: Path, server: S3Server, bucket: str, shape: Shape) -> Iterator[SmallCluster]:
     """All but the spare nodes run."""
-    files = {f"class{number % 3}/{number:03}.bin": os.urandom(shape.size + number) for number in range(shape.files)}
+    files = _samples(work, shape) if shape.samples else _random_files(shape)
     server.create_bucket(bucket)
     server.put(bucket, files)
     settings = ClusterSettings(
@@ -117,9 +122,18 @@ def shaped_cluster(work: Path, server: S3Server, bucket: str, shape: Shape) -> I
         add = DatasetAdd(name=DATASET, url=f"s3://{bucket}", options=options)
         for _ in cluster.nodes[0].client.stream(DATASET_ADD, add, timeout=SECONDS):
             pass
-        for node in cluster.nodes[: shape.nodes]:
-            small.mount(node)
+        for number in range(shape.nodes) if shape.mounted is None else shape.mounted:
+            small.mount(cluster.nodes[number])
         yield small
+
+
+def _random_files(shape: Shape) -> dict[str, bytes]:
+    return {f"class{number % 3}/{number:03}.bin": os.urandom(shape.size + number) for number in range(shape.files)}
+
+
+def _samples(work: Path, shape: Shape) -> dict[str, bytes]:
+    write_samples(work / "samples", shape.files, shape.size)
+    return {sample_name(one): (work / "samples" / sample_name(one)).read_bytes() for one in range(shape.files)}
 
 
 def knows(node: Node) -> bool:

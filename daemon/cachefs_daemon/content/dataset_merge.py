@@ -33,14 +33,14 @@ class Resolution:
 def resolve(
     own: SharedDataset, others: Iterable[SharedDataset], is_forgotten: Callable[[Stamp], bool] = _never
 ) -> Resolution:
-    """own: what this node has; others: what other nodes say of the same name. is_forgotten: whether a name that this
-    node neither has nor remembers was removed, if it was added then (see `Removals`)."""
+    """own: what this node has; others: what other nodes say of the same name. is_forgotten: whether what was added
+    then was removed, where this node does not have it (see `Removals`)."""
     known = [own, *others]
     gone = compact(stamp for one in known for stamp in one.gone)
     # Before any of them become one: what was added again is another one than what was removed, of whatever URL.
     left = [one for one in known if one.added]
-    if own == SharedDataset():
-        gone = compact([*gone, *(stamp for one in left for stamp in _adds(one) if is_forgotten(stamp))])
+    unknown = {stamp for one in left for stamp in _adds(one) if not is_added(own.added, stamp)}
+    gone = compact([*gone, *(stamp for stamp in unknown if is_forgotten(stamp))])
     while dead := [one for one in left if any(is_covered(gone, stamp) for stamp in _adds(one))]:
         gone = compact([*gone, *(stamp for one in dead for stamp in one.added)])
         left = [one for one in left if one not in dead]
@@ -59,6 +59,11 @@ def covers(said: SharedDataset, value: SharedDataset) -> bool:
 def is_same(one: SharedDataset, other: SharedDataset) -> bool:
     """Are they one dataset?"""
     return not _adds(one).isdisjoint(_adds(other)) or (one.url, one.options) == (other.url, other.options)
+
+
+def is_added(added: Iterable[Stamp], stamp: Stamp) -> bool:
+    """Is what was added at *stamp* part of a dataset that was added at *added*?"""
+    return any(one == stamp or (is_floor(one) and stamp.clock <= one.clock) for one in added)
 
 
 def _adds(one: SharedDataset) -> set[Stamp]:

@@ -19,7 +19,7 @@ import msgspec
 
 from cachefs.errors import Busy, CachefsError
 from cachefs.sizes import format_size
-from cachefs_daemon.content.dataset_merge import Resolution, covers, is_same, resolve
+from cachefs_daemon.content.dataset_merge import Resolution, covers, is_added, is_same, resolve
 from cachefs_daemon.content.used_snapshots import ReadHere
 from cachefs_daemon.datasets.reaching import OriginWay
 from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
@@ -164,12 +164,13 @@ class SharedDatasets:
         said = self._shared.values(DATASETS)
         return {node: value for node, values in said.items() if (value := values.get(name)) is not None}
 
-    def _elsewhere(self) -> Iterable[Stamp]:
-        """When datasets were added that other nodes have and this one does not."""
+    def _elsewhere(self) -> Iterable[tuple[str, Stamp]]:
+        """When datasets were added that other nodes have and this one does not, with their names."""
         for values in self._shared.values(DATASETS).values():
             for name, value in values.items():
-                if self._here.catalog.find(name) is None:
-                    yield from value.added
+                dataset = self._here.catalog.find(name)
+                own = dataset.record.added if dataset is not None else []
+                yield from ((name, stamp) for stamp in value.added if not is_added(own, stamp))
 
     def _own(self, name: str) -> SharedDataset:
         """What this node has. Where the snapshot is damaged, everybody else's is newer."""

@@ -31,7 +31,7 @@ from cachefs_daemon.sharing.state import SharedState
 log = logging.getLogger(__name__)
 
 # Seconds for which news is gathered; between two looks at what is read here and elsewhere.
-GATHERED: Final = 0.02
+GATHERED: Final = 0.05
 LOOK_SECONDS: Final = 2.0
 # Seconds for which a snapshot is kept after the last node has said that it reads it: the node may come back, or this
 # one has just started.
@@ -49,7 +49,7 @@ _MOST_SHOWN: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a mount or a job of this node reads of a dataset."""
+    """What a mount, a job or a warm-up of this node reads of a dataset."""
 
     dataset: str
     # Ids of snapshots.

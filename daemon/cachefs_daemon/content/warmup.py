@@ -69,6 +69,8 @@ class Bringing:
     # Paths that were asked for and are not in the snapshot, and the first of them.
     missing: int = 0
     first_missing: str = ""
+    # Id of the snapshot.
+    snapshot: str = ""
 
 
 @dataclass(slots=True, eq=False)
@@ -126,6 +128,10 @@ class Warmups:
     def __iter__(self) -> Iterator[Run]:
         """Oldest first."""
         return iter(sorted([*self._ended, *self._running.values()], key=lambda run: run.id))
+
+    def reading(self) -> set[tuple[str, str]]:
+        """The datasets and snapshots whose blocks come now."""
+        return {(run.wanted.dataset, run.wanted.snapshot) for run in self._running.values()}
 
     def in_background(self) -> list[Warmup]:
         """What is to go on after a restart."""
@@ -260,7 +266,7 @@ def _bringing(snapshot: Snapshot, request: Warmup) -> Bringing:
     wanted = plan(snapshot, request)
     return Bringing(
         request.dataset, _blocks(snapshot, wanted.files), wanted.blocks, wanted.bytes,
-        len(wanted.missing), next(iter(wanted.missing), ""),
+        len(wanted.missing), next(iter(wanted.missing), ""), snapshot.id,
     )  # fmt: skip
 
 

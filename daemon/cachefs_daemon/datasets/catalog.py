@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import re
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -37,7 +37,7 @@ from cachefs_daemon.datasets.listing_journal import journal_path, remove_stale
 from cachefs_daemon.datasets.origin_upkeep import OriginUpkeep
 from cachefs_daemon.datasets.reaching import OriginWay
 from cachefs_daemon.datasets.records import DatasetRecord, Registry, RemovedRecord, SnapshotRecord
-from cachefs_daemon.datasets.stamps import NO_STAMP, Removals, Stamp
+from cachefs_daemon.datasets.stamps import NO_STAMP, Elsewhere, Removals, Stamp
 from cachefs_daemon.origin.base import Origin, OriginSettings, open_origin
 from cachefs_daemon.origin.endpoint import told_apart
 from cachefs_daemon.origin.unusable import UnusableOrigin
@@ -89,8 +89,7 @@ class Catalog:
         # has changed, whoever changed it.
         self.stamp: Callable[[], Stamp] = lambda: NO_STAMP
         self.on_change: Callable[[str], None] = lambda name: None
-        # Gives when datasets were added that other nodes have and this one does not.
-        self.elsewhere: Callable[[], Iterable[Stamp]] = lambda: ()
+        self.elsewhere: Elsewhere = lambda: ()
         known = records.load(state_dir)
         self.removals = Removals({one.name: one.added for one in known.removed}, known.forgotten, known.spared)
         for record in known.datasets:

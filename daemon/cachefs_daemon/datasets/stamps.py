@@ -13,6 +13,8 @@ MOST_CLOCK: Final = 1 << 53
 _NONCE_BITS: Final = 32
 # Names of which it is remembered that datasets were removed.
 MOST_REMOVED: Final = 4096
+# Runs of nodes, and datasets that this node alone does not have, that are remembered for all other names.
+MOST_RUNS: Final = 4096
 # Of one name: stamps of adds that became one dataset, and of removed adds.
 MOST_ADDS: Final = 32
 MOST_REMOVALS: Final = 64
@@ -91,8 +93,9 @@ def _latest_of_runs(stamps: Iterable[Stamp]) -> list[Stamp]:
 
 
 def with_removed(removed: Mapping[str, list[Stamp]], name: str, added: Iterable[Stamp]) -> dict[str, list[Stamp]]:
-    """*removed*, and that datasets of that name which were added then are removed too."""
-    return {**removed, name: compact([*removed.get(name, ()), *added])}
+    """*removed*, and that datasets of that name which were added then are removed too. The name comes last."""
+    others = {one: gone for one, gone in removed.items() if one != name}
+    return {**others, name: compact([*removed.get(name, ()), *added])}
 
 
 def joined_adds(adds: Iterable[Stamp]) -> list[Stamp]:
@@ -105,15 +108,19 @@ def joined_adds(adds: Iterable[Stamp]) -> list[Stamp]:
     return sorted({*made[: MOST_ADDS - 1], Stamp(max(one.clock for one in known))})
 
 
+# Gives the names of datasets, and when they were added, that other nodes have and this one does not.
+Elsewhere = Callable[[], Iterable[tuple[str, Stamp]]]
+
+
 class Removals(msgspec.Struct, frozen=True):
     """What was removed in the cluster: a node that was away has it still, and must not bring it back."""
 
     # By name, the removed adds (see `compact`): of the names that were removed last.
     names: dict[str, list[Stamp]] = {}
-    # The removed adds of all other names, by run of a node (see `compact`). A name that this node neither has nor
-    # remembers was removed where its add is covered by this,
+    # The removed adds of all other names, by run of a node (see `compact`). A node hears of all that another one has
+    # added, so what it does not have itself, and this covers, was removed,
     forgotten: list[Stamp] = []
-    # unless its add is one of these: this node knew of the dataset, and could not have it, or let go of it alone.
+    # unless it is one of these: this node knew of the dataset, and could not have it, or let go of it alone.
     spared: list[Stamp] = []
 
     def is_removed(self, name: str, added: Iterable[Stamp]) -> bool:
@@ -122,24 +129,29 @@ class Removals(msgspec.Struct, frozen=True):
         return any(covers(gone, stamp) for stamp in added if not is_floor(stamp))
 
     def is_forgotten(self, stamp: Stamp) -> bool:
-        """Was what was added then removed, where this node neither has nor remembers its name?"""
+        """Was what was added then removed, where this node does not have it?"""
         return stamp not in self.spared and covers(self.forgotten, stamp)
 
-    def adding(self, name: str, added: Iterable[Stamp], elsewhere: Callable[[], Iterable[Stamp]]) -> "Removals":
-        """These, and that datasets of that name which were added then are removed too. elsewhere: gives when datasets
-        were added that other nodes have and this one does not; asked where a name has to be forgotten."""
-        names = with_removed(self.names, name, added)
+    def adding(self, name: str, added: Iterable[Stamp], elsewhere: Elsewhere) -> "Removals":
+        """These, and that datasets of that name which were added then are removed too. elsewhere: is asked where a name
+        has to be forgotten."""
+        removed = list(added)
+        names = with_removed(self.names, name, removed)
+        spared = [one for one in self.spared if one not in removed]
         if len(names) <= MOST_REMOVED:
-            return Removals(names, self.forgotten, self.spared)
-        oldest = min(names, key=lambda one: names[one][-1])
+            return Removals(names, self.forgotten, spared)
         # A floor is of one name alone.
-        gone = [one for one in names.pop(oldest) if not is_floor(one)]
-        unknown = {one for one in elsewhere() if not is_floor(one) and not self.is_forgotten(one)}
-        spared = sorted(one for one in {*self.spared, *unknown} if not covers(gone, one))
+        gone = [one for one in names.pop(next(iter(names))) if not is_floor(one)]
+        unknown = {
+            one
+            for known, one in elsewhere()
+            if not (is_floor(one) or self.is_forgotten(one) or covers(names.get(known, ()), one) or one in gone)
+        }
+        spared = sorted(unknown.union(spared).difference(removed, gone))
         forgotten = _latest_of_runs([*self.forgotten, *gone])
-        return Removals(names, forgotten[-MOST_REMOVED:], spared[-MOST_REMOVED:])
+        return Removals(names, forgotten[-MOST_RUNS:], spared[-MOST_RUNS:])
 
     def sparing(self, added: Iterable[Stamp]) -> "Removals":
         """These, and that this node alone has let go of what was added then."""
         spared = {*self.spared, *(one for one in added if not is_floor(one))}
-        return Removals(self.names, self.forgotten, sorted(spared)[-MOST_REMOVED:])
+        return Removals(self.names, self.forgotten, sorted(spared)[-MOST_RUNS:])

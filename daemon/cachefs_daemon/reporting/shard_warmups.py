@@ -93,7 +93,7 @@ class ShardWarmups:
         if first is not None and len(first) == space.count:
             numbers = numbers[np.argsort(first[numbers], kind="stable")]
         size = int(space.sizes[numbers].sum(dtype=np.int64))
-        return Bringing(order.dataset, _refs(space, numbers), len(numbers), size)
+        return Bringing(order.dataset, _refs(space, numbers), len(numbers), size, snapshot=space.snapshot)
 
     def _first_reads(self, job: str, snapshot: str) -> npt.NDArray[np.uint32] | None:
         """When each block is read first, by a consumer of the job here; else None."""

@@ -1,0 +1,96 @@
+"""A job goes on with the snapshot that it began with, while its dataset is refreshed and nodes join and leave."""
+
+import subprocess
+from pathlib import Path
+
+from cachefs_daemon.fetch.awaited_snapshots import AWAITED_SECONDS
+from cachefs_tools.lab.host import until
+from cachefs_tools.lab.job import Job, JobSettings, started_job
+from cachefs_tools.lab.node import Node
+from cachefs_tools.scratch_config import TierSettings
+from cachefs_tools.scratch_node import program
+
+from cachefs.messages import DatasetName, DatasetView, Empty
+from cachefs.rpc import CLUSTER, DATASET_LIST, DATASET_REFRESH
+from tests.cluster.nodes import DATASET, SECONDS, Shape, SmallCluster, knows, shaped_cluster
+from tests.servers.s3 import S3Server
+
+FILES, SIZE = 300, 20_000
+# Of each node: four of them hold the dataset once and a half, two do not hold it.
+BUDGET = int(0.42 * FILES * 24_576)
+# Requests of one epoch that may go to the origin, now and then: a block is evicted that another node was to take.
+FEW = FILES // 20
+
+
+def test_a_job_reads_an_older_snapshot_as_before_while_datasets_and_members_change(
+    tmp_path: Path, rclone: S3Server
+) -> None:
+    tier, none = TierSettings(BUDGET, 1 << 20), TierSettings(0)
+    shape = Shape(
+        4, spare=1, source="etcd", keys={"grace": 600}, files=FILES, size=SIZE, memory=tier, ssd=none, mounted=(2, 3),
+        samples=True,
+    )  # fmt: skip
+    with shaped_cluster(tmp_path, rclone, "older-snapshots", shape) as small:
+        one, two, three, four, five = small.nodes
+        read = current(three)
+        with started_job(JobSettings("train", DATASET, FILES, 40, rate=100.0), [three, four]) as job:
+            epochs(small, job, range(4))
+            for number in range(3):
+                rclone.put("older-snapshots", {f"new/{number}": b"new"})
+                *_, last = one.client.stream(DATASET_REFRESH, DatasetName(name=DATASET), timeout=SECONDS)
+                behind = {(mount.node, mount.mountpoint) for mount in last.behind_elsewhere}
+                assert behind == {(node.name, str(node.mountpoint)) for node in (three, four)}
+                fresh = current(one).snapshot
+                until(lambda: {current(node).snapshot for node in small.nodes[:4]} == {fresh}, SECONDS, "all follow")  # noqa: B023
+            # Nobody has forgotten what is read, and the next epochs cost no more than those before.
+            assert all(has(node, read) for node in small.nodes[:4])
+            assert epochs(small, job, range(4, 7)) <= FEW
+
+            five.start(small.cluster.settings_of(five))
+            until(lambda: knows(five) and has(five, read), SECONDS, "the node that joins has the older snapshot")
+            epochs(small, job, range(7, 9))  # the node fills up
+            assert epochs(small, job, range(9, 12)) <= FEW
+
+            cachectl(two, "drain")
+            two.stop()
+            epochs(small, job, range(12, 13))
+            assert epochs(small, job, range(13, 16)) <= FEW
+
+            results = job.results(4)
+            assert sum(result.errors + result.wrong for result in results) == 0
+            assert max(result.longest for result in results) < AWAITED_SECONDS
+            assert "is not on this node" not in told(one)
+            refused = cachectl(one, "dataset", "rm", DATASET, "--yes", fails=True)
+            assert "is mounted at" in refused
+
+
+def epochs(small: SmallCluster, job: Job, numbers: range) -> int:
+    """Have the job read these epochs. Returns how many requests the origin got meanwhile, the worst epoch left out: a
+    machine that does other things now and then makes a node late."""
+    requests = []
+    for number in numbers:
+        began = small.origin()
+        job.epoch(number, 3 * SECONDS)
+        requests.append(small.origin() - began)
+    return sum(sorted(requests)[:-1])
+
+
+def current(node: Node) -> DatasetView:
+    return next(one for one in node.client.call(DATASET_LIST, Empty()).datasets if one.name == DATASET)
+
+
+def has(node: Node, view: DatasetView) -> bool:
+    return (node.work / "state" / "snapshots" / f"{view.snapshot}.snapshot").exists()
+
+
+def told(node: Node) -> str:
+    """What all nodes say that is wrong."""
+    members = node.client.call(CLUSTER, Empty()).members
+    return "\n".join(line for one in members if one.counters is not None for line in one.counters.problems)
+
+
+def cachectl(node: Node, *words: str, fails: bool = False) -> str:
+    command = [program("cachectl"), *words, "--socket", str(node.socket)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode != 0) == fails, done.stderr
+    return done.stderr if fails else done.stdout

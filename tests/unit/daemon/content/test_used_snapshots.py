@@ -1,0 +1,270 @@
+"""What mounts and jobs of other nodes read is kept here, and brought where it is missing, within bounds."""
+
+import asyncio
+import shutil
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from cachefs_daemon.content import used_snapshots
+from cachefs_daemon.content.dataset_changes import DatasetChanges
+from cachefs_daemon.content.pins import Pins
+from cachefs_daemon.content.quotas import DatasetQuotas
+from cachefs_daemon.content.used_snapshots import ReadHere, Reading, UsedSnapshots
+from cachefs_daemon.datasets import records
+from cachefs_daemon.datasets.catalog import Catalog
+from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
+from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
+from cachefs_daemon.datasets.stamps import Stamp, StampClock
+from cachefs_daemon.origin.base import OriginSettings
+from cachefs_daemon.runtime.errorlog import ErrorLog
+from cachefs_daemon.runtime.threads import Threads
+from cachefs_daemon.sharing.sections import USED
+from cachefs_daemon.sharing.snapshot_files import SnapshotFiles
+
+from cachefs.errors import Busy, NotFound
+from cachefs.messages import BlockRef, MountElsewhere, OriginOptions
+from cachefs.snapshot_builder import ListedObject, build
+from tests.blockstore import BLOCK_SIZE, OpenStore, opened, store_config
+from tests.sharing import SharingNode, introduce, node_record, until
+
+NAME = "set"
+ADDED = [Stamp(1, f"{1:016x}", 1)]
+
+
+def snapshots(root: Path, count: int) -> list[str]:
+    """Ids of so many snapshots of the dataset, the oldest first; their files are there."""
+    listed = [ListedObject(b"%02d" % number, 1000, 1, b"v") for number in range(10 + count)]
+    url = f"file://{root}"
+    paths = [build(listed[: 10 + one], url, BLOCK_SIZE, lambda key: b"file:" + key, root) for one in range(count)]
+    return [path.stem for path in paths]
+
+
+@dataclass
+class Node:
+    """One node of a cluster, without mounts and jobs: the test says what is read."""
+
+    store: OpenStore
+    sharing: SharingNode
+    catalog: Catalog
+    held: HeldSnapshots
+    used: UsedSnapshots
+    errors: ErrorLog
+    reading: list[Reading] = field(default_factory=list)
+
+    def has(self, snapshot: str) -> bool:
+        return self.held.get(snapshot) is not None
+
+    async def prune(self) -> None:
+        await self.catalog.prune(lambda one: self.used.is_used(one.id))
+
+
+@dataclass
+class Bench:
+    """Nodes of one cluster, with one dataset."""
+
+    root: Path
+    stack: ExitStack
+    threads: Threads
+    nodes: list[Node] = field(default_factory=list)
+    running: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def catalog(self, state: Path, held: HeldSnapshots) -> Catalog:
+        catalog = Catalog(state, held, OriginSettings(), self.threads)
+        catalog.stamp = StampClock(f"{int(state.name):016x}").tick
+        return catalog
+
+    def as_started_anew(self, number: int) -> Catalog:
+        """What a daemon has that starts with a copy of a node's state directory."""
+        state, copied = self.root / str(number), self.root / f"{len(list(self.root.iterdir()))}00"
+        (copied / "snapshots").mkdir(parents=True)
+        shutil.copy(state / records.FILE_NAME, copied)
+        for path in (state / "snapshots").iterdir():
+            shutil.copy(path, copied / "snapshots")
+        return self.catalog(copied, HeldSnapshots(copied / "snapshots", BLOCK_SIZE))
+
+    async def node(self, has: Sequence[str], block_size: int = BLOCK_SIZE) -> Node:
+        """A node with these snapshots of the dataset, the current one first; without any it does not have the
+        dataset."""
+        number = len(self.nodes) + 1
+        state = self.root / str(number)
+        held = HeldSnapshots(state / "snapshots", block_size)
+        for one in has:
+            shutil.copy(self.root / f"{one}.snapshot", held.path(one))
+        known = [SnapshotRecord(one) for one in has]
+        record = DatasetRecord(NAME, f"file://{self.root}", OriginOptions(), known, added=ADDED)
+        records.save(state, records.Registry([record] if has else []))
+        store = self.stack.enter_context(opened(store_config(state)))
+        catalog = self.catalog(state, held)
+        pins = Pins(store.tiering, catalog, self.threads)
+        quotas = DatasetQuotas(store.tiering, store.index, catalog, self.threads)
+        changes = DatasetChanges(catalog, pins, quotas, store.storage, self.threads)
+        sharing, errors, reading = SharingNode(node_record(number), self.threads), ErrorLog(), list[Reading]()
+        find = lambda one: held.path(one) if held.get(one) is not None else None  # noqa: E731
+        files = SnapshotFiles(sharing.shared, find, self.threads)
+        here = ReadHere(catalog, held, changes, errors, lambda name: "", lambda: reading)
+        used = UsedSnapshots(sharing.shared, files, here)
+        await sharing.start()
+        node = Node(store, sharing, catalog, held, used, errors, reading)
+        self.nodes.append(node)
+        introduce([one.sharing for one in self.nodes])
+        used.start()
+        self.running.append(asyncio.create_task(used.run()))
+        return node
+
+    async def close(self) -> None:
+        for task in self.running:
+            task.cancel()
+        await asyncio.gather(*self.running, return_exceptions=True)
+        for node in self.nodes:
+            await node.sharing.shared.stop()
+            await node.catalog.close()
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(used_snapshots, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(used_snapshots, "GATHERED", 0.0)
+    monkeypatch.setattr(used_snapshots, "FIRST_PAUSE", 0.01)
+
+
+def on_bench(root: Path, scene: Callable[[Bench], Awaitable[None]]) -> None:
+    async def play(bench: Bench) -> None:
+        try:
+            await asyncio.wait_for(scene(bench), 60)
+        finally:
+            await bench.close()
+
+    with ExitStack() as stack:
+        bench = Bench(root, stack, Threads())
+        stack.callback(bench.threads.close)
+        asyncio.run(play(bench))
+
+
+def mount(*read: str, stays: bool = True) -> Reading:
+    return Reading(NAME, read, "/mnt", stays)
+
+
+def test_what_another_node_reads_is_brought_and_kept_until_no_node_reads_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, _, newer, current = snapshots(tmp_path, 4)
+    block = BlockRef(old, 3, 0)
+
+    async def scene(bench: Bench) -> None:
+        reader = await bench.node([current, newer, old])
+        other = await bench.node([current, newer])
+        with pytest.raises(NotFound):
+            other.held.source(block)
+        reader.reading.append(mount(old))
+        await until(lambda: other.has(old))
+        # Its blocks are the dataset's here as well, and come from its origin.
+        assert other.held.source(block).origin is other.catalog.get(NAME).origin
+        assert [one.id for one in other.catalog.generations(other.catalog.get(NAME))] == [current, newer, old]
+        assert other.catalog.view(other.catalog.get(NAME)).snapshot == current
+        assert other.used.is_read(old)
+        assert reader.used.is_read(old)
+        joined = await bench.node([current])
+        await until(lambda: joined.has(old))
+        assert joined.used.problems() == other.used.problems() == []
+        assert other.used.mounts_behind(NAME, current) == [MountElsewhere("node-1", "/mnt", old)]
+        with pytest.raises(Busy, match="set is mounted at /mnt on node node-1; unmount that first"):
+            other.used.check_unused(NAME)
+        # A daemon that starts anew has it, and keeps what it has until it has heard of the others.
+        again = bench.as_started_anew(2)
+        assert [one.id for one in again.generations(again.get(NAME))] == [current, newer, old]
+        await again.close()
+
+        reader.reading.clear()
+        await until(lambda: not other.used.is_read(old))
+        await other.prune()
+        assert other.has(old), "the node may come back"
+        monkeypatch.setattr(used_snapshots, "GRACE_SECONDS", 0.0)
+        reader.reading.append(mount(old))
+        await until(lambda: other.used.is_read(old))
+        reader.reading.clear()
+        await until(lambda: not other.used.is_read(old))
+        other.used.check_unused(NAME)
+        other.used._until.clear()  # the grace that began before
+        await other.prune()
+        assert not other.has(old)
+        assert not other.held.path(old).exists()
+        assert other.has(newer)
+
+    on_bench(tmp_path, scene)
+
+
+def test_a_dataset_that_was_removed_is_kept_out_of_sight_while_another_node_reads_it(tmp_path: Path) -> None:
+    old, current = snapshots(tmp_path, 2)
+
+    async def scene(bench: Bench) -> None:
+        reader = await bench.node([current, old])
+        other = await bench.node([current, old])
+        await other.catalog.remove(NAME)
+        assert not other.has(current)
+        # The node with the mount was away; it has learnt of the removal, and keeps the dataset until it is unmounted.
+        await reader.catalog.note_removed(NAME, ADDED)
+        reader.reading.append(mount(current))
+        await until(lambda: other.has(current))
+        assert list(other.catalog) == []
+        assert other.catalog.find(NAME) is None
+        assert other.held.source(BlockRef(current, 3, 0)).snapshot == current
+        assert other.catalog.dataset_of(current) == NAME
+        assert {one.id for one in other.catalog.read_snapshots(other.used.is_read)} == {current}
+        again = bench.as_started_anew(2)
+        assert len(again) == 0
+        assert [one.id for one in again.read_snapshots(lambda _: True)] == [current]
+        await again.prune(lambda _: False)
+        assert again.read_snapshots(lambda _: True) == []
+        await again.close()
+        # A node that never had the dataset has heard of its removal, and keeps the snapshot too.
+        fresh = await bench.node([])
+        await fresh.catalog.note_removed(NAME, ADDED)
+        await until(lambda: fresh.has(current))
+
+    on_bench(tmp_path, scene)
+
+
+def test_what_cannot_be_kept_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second, _, current = snapshots(tmp_path, 4)
+    monkeypatch.setattr(used_snapshots, "MOST_KEPT", 1)
+    kept, beyond = sorted([first, second])
+
+    async def scene(bench: Bench) -> None:
+        reader = await bench.node([current, first, second])
+        reader.reading.append(mount(first, second, stays=False))
+        other = await bench.node([current])
+        await until(lambda: other.has(kept) and other.used.problems())
+        assert other.used.problems() == [
+            f"dataset set: snapshot {beyond[:12]}, which node-1 reads, is not on this node, so other nodes bring its "
+            "blocks: 1 older snapshots are kept already; mount datasets anew where they are read"
+        ]
+        assert not other.used.is_used(beyond)
+        assert other.used.mounts_behind(NAME, current) == [], "they follow refreshes"
+        monkeypatch.setattr(used_snapshots, "MOST_BYTES", 1000)
+        small = await bench.node([current])
+        await until(lambda: any("older snapshots may take 1000 B" in line for line in small.used.problems()))
+        await until(lambda: small.errors.views())
+        (error,) = small.errors.views()
+        assert error.subject == "dataset set"
+        assert f"snapshot {kept[:12]}, which node-1 reads, cannot be had: its file has" in error.message
+
+    on_bench(tmp_path, scene)
+
+
+def test_a_peer_makes_this_node_keep_nothing_but_snapshots_of_datasets_of_the_cluster(tmp_path: Path) -> None:
+    old, current = snapshots(tmp_path, 2)
+
+    async def scene(bench: Bench) -> None:
+        peer = await bench.node([current, old])
+        peer.reading.append(mount(old))
+        strange = await bench.node([])
+        same = await bench.node([current])
+        await until(lambda: same.has(old))
+        assert set(strange.sharing.shared.values(USED)[f"{1:016x}"]) == {old}
+        assert not strange.has(old)
+        assert strange.used.problems() == []
+
+    on_bench(tmp_path, scene)
