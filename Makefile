@@ -2,7 +2,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 # A change of any of these means installing the package again.
-BUILD_INPUTS := .ci/prepare setup.cfg setup.py pyproject.toml cachefs/planning/sequences/_shuffle.c cachefs/mount/_zero_open.c cachefs/_isatty.c daemon/cachefs_daemon/store/_batch_io.c
+BUILD_INPUTS := .ci/prepare setup.cfg setup.py pyproject.toml cachefs/planning/sequences/_shuffle.c cachefs/mount/_zero_open.c cachefs/_process.c daemon/cachefs_daemon/store/_batch_io.c
 
 .PHONY: demo demo-cluster test cluster soak programs screenshots test-packages deb wheels sdist docs lint clean
 

@@ -4,8 +4,8 @@ None needs more of Python than its stable ABI, so that one wheel is for this ver
 
 Without a compiler, or for zero-open without libfuse3's headers, the build goes on without them: the mount says so at
 start and runs slower, shuffled orders take longer to compute (cachefs.planning.sequences.sampler), jobs of
-`cachefs run` send an ioctl for each file that Python opens where the mount has no shield (cachefs.preload), and the
-daemon's threads wait more for each other (cachefs_daemon.store.batch_io).
+`cachefs run` send an ioctl for each file that Python opens where the mount has no shield and see a child of cachefs for
+a moment (cachefs/_process.c), and the daemon's threads wait more for each other (cachefs_daemon.store.batch_io).
 """
 
 import shutil
@@ -33,10 +33,10 @@ setup(
             optional=True,
         ),
         Extension(
-            "cachefs._isatty",
-            sources=["cachefs/_isatty.c"],
-            # It is loaded into programs with any libc, and of any age, and so needs none.
-            extra_compile_args=["-O2", "-fno-stack-protector", "-fvisibility=hidden"],
+            "cachefs._process",
+            sources=["cachefs/_process.c"],
+            # It is loaded into Pythons with any libc, and of any age, and so needs none.
+            extra_compile_args=["-O2", "-fno-stack-protector", "-fvisibility=hidden", "-U_FORTIFY_SOURCE"],
             extra_link_args=["-nostdlib"],
             py_limited_api=True,
             optional=True,

@@ -3,13 +3,13 @@
 import contextlib
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from cachefs.mount_table import MountPoint, mount_points
-from cachefs.preload import preloaded
 from cachefs.publishing.channel import JOB_VARIABLE, PYTHON_VARIABLE, job_name
 from cachefs.publishing.rank import found_rank
 from cachefs.publishing.run_record import QUIET_VARIABLE, RUN_VARIABLE, TOP_VARIABLE, is_quiet, new_directory
@@ -41,7 +41,7 @@ def environment(
     }
     if socket:
         changed[SOCKET_VARIABLE] = absolute(socket)
-    return {**given, **changed, **preloaded(given, command)}
+    return {**given, **changed}
 
 
 def speaking(given: Mapping[str, str], *, quiet: bool) -> dict[str, str]:
@@ -115,6 +115,7 @@ def run(command: Sequence[str], job: str | None, socket: str | None, *, quiet: b
     try:
         if not command[0]:
             raise FileNotFoundError
+        _give_back_signals()
         os.execvpe(command[0], list(command), changed)
     except FileNotFoundError:
         if command[0].startswith("-"):
@@ -125,6 +126,25 @@ def run(command: Sequence[str], job: str | None, socket: str | None, *, quiet: b
     except OSError as error:
         print(f"cachefs: {_shown(command[0])} cannot be run: {error.strerror}", file=sys.stderr)
         return NOT_RUN
+
+
+def _give_back_signals() -> None:
+    """Python ignores two signals, and a command that it becomes would too: `yes | head` in a shell would not end by
+    SIGPIPE. Only the process that has started this one tells what they were before."""
+    ignored = _ignored_by(os.getppid())
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        if not ignored >> (number - 1) & 1:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _ignored_by(process: int) -> int:
+    """The signals, as bits, that a process ignores and passes on: a Python starts others without those of its own."""
+    with contextlib.suppress(OSError):
+        if Path(f"/proc/{process}/exe").readlink().name.startswith("python"):
+            return 0
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(f"/proc/{process}/status").read_text().partition("SigIgn:")[2].split()[0], 16)
+    return 0
 
 
 def _is_there(path: str) -> bool:

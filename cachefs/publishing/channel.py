@@ -17,6 +17,7 @@ import os
 import re
 import select
 import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -48,6 +49,7 @@ MAX_BULK: Final = 2 << 30
 SEND_SECONDS: Final = 2.0
 # A Python that needs longer to start counts as one that does not start. It usually takes 20 ms.
 START_SECONDS: Final = 10.0
+_LOOK: Final = 2  # milliseconds between two looks whether it has started
 # The inode number of the pid namespace in which a machine starts (PROC_PID_INIT_INO of Linux).
 _FIRST_NAMESPACE: Final = 0xEFFFFFFC
 # A job may have restored the default action of SIGPIPE, which would end it.
@@ -243,7 +245,7 @@ class Channel:
             page = _above_stderr(Page.create())
             closing.callback(os.close, page)
             fds = (alive, listener.fileno(), page)
-            _launch([*map(str, (self.directory, self._owner, *fds)), self.job], fds)
+            _launch(self.directory, [*map(str, (self.directory, self._owner, *fds)), self.job], fds)
             return Page(page)
 
 
@@ -460,16 +462,50 @@ def _make_private(directory: Path) -> None:
         raise PermissionError(f"{directory} is not a private directory of this user; remove it")
 
 
-def _launch(arguments: Sequence[str], fds: Sequence[int]) -> None:
-    """Run launch.py, which leaves the helper behind. It gets a session of its own, since it must outlive a Ctrl-C: it
-    ends with its owner. Raises OSError.
+def _launch(directory: Path, arguments: Sequence[str], fds: tuple[int, int, int]) -> None:
+    """Run launch.py, which becomes the helper, or leaves it behind. It gets a session of its own, since it must outlive
+    a Ctrl-C: it ends with its owner. Raises OSError.
     """
     python = os.environ.get(PYTHON_VARIABLE) or sys.executable
     environment = dict(os.environ)
     if environment.get(SOCKET_VARIABLE):
         environment[SOCKET_VARIABLE] = absolute(environment[SOCKET_VARIABLE])
+    command = [python, "-I", "-S", str(_LAUNCH)]
+    try:
+        from cachefs import _process
+    except ImportError:  # there was no compiler when cachefs was installed
+        _launch_child([*command, *arguments, "child"], fds, environment)
+        return
+    pairs = tuple(os.fsencode(f"{name}={value}") for name, value in environment.items())
+    orphan = tuple(map(os.fsencode, [*command, *arguments, "orphan"]))
+    try:
+        number = _process.start(os.fsencode(shutil.which(python) or python), orphan, pairs, fds)
+    except OSError as error:
+        raise OSError(error.errno, os.strerror(error.errno or 0), python) from None
+    _await(directory / PAGE_NAME, number, python)
+
+
+def _await(sign: Path, number: int, python: str) -> None:
+    """Waits until the process has made this file. Raises OSError where it has ended before, or takes too long."""
+    process = os.pidfd_open(number)
+    try:
+        end = select.poll()
+        end.register(process, select.POLLIN)
+        for _ in range(round(1000 * START_SECONDS / _LOOK)):
+            if os.path.lexists(sign):
+                return
+            if end.poll(_LOOK) and not os.path.lexists(sign):
+                raise OSError(f"{python} cannot run {_LAUNCH}")
+    finally:
+        os.close(process)
+    os.kill(number, signal.SIGKILL)
+    raise OSError(f"{python} does not start within {START_SECONDS:.0f} s")
+
+
+def _launch_child(command: Sequence[str], fds: Sequence[int], environment: dict[str, str]) -> None:
+    """The same where nothing was compiled: as a child, for a moment. Raises OSError."""
     started = subprocess.Popen(
-        [python, "-I", "-S", str(_LAUNCH), *arguments],
+        command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -482,6 +518,6 @@ def _launch(arguments: Sequence[str], fds: Sequence[int]) -> None:
     except subprocess.TimeoutExpired:
         started.kill()
         started.wait()
-        raise OSError(f"{python} does not start within {START_SECONDS:.0f} s") from None
+        raise OSError(f"{command[0]} does not start within {START_SECONDS:.0f} s") from None
     if status:
-        raise OSError(f"{python} cannot run {_LAUNCH} (exit status {status})")
+        raise OSError(f"{command[0]} cannot run {_LAUNCH} (exit status {status})")

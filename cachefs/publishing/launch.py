@@ -1,7 +1,8 @@
-"""Starts the helper: `python -I -S launch.py DIRECTORY OWNER ALIVE LISTENER PAGE JOB` (see `main` of the helper).
+"""Starts the helper: `python -I -S launch.py DIRECTORY OWNER ALIVE LISTENER PAGE JOB HOW` (see `main` of the helper).
 
-It is a script, and not imported by anything. The helper becomes nobody's child, so that a training process that waits
-for its children never meets it. The interpreter is isolated (-I): the job's PYTHONPATH may have packages for another
+It is a script, and not imported by anything. The helper is no child of the training process, so that one that waits for
+its children never meets it: where this process is a child (HOW is `child` and not `orphan`), it leaves another one
+behind. The interpreter is isolated (-I): the job's PYTHONPATH may have packages for another
 Python, or the hooks of `cachefs run`. So cachefs is found by its path, and all else in the interpreter's own
 directories.
 """
@@ -12,11 +13,12 @@ import site
 import sys
 
 if __name__ == "__main__":
-    directory, owner, alive, listener, page, job = sys.argv[1:]
-    child = os.fork()
-    if child:
+    directory, owner, alive, listener, page, job, how = sys.argv[1:]
+    child = os.fork() if how == "child" else 0
+    if child or how != "child":
         # For workers that were spawned. The page has no path of its own.
-        os.symlink(f"/proc/{child}/fd/{page}", os.path.join(directory, "page"))
+        os.symlink(f"/proc/{child or os.getpid()}/fd/{page}", os.path.join(directory, "page"))
+    if child:
         os._exit(0)
     # Here nothing may be in use that somebody wants to unmount.
     os.chdir("/")

@@ -141,7 +141,7 @@ def test_every_step_of_the_dockerfile_works(tmp_path: Path) -> None:
     assert list(root.rglob("_zero_open*.so")), "the image would mount without zero-open"
     assert list(root.rglob("_shuffle*.so")), "the image would shuffle in Python"
     assert list(root.rglob("_batch_io*.so")), "the daemon's threads would wait for each other"
-    assert list(root.rglob("_isatty*.so")), "`cachefs run` would let Python ask the mount about each file"
+    assert list(root.rglob("_process*.so")), "`cachefs run` would let Python ask the mount about each file"
 
 
 @pytest.mark.parametrize("script", ["build-deb", "build-wheel", "debian/postinst", "debian/postrm", "debian/prerm"])

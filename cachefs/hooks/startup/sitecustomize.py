@@ -154,6 +154,24 @@ def note_stderr():
     setattr(sys, STDERR, (found.st_dev, found.st_ino))
 
 
+def spare_isatty():
+    """Python's open() asks isatty() for each file before 3.14, and so the mount (cachefs/_process.c)."""
+    path = os.path.join(os.path.dirname(os.path.dirname(HERE)), "_process.abi3.so")
+    if sys.version_info >= (3, 14) or not os.path.exists(path):
+        return
+    from importlib.machinery import ExtensionFileLoader
+    from importlib.util import module_from_spec, spec_from_file_location
+
+    loader = ExtensionFileLoader("_process", path)
+    spec = spec_from_file_location("_process", path, loader=loader)
+    try:
+        module = module_from_spec(spec)  # type: ignore[arg-type]
+        loader.exec_module(module)
+    except ImportError:
+        return  # it is for another kind of machine
+    module.spare_isatty()
+
+
 def is_ours(path):
     """Is it the directory of this file in any installation?"""
     return os.path.abspath(path).split(os.sep)[-len(ENDING) :] == ENDING
@@ -181,6 +199,7 @@ def hand_over():
 if sys.version_info >= (3, 11) and not hasattr(sys, MARK):
     setattr(sys, MARK, HERE)
     note_stderr()
+    spare_isatty()
     sys.meta_path.insert(0, DataLoaderFinder())
     be_top()
     import atexit

@@ -258,6 +258,8 @@ PROCESS_SETUPS: dict[str, SetUp] = {
     "tee": tee,
     "collected-anywhere": collected_anywhere,
     "two-threads": two_threads,
+    "any-child": any_child,
     "alarms": alarms,
+    "programs": programs,
     "fork-server": fork_server,
 }

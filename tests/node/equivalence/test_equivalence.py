@@ -105,8 +105,7 @@ def lines(path: Path) -> list[str]:
         found = json.loads(text)
         environment = found["environment"]
         kept = [part for part in environment.pop("PYTHONPATH", "").split(":") if not part.endswith("/hooks/startup")]
-        preloaded = [part for part in environment.pop("LD_PRELOAD", "").split(":") if part and "cachefs" not in part]
-        found["environment"] = {**environment, "PYTHONPATH": ":".join(kept), "LD_PRELOAD": ":".join(preloaded)}
+        found["environment"] = {**environment, "PYTHONPATH": ":".join(kept)}
         text = json.dumps(found, indent=1, sort_keys=True)
     return [line for line in text.splitlines() if not line.startswith("cachefs: ")]
 

@@ -1,5 +1,6 @@
 """What `cachefs run` changes in the environment of a command."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -34,7 +35,6 @@ def test_nothing_else_of_the_environment_changes() -> None:
     added = {"PYTHONPATH": str(STARTUP), "CACHEFS_PYTHON": sys.executable, "CACHEFS_SOCKET": "/s"}
     name = once.pop("CACHEFS_JOB")
     assert name.startswith("train-")
-    assert once.pop("LD_PRELOAD", "").endswith(".so")  # see cachefs.preload
     assert once == given | added
 
 
@@ -77,3 +77,15 @@ def test_a_socket_that_is_not_there_is_named_and_nothing_is_run(
     for socket in (tmp_path / "cachefsd.sokc", tmp_path / "file" / "s"):
         assert run(["true"], "job", str(socket)) == 2
         assert f"there is no socket {socket}: --socket names that of" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("parent", ["", "trap '' PIPE; "])
+def test_a_command_ignores_the_signals_that_it_would_ignore_without(parent: str) -> None:
+    """Python ignores SIGPIPE and SIGXFSZ, and what it becomes would."""
+    ignored = f"{parent}{{}} grep SigIgn /proc/self/status; true"
+    cachefs = f"{Path(sys.executable).with_name('cachefs')} run --quiet --"
+    said = [
+        subprocess.run(["sh", "-c", ignored.format(run)], stdout=subprocess.PIPE, check=True).stdout
+        for run in ("", cachefs)
+    ]
+    assert said[0] == said[1]
