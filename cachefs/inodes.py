@@ -3,8 +3,12 @@
 An entry is the number of a file or directory in its snapshot. The slot comes from the snapshot's id. So an inode number
 is the same on every node and in every process, and different for every snapshot: what the kernel caches for an inode
 never becomes stale. Inode 1 is the root of the mount, whatever the mount shows there.
+
+The root of each dataset in a mount has a symbolic link of the name IDENTITY_NAME, which is not listed. It names the
+snapshot, and its inode number has the snapshot's slot. So a program finds both without the daemon.
 """
 
+import os
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -15,8 +19,25 @@ if TYPE_CHECKING:
 ROOT: Final = 1
 ENTRY_BITS: Final = 40
 ENTRY_MASK: Final = (1 << ENTRY_BITS) - 1
+# The entry number of the link that names the snapshot, which no file has.
+IDENTITY: Final = ENTRY_MASK
+IDENTITY_NAME: Final = b".cachefs-snapshot"
 # Slots are numbered from 1 to SLOTS, so that inode numbers fit into a signed 64-bit integer.
 SLOTS: Final = 1 << 22
+
+
+def is_identity(inode: int) -> bool:
+    """Is it the link that names a snapshot?"""
+    return inode & ENTRY_MASK == IDENTITY
+
+
+def shown_snapshot(root: str | bytes | os.PathLike[str]) -> tuple[int, str]:
+    """Return slot and id of the snapshot that a mount shows at *root*, the root of a dataset. Raises OSError."""
+    link = os.open(os.path.join(os.fsencode(root), IDENTITY_NAME), os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:  # both of one link, whatever the name stands for by then
+        return slot_and_entry(os.fstat(link).st_ino)[0], os.readlink("", dir_fd=link)
+    finally:
+        os.close(link)
 
 
 def slot_of(snapshot_id: str) -> int:

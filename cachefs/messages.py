@@ -623,6 +623,32 @@ class DirectoryEntries(Message, frozen=True):
     entries: list[DirectoryEntry]
 
 
+class FilePath(Message, frozen=True):
+    """A file or directory of a dataset."""
+
+    dataset: str
+    # Relative to the dataset's root, which is b"".
+    path: bytes = b""
+    # The first digits of a snapshot's id; none: the current one.
+    snapshot: str = ""
+
+
+class FileInfo(Message, frozen=True):
+    """What the daemon knows of a file or directory."""
+
+    dataset: str
+    snapshot: str
+    path: bytes
+    directory: bool
+    size: int
+    # Modification time, as nanoseconds of unix time.
+    mtime_ns: int
+    # The version that the snapshot lists, such as an ETag; empty of a directory.
+    etag: bytes
+    # In which tier each block is (cachefs.block.describe_tiers); empty of a directory and of an empty file.
+    tiers: str
+
+
 class Warmup(Message, frozen=True):
     """Fetch files of a dataset, selected as in Selection."""
 

@@ -28,6 +28,8 @@ class MountPoint:
     source: str
     # The kernel's number of the FUSE connection below the shield; None without a shield.
     shielded: int | None = None
+    # The directory of the mount that is seen here: not / where a part of the mount is bound to a directory.
+    root: str = "/"
 
     @property
     def connection(self) -> int:
@@ -75,11 +77,11 @@ def file_system_kinds() -> dict[str, str]:
 
 def _mount_point(row: "_Row") -> MountPoint | None:
     if row.kind == FS_TYPE.encode():
-        return MountPoint(Path(row.path), row.device, _text(row.source))
+        return MountPoint(Path(row.path), row.device, _text(row.source), root=row.root)
     if row.kind == _OVERLAY and row.source.startswith(SOURCE_PREFIX.encode()):
         layers = _LAYER.search(row.options)
         if layers is not None:
-            return MountPoint(Path(row.path), row.device, _text(row.source), int(layers[1]))
+            return MountPoint(Path(row.path), row.device, _text(row.source), int(layers[1]), row.root)
     return None
 
 
@@ -88,6 +90,8 @@ class _Row:
     """A line of the table (proc_pid_mountinfo(5))."""
 
     path: str
+    # The directory of the file system that is mounted there.
+    root: str
     device: str
     kind: bytes
     # Not unescaped yet.
@@ -101,7 +105,7 @@ def _rows(table: Path) -> Iterator[_Row]:
     for line in table.read_bytes().rstrip(b"\n").split(b"\n"):
         left, _, right = line.partition(b" - ")
         fields, (kind, source, options) = left.split(b" "), right.split(b" ", 2)
-        yield _Row(_text(fields[4]), fields[2].decode(), kind, source, options)
+        yield _Row(_text(fields[4]), _text(fields[3]), fields[2].decode(), kind, source, options)
 
 
 def _text(field: bytes) -> str:

@@ -44,6 +44,8 @@ from cachefs.messages import (
     DirectoryEntries,
     Empty,
     EvictForecast,
+    FileInfo,
+    FilePath,
     Freed,
     ListingProgress,
     LogLevel,
@@ -150,6 +152,7 @@ EVICT: Final = Method(Selection, Freed, Right.ADMINISTER)
 PIN: Final = Method(Selection, Pinned, Right.ADMINISTER)
 UNPIN: Final = Method(Selection, Pinned, Right.ADMINISTER)
 DIRECTORY_LIST: Final = Method(Directory, DirectoryEntries, Right.LOOK, streams=True)
+FILE_SHOW: Final = Method(FilePath, FileInfo, Right.LOOK)
 CACHED: Final = Method(Selection, CachedFiles, Right.LOOK, streams=True)
 WARMUP_FORECAST: Final = Method(Warmup, WarmupForecast, Right.LOOK)
 EVICT_FORECAST: Final = Method(Selection, EvictForecast, Right.LOOK)

@@ -1,5 +1,5 @@
-/* What a mount needs of libfuse and what pyfuse3 does not pass on. It also answers, and counts, what needs no look into a
- * dataset: ioctls, and extended attributes of other owners.
+/* What a mount needs of libfuse and what pyfuse3 does not pass on. It also answers, and counts, ioctls, which need no
+ * look into a dataset.
  *
  * Zero-open: a mount that answers the first OPEN (OPENDIR) with ENOSYS is never sent OPEN, FLUSH or RELEASE again, and
  * every read then arrives with fi->fh == 0. pyfuse3 hands its handlers fi->fh and not the inode; here the inode of a
@@ -56,7 +56,7 @@ static void readdirplus_by_inode(fuse_req_t req, fuse_ino_t ino, size_t size, of
 static int (*reply_error)(fuse_req_t, int);
 
 /* What was answered here in this process, for its counters. */
-static unsigned long ioctls, foreign_attributes;
+static unsigned long ioctls;
 
 /* Python's open() asks isatty() of each file before 3.14. libfuse would answer the same, and count nothing. */
 static void count_ioctl(fuse_req_t req, fuse_ino_t ino, int cmd, void *arg, struct fuse_file_info *fi, unsigned flags,
@@ -64,17 +64,6 @@ static void count_ioctl(fuse_req_t req, fuse_ino_t ino, int cmd, void *arg, stru
     (void)ino, (void)cmd, (void)arg, (void)fi, (void)flags, (void)in, (void)in_size, (void)out_size;
     ioctls++;
     reply_error(req, ENOSYS);
-}
-
-/* `ls -l` asks for two attributes of other owners per file, and some kernels' overlayfs for one. */
-static void getxattr_of_ours(fuse_req_t req, fuse_ino_t ino, const char *name, size_t size) {
-    static const char prefix[] = "user.cachefs.";
-    if (!strncmp(name, prefix, sizeof prefix - 1)) {
-        theirs.getxattr(req, ino, name, size);
-        return;
-    }
-    foreign_attributes++;
-    reply_error(req, ENODATA);
 }
 
 static void *real(const char *name);
@@ -88,7 +77,6 @@ static const struct fuse_lowlevel_ops *interpose(const struct fuse_lowlevel_ops 
     reply_error = real("fuse_reply_err");
     context_of = real("fuse_req_ctx");
     if (reply_error && !ours.ioctl) ours.ioctl = count_ioctl;
-    if (reply_error && ours.getxattr) ours.getxattr = getxattr_of_ours;
     return &ours;
 }
 
@@ -167,4 +155,3 @@ int session_receive_buf(struct fuse_session *session, struct fuse_buf *buf) {
 int cachefs_zero_open_active(void) { return ours.read == read_by_inode; }
 
 unsigned long cachefs_ioctls(void) { return ioctls; }
-unsigned long cachefs_foreign_attributes(void) { return foreign_attributes; }

@@ -83,6 +83,9 @@ def main(  # noqa: PLR0913  # one for each option
       follow            with one dataset: show the new snapshot after a refresh
                         (SPEC NAME@latest does the same); files that are open
                         keep what they have. Such a mount has no shield
+      xattr             have extended attributes (user.cachefs.*) in the tree,
+                        which make `ls -l` and `cp -a` ask the mount for each
+                        file; `cachectl info PATH` tells the same
       workers=N         processes that serve requests (default: by the number
                         of processors)
       no_push           do not fill the page cache ahead of readers

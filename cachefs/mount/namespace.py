@@ -24,8 +24,6 @@ IDLE_SECONDS: Final = 300.0
 MOST_OLD: Final = 16
 # Snapshots that were shown once and whose inodes are known, at most.
 MOST_KNOWN: Final = 4096
-# The extended attribute, of everything in a dataset, that names the snapshot shown.
-SNAPSHOT: Final = "user.cachefs.snapshot"
 
 
 def wanted_datasets(spec: MountSpec, datasets: Sequence[DatasetView]) -> list[DatasetView]:

@@ -10,19 +10,19 @@ import itertools
 import logging
 import os
 import stat
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final, TypeVar
 
 import pyfuse3
 
-from cachefs.block import TIER_NAMES, Location, block_count
+from cachefs.block import MOST_LOCATED, block_count, describe_tiers
 from cachefs.errors import CachefsError, NotFound
-from cachefs.inodes import ROOT, inode_of
+from cachefs.inodes import IDENTITY, IDENTITY_NAME, ROOT, inode_of, is_identity
 from cachefs.mount import control
 from cachefs.mount.block_reader import BlockReader
 from cachefs.mount.control import Control
 from cachefs.mount.counters import Counters
-from cachefs.mount.namespace import SNAPSHOT, Namespace
+from cachefs.mount.namespace import Namespace
 from cachefs.mount.options import MountOptions
 from cachefs.mount.reading_processes import ReadingProcesses
 from cachefs.mount.zero_open import NOTHING, KernelOpens
@@ -35,12 +35,10 @@ log = logging.getLogger(__name__)
 FOR_EVER: Final = 1e9
 ROOT_SECONDS: Final = 1.0
 MAX_NAME: Final = 255
-# Blocks of a file whose tier is told, those of 32 GiB at the default block size: they take some 15 ms to look up, and
-# their tiers as text take at most 58 of the 64 KiB that an attribute may have.
-MOST_LOCATED: Final = 8192
+# Extended attributes, with the option `xattr`.
 ETAG: Final = b"user.cachefs.etag"
 TIER: Final = b"user.cachefs.tier"
-_SNAPSHOT: Final = SNAPSHOT.encode()
+SNAPSHOT: Final = b"user.cachefs.snapshot"
 
 Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 
@@ -90,8 +88,8 @@ class Operations(pyfuse3.Operations):
         self.kernel_opens: KernelOpens = NOTHING  # set by whoever has answered the kernel's INIT
         # Called when the kernel's INIT is being answered, before any other request.
         self.when_initialised: Callable[[], None] = lambda: None
-        # How many ioctls, and questions for attributes that are not ours, never came here (cachefs.mount.zero_open).
-        self.answered_in_c: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        # How many ioctls never came here (cachefs.mount.zero_open).
+        self.answered_ioctls: Callable[[], int] = lambda: 0
         self.reading = ReadingProcesses()
         # As other read-only mounts of object stores show them: copies can be written to and removed.
         self._file_mode = stat.S_IFREG | (0o644 & ~options.umask)
@@ -105,11 +103,10 @@ class Operations(pyfuse3.Operations):
 
     def counted(self) -> dict[str, int]:
         """What this process has counted so far."""
-        ioctls, attributes = self.answered_in_c()
+        ioctls = self.answered_ioctls()
         counted = self.counters.as_dict()
         counted["ioctl"] += ioctls
-        counted["getxattr"] += attributes
-        counted["requests"] += ioctls + attributes
+        counted["requests"] += ioctls
         return counted
 
     def init(self) -> None:
@@ -134,6 +131,8 @@ class Operations(pyfuse3.Operations):
             entry = snapshot.entry(snapshot.entry(number).parent)
         else:
             entry = snapshot.lookup(number, name)
+            if entry is None and name == IDENTITY_NAME and number == 0:
+                return self._identity_attributes(self.namespace.sibling(parent, IDENTITY))
         return _absent(self._names_last(parent)) if entry is None else self._named(parent, entry)
 
     @handler
@@ -144,6 +143,8 @@ class Operations(pyfuse3.Operations):
             return self._control_attributes(inode)
         if inode == ROOT and self.namespace.root_changes:
             return self._root_attributes()
+        if is_identity(inode):
+            return self._identity_attributes(inode)
         return self._attributes(inode, self._entry(inode))
 
     @handler
@@ -184,6 +185,12 @@ class Operations(pyfuse3.Operations):
         return inode
 
     @handler
+    async def readlink(self, inode: int, ctx: object) -> bytes:
+        if not is_identity(inode):
+            raise pyfuse3.FUSEError(errno.EINVAL)
+        return self.namespace.resolve(inode)[0].id.encode()
+
+    @handler
     async def access(self, inode: int, mode: int, ctx: object) -> bool:
         """Asked for access(2) and chdir(2) where the kernel does not check modes itself. Only writing, and executing a
         file, are denied then."""
@@ -210,8 +217,11 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def getxattr(self, inode: int, name: bytes, ctx: object) -> bytes:
+        """ENOSYS without the option `xattr`: the kernel then asks for no attribute of this mount again. `ls -l`
+        alone would ask for two of each file, each time."""
+        self._check_attributes()
         snapshot, entry = self._in_dataset(inode)
-        if name == _SNAPSHOT:
+        if name == SNAPSHOT:
             return snapshot.id.encode()
         if name == ETAG and not entry.is_dir:
             return entry.version.replace(b"\0", b"@")  # see content_version
@@ -221,11 +231,12 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def listxattr(self, inode: int, ctx: object) -> list[bytes]:
+        self._check_attributes()
         try:
             _, entry = self._in_dataset(inode)
         except pyfuse3.FUSEError:
             return []
-        return [_SNAPSHOT] if entry.is_dir else [ETAG, TIER, _SNAPSHOT]
+        return [SNAPSHOT] if entry.is_dir else [ETAG, TIER, SNAPSHOT]
 
     @handler
     async def release(self, fh: int) -> None:
@@ -240,10 +251,13 @@ class Operations(pyfuse3.Operations):
         """ENOSYS has the kernel send no more FLUSH when a file is closed."""
         raise pyfuse3.FUSEError(errno.ENOSYS)
 
+    def _check_attributes(self) -> None:
+        if not self.options.xattr:
+            raise pyfuse3.FUSEError(errno.ENOSYS)
+
     async def _tiers_of(self, snapshot: Snapshot, entry: Entry) -> bytes:
-        found = describe_tiers(await self.reader.locate(snapshot, entry.number, MOST_LOCATED))
-        more = block_count(entry.size, snapshot.block_size) - MOST_LOCATED
-        return found if more <= 0 else found + b" more*%d" % more
+        located = await self.reader.locate(snapshot, entry.number, MOST_LOCATED)
+        return describe_tiers(located, block_count(entry.size, snapshot.block_size)).encode()
 
     def _path(self, inode: int) -> str:
         try:
@@ -314,6 +328,14 @@ class Operations(pyfuse3.Operations):
         attributes.entry_timeout = FOR_EVER if inode == control.DIRECTORY else 0
         return attributes
 
+    def _identity_attributes(self, inode: int) -> pyfuse3.EntryAttributes:
+        """The hidden link in the root of a dataset that names its snapshot (cachefs.inodes)."""
+        snapshot, _ = self.namespace.resolve(inode)
+        mode = stat.S_IFLNK | 0o777
+        attributes = self._new_attributes(inode, mode, len(snapshot.id), snapshot.entry(0).mtime_ns)
+        attributes.entry_timeout = ROOT_SECONDS if self.namespace.root_changes else FOR_EVER
+        return attributes
+
     def _names_last(self, directory: int) -> float:
         """Seconds for which the kernel may remember what a name in this directory means."""
         return ROOT_SECONDS if directory == ROOT and self.namespace.root_changes else FOR_EVER
@@ -352,10 +374,3 @@ def _absent(seconds: float) -> pyfuse3.EntryAttributes:
     attributes.st_ino = 0
     attributes.entry_timeout = seconds
     return attributes
-
-
-def describe_tiers(blocks: Iterable[Location | None]) -> bytes:
-    """Which tier each block is in, in runs: `memory` for a single block, or `ssd*3 origin*2 memory` for several."""
-    names = ("origin" if location is None else TIER_NAMES[location.tier] for location in blocks)
-    runs = [(name, len(list(run))) for name, run in itertools.groupby(names)]
-    return " ".join(name if count == 1 else f"{name}*{count}" for name, count in runs).encode()

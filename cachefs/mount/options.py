@@ -64,6 +64,8 @@ class MountOptions:
     shield: Shield = Shield.AUTO
     # True to show the new snapshot after a refresh, where one dataset is mounted.
     follow: bool = False
+    # True to keep extended attributes (`user.cachefs.*`) in the tree.
+    xattr: bool = False
     # Flags that are passed on to the kernel.
     kernel: tuple[str, ...] = ()
 
@@ -125,6 +127,8 @@ SWITCHES: Final[dict[str, tuple[str, bool]]] = {
     "no_push": ("push", False),
     "follow": ("follow", True),
     "nofollow": ("follow", False),
+    "xattr": ("xattr", True),
+    "noxattr": ("xattr", False),
 }
 
 

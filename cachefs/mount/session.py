@@ -81,7 +81,7 @@ def open_session(spec: MountSpec, directory: Path, options: MountOptions, interp
     if interposer is None:
         session.connection.allow_requests(MOST_UNDER_WAY)
     else:
-        operations.answered_in_c = functools.partial(zero_open.answered, interposer)
+        operations.answered_ioctls = functools.partial(zero_open.answered_ioctls, interposer)
         operations.reading = ReadingProcesses(zero_open.reading_thread(interposer))
     return session
 

@@ -19,7 +19,7 @@ import msgspec
 from cachefs import errors
 from cachefs.control_calls import MAX_REQUEST, TOKEN_BITS, Answer, answers_name, lines_of, token_of
 from cachefs.errors import CachefsError, ConfigError, DaemonUnavailable, NotFound
-from cachefs.inodes import slot_of
+from cachefs.inodes import shown_snapshot
 from cachefs.job_messages import JobPublish
 from cachefs.messages import Message
 from cachefs.mount_spec import MountSpec
@@ -30,7 +30,6 @@ Request = TypeVar("Request", bound=Message)
 Reply = TypeVar("Reply", bound=Message)
 
 CONTROL_FILE: Final = ".cachefs/publish"
-_SNAPSHOT: Final = "user.cachefs.snapshot"
 # Seconds between two attempts to open the control file, which takes until the mount has started a process that reads.
 _AGAIN_SECONDS: Final = 0.02
 _PIPE: Final = 1 << 16
@@ -52,8 +51,8 @@ class ControlClient:
         """Name and snapshot of the dataset whose files have inodes of that slot. Raises NotFound."""
         for name, directory in _datasets(mount):
             with contextlib.suppress(OSError):
-                snapshot = os.getxattr(directory, _SNAPSHOT).decode("ascii", "replace")
-                if slot_of(snapshot) == slot:
+                shown, snapshot = shown_snapshot(directory)
+                if shown == slot:
                     self._shown[name, snapshot] = mount.path
                     return name, snapshot
         raise NotFound(f"{mount.path} does not say which snapshot it shows")

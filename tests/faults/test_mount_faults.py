@@ -56,7 +56,7 @@ def test_a_waiting_reader_gets_its_bytes_from_the_restarted_daemon(daemon: Daemo
 
 
 def test_what_is_on_the_node_is_served_without_a_daemon(daemon: Daemon, tree: Path, tmp_path: Path) -> None:
-    with mounted(daemon.socket, "tree", tmp_path / "mnt") as mount:
+    with mounted(daemon.socket, "tree", tmp_path / "mnt", "xattr") as mount:
         expected = read_tree(tree)
         assert read_tree(mount) == expected
         # The daemon commits what it has stored a few milliseconds later, or more on a loaded machine.

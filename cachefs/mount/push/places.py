@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from cachefs.errors import CachefsError
-from cachefs.inodes import inode_of, slot_and_entry
+from cachefs.inodes import inode_of, shown_snapshot
 from cachefs.messages import DatasetView
-from cachefs.mount.namespace import SNAPSHOT
 from cachefs.mount_spec import MountSpec
 from cachefs.snapshot import SUFFIX, Snapshot
 
@@ -102,15 +101,10 @@ class Places:
 
 
 def _slot_shown(snapshot: Snapshot, root: bytes) -> int | None:
-    """The slot of the inodes in the directory *root*, if it shows *snapshot*. Entry 1 is always in the root itself."""
+    """The slot of the inodes in the directory *root*, if it shows *snapshot*."""
     try:
-        fd = os.open(root + snapshot.entry(1).name, os.O_RDONLY | os.O_CLOEXEC)
-        try:  # both of one inode, whatever the name stands for by then
-            inode, shown = os.fstat(fd).st_ino, os.getxattr(fd, SNAPSHOT)
-        finally:
-            os.close(fd)
-    except (CachefsError, OSError) as error:
+        slot, shown = shown_snapshot(root)
+    except OSError as error:
         log.debug("%s does not show snapshot %s: %s", os.fsdecode(root), snapshot.id, error)
         return None
-    slot, entry = slot_and_entry(inode)
-    return slot if shown == snapshot.id.encode() and entry == 1 else None
+    return slot if shown == snapshot.id else None

@@ -17,7 +17,7 @@ import msgspec
 
 from cachefs import __version__
 from cachefs.cluster_messages import ClusterStatus, DrainNode, DrainStatus, ScaleNode, ScaleStatus
-from cachefs.errors import Busy, ConfigError
+from cachefs.errors import Busy, ConfigError, NotFound
 from cachefs.job_messages import (
     JobEpoch,
     JobList,
@@ -45,6 +45,8 @@ from cachefs.messages import (
     DirectoryEntries,
     Empty,
     EvictForecast,
+    FileInfo,
+    FilePath,
     Freed,
     ListingProgress,
     LogLevel,
@@ -382,6 +384,14 @@ class Service:
         pages = browsing.pages(self._node.catalog.snapshot(request.dataset), request.dataset, request.path)
         while (page := await self._node.threads.background(next, pages, None)) is not None:
             yield page
+
+    async def file_show(self, request: FilePath) -> FileInfo:
+        dataset = self._node.catalog.get(request.dataset)
+        found = (one for one in self._node.catalog.generations(dataset) if one.id.startswith(request.snapshot))
+        snapshot = next(found, None) if request.snapshot else self._node.catalog.snapshot(request.dataset)
+        if snapshot is None:
+            raise NotFound(f"no snapshot {request.dataset}@{request.snapshot} on this node")
+        return await self._node.threads.background(inventory.file_info, self._node.storage.index, snapshot, request)
 
     async def cached(self, request: Selection) -> AsyncGenerator[CachedFiles, None]:
         snapshot = self._node.catalog.snapshot(request.dataset)

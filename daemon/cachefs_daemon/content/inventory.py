@@ -8,10 +8,11 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from cachefs.block import CONTENT_ID_SIZE, TIER_NAMES
-from cachefs.messages import CachedFile, CachedFiles, Freed
+from cachefs.block import CONTENT_ID_SIZE, MOST_LOCATED, TIER_NAMES, block_count, block_key, describe_tiers
+from cachefs.errors import NotFound
+from cachefs.messages import CachedFile, CachedFiles, FileInfo, FilePath, Freed
 from cachefs.snapshot import Entry, Snapshot
-from cachefs_daemon.datasets.selection import is_below
+from cachefs_daemon.datasets.selection import is_below, normal_path
 from cachefs_daemon.store.block_store import BlockStore
 from cachefs_daemon.store.index_writer import IndexWriter
 
@@ -51,6 +52,25 @@ def pages(
             yield CachedFiles(files=page)
             page, due = [], time.monotonic() + PAGE_SECONDS
     yield CachedFiles(files=page)
+
+
+def file_info(index: IndexWriter, snapshot: Snapshot, wanted: FilePath) -> FileInfo:
+    """What is known of a file or directory of *snapshot*, and where its blocks are. Raises NotFound."""
+    entry = snapshot.find(normal_path(wanted.path))
+    if entry is None:
+        raise NotFound(f"{wanted.dataset} has no {wanted.path.decode(errors='backslashreplace')!r}")
+    count = 0 if entry.is_dir else block_count(entry.size, snapshot.block_size)
+    keys = [block_key(entry.content, block) for block in range(min(count, MOST_LOCATED))]
+    return FileInfo(
+        dataset=wanted.dataset,
+        snapshot=snapshot.id,
+        path=snapshot.path(entry.number),
+        directory=entry.is_dir,
+        size=entry.size,
+        mtime_ns=entry.mtime_ns,
+        etag=b"" if entry.is_dir else entry.version.replace(b"\0", b"@"),
+        tiers=describe_tiers(index.get_many(keys), count),
+    )
 
 
 def evict(store: BlockStore, index: IndexWriter, files: Iterable[Entry]) -> Freed:

@@ -5,8 +5,10 @@ import mmap
 import os
 import random
 import re
+import shutil
 import stat
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from cachefs.inodes import ENTRY_BITS, shown_snapshot
 from cachefs.messages import BlockRef, Fetch
 from cachefs.mount.fetch_channel import FetchChannel
 from cachefs.mount_table import mount_points
@@ -22,6 +25,7 @@ from tests.daemon import Daemon
 from tests.mounting import counters, drop_pages, mounted, read_tree
 
 DEPTH = 300
+COPY = "import shutil, sys; shutil.copytree(*sys.argv[1:])"
 ODD_NAMES = [
     b"with space", b"tab\there", b"new\nline", b"latin-1 \xe9\xff", "snow \N{SNOWMAN}".encode(), b"%41+%2B&?#",
     b"back\\slash", b"-rf", b"\x01\x7f", b"quote'\"", b"x" * 255,
@@ -204,7 +208,36 @@ def test_access(mount: Path) -> None:
     assert os.access(mount / "images", os.R_OK | os.X_OK)
 
 
-def test_extended_attributes(tree: Path, mount: Path) -> None:
+def test_the_kernel_asks_for_no_extended_attributes(daemon: Daemon, mount: Path, tmp_path: Path) -> None:
+    """Not on any later pass, whatever programs ask."""
+    commands = (
+        ["ls", "-lR", mount / "images"],
+        ["cp", "-a", mount / "images", tmp_path / "copy"],
+        ["tar", "--xattrs", "--acls", "-cf", tmp_path / "tar", "-C", mount, "images"],
+        ["find", mount / "images", "-size", "+0", "-perm", "-o=r"],
+        [sys.executable, "-c", COPY, mount / "images", tmp_path / "tree"],
+    )  # fmt: skip
+    for again in (False, True):
+        for command in commands:
+            shutil.rmtree(tmp_path / "copy", ignore_errors=True)
+            shutil.rmtree(tmp_path / "tree", ignore_errors=True)
+            before = counters(daemon.client, mount)
+            subprocess.run(command, check=True, capture_output=True)
+            if again:
+                after = counters(daemon.client, mount)
+                asked = {key: after[key] - before[key] for key in ("lookup", "getattr", "readdir", "getxattr", "other")}
+                assert not any(asked.values()), (command, asked)
+    for ask in (os.listxattr, lambda path: os.getxattr(path, "user.cachefs.tier")):
+        with pytest.raises(OSError, match="not supported"):
+            ask(mount / "one byte")
+
+
+def test_extended_attributes_where_they_are_wanted(daemon: Daemon, tree: Path, tmp_path: Path) -> None:
+    with mounted(daemon.socket, "tree", tmp_path / "mnt", "xattr") as directory:
+        check_extended_attributes(tree, directory)
+
+
+def check_extended_attributes(tree: Path, mount: Path) -> None:
     path = mount / "size-13000000"
     path.read_bytes()
     assert set(os.listxattr(path)) == {"user.cachefs.etag", "user.cachefs.tier", "user.cachefs.snapshot"}
@@ -222,6 +255,18 @@ def test_extended_attributes(tree: Path, mount: Path) -> None:
         os.getxattr(mount / "images", "user.cachefs.tier")
     with pytest.raises(OSError, match="No data available"):
         os.getxattr(path, "user.other")
+
+
+def test_a_hidden_link_names_the_snapshot(daemon: Daemon, tmp_path: Path, mount: Path) -> None:
+    with mounted(daemon.socket, "all", tmp_path / "all") as every:
+        slot, snapshot = shown_snapshot(mount)
+        assert shown_snapshot(every / "tree")[1] == snapshot
+        assert slot == os.stat(mount / "images").st_ino >> ENTRY_BITS
+        assert os.readlink(mount / ".cachefs-snapshot") == snapshot
+        assert ".cachefs-snapshot" not in os.listdir(mount)
+        for elsewhere in (mount / "images" / ".cachefs-snapshot", every / ".cachefs-snapshot"):
+            assert not os.path.lexists(elsewhere)
+        assert os.stat(mount).st_ino == 1
 
 
 def test_the_usual_commands_agree_with_a_native_tree(tree: Path, mount: Path) -> None:

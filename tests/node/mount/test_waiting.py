@@ -70,7 +70,7 @@ def test_reads_that_wait_keep_nobody_from_reading_what_is_here(daemon: Daemon, t
 
 
 def test_the_tiers_of_a_huge_file_are_told_of_its_first_blocks(daemon: Daemon, tmp_path: Path) -> None:
-    with mounted(daemon.socket, "huge", tmp_path / "mnt", "workers=1", "no_push") as mount:
+    with mounted(daemon.socket, "huge", tmp_path / "mnt", "workers=1", "no_push", "xattr") as mount:
         assert os.getxattr(mount / "file", "user.cachefs.tier") == b"origin*8192 more*3923968"
 
 

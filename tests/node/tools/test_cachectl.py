@@ -377,6 +377,35 @@ def test_a_mount_from_mount_to_umount(daemon: Daemon, tree: Path, tmp_path: Path
     assert "no cachefs is mounted" in failure(daemon, "umount", directory)
 
 
+def test_info_tells_of_a_file_what_the_daemon_knows(daemon: Daemon, tree: Path, tmp_path: Path) -> None:
+    with (
+        mounted(daemon.socket, "tree", tmp_path / "one") as one,
+        mounted(daemon.socket, "all", tmp_path / "every") as every,
+        mounted(daemon.socket, f"file://{tree}", tmp_path / "url") as url,
+    ):
+        (one / "big").read_bytes()
+        (shown,) = (view for view in answer(daemon, "dataset", "list")["datasets"] if view["name"] == "tree")
+        status = (tree / "big").stat()
+        for path in (one / "big", every / "tree" / "big", url / "big"):
+            found = answer(daemon, "info", path)
+            assert (found["dataset"], found["snapshot"], found["path"]) == ("tree", shown["snapshot"], "big")
+            assert (found["size"], found["mtime_ns"]) == (status.st_size, status.st_mtime_ns)
+            assert found["etag"].startswith(f"{status.st_size}-{status.st_mtime_ns}-")
+            assert "origin" not in found["tiers"]
+        assert "tiers      memory" in run(daemon, "info", one / "big").stdout
+        assert answer(daemon, "info", one)["directory"]
+        bound = tmp_path / "bound"
+        bound.mkdir()
+        subprocess.run(["mount", "--bind", next(path for path in one.iterdir() if path.is_dir()), bound], check=True)
+        try:
+            assert answer(daemon, "info", bound)["path"]
+        finally:
+            subprocess.run(["umount", bound], check=True)
+        assert "has no 'nothing'" in failure(daemon, "info", one / "nothing")
+        assert "a mount of several datasets" in failure(daemon, "info", every)
+        assert "in no mount of cachefs" in failure(daemon, "info", tmp_path)
+
+
 def test_what_was_unmounted_can_be_removed(tmp_path: Path, tree: Path) -> None:
     directory = tmp_path / "mnt"
     directory.mkdir()

@@ -3,12 +3,11 @@
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from cachefs.inodes import inode_of
+from cachefs.inodes import inode_of, slot_and_entry
 from cachefs.mount.push import places
 from cachefs.mount.push.places import Places
 from cachefs.mount_spec import MountSpec
@@ -19,15 +18,10 @@ INODE = inode_of(100, 1)
 
 @pytest.fixture
 def show(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Have any name opened turn out to be entry 1 of a snapshot."""
+    """Have the mount show a snapshot at whatever directory."""
 
     def show(snapshot: str) -> None:
-        status = SimpleNamespace(st_ino=INODE)
-        shown = SimpleNamespace(
-            open=lambda *_: 0, close=lambda _: None, fstat=lambda _: status, getxattr=lambda *_: snapshot.encode(),
-            fsencode=os.fsencode, fsdecode=os.fsdecode, O_RDONLY=0, O_CLOEXEC=0,
-        )  # fmt: skip
-        monkeypatch.setattr(places, "os", shown)
+        monkeypatch.setattr(places, "shown_snapshot", lambda _: (slot_and_entry(INODE)[0], snapshot))
 
     return show
 

@@ -18,6 +18,7 @@ with quiet_loading():
     from cachefs_tools.cachectl.doctor import doctor
     from cachefs_tools.cachectl.drain import drain
     from cachefs_tools.cachectl.index import index
+    from cachefs_tools.cachectl.info import info
     from cachefs_tools.cachectl.job import job, stalls
     from cachefs_tools.cachectl.mount_points import mount, umount
     from cachefs_tools.cachectl.ring import ring
@@ -33,7 +34,7 @@ with quiet_loading():
 
 SECTIONS = {
     "See": (status, top, mounts, stats, errors, stalls, help_command),
-    "Data": (dataset, ls, warmup, warmups, pin, unpin, evict, mount, umount, index),
+    "Data": (dataset, ls, info, warmup, warmups, pin, unpin, evict, mount, umount, index),
     "Jobs": (job, sched),
     "Cluster": (cluster, ring, drain, scale, scale_hint),
     "Repair and tune": (doctor, verify, debug_bundle, bench, reload, log_level),
