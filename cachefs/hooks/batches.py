@@ -8,7 +8,6 @@ the job's code runs.
 Nothing is told while no helper knows the loader: a batch costs 2 us then, and of 64 samples 8 us otherwise.
 """
 
-import contextlib
 import inspect
 import os
 import sys
@@ -21,6 +20,7 @@ from typing import Any, Final
 from cachefs.hooks import opened
 from cachefs.hooks.order import numbers_in
 from cachefs.publishing.channel import Op, Unheard, warn
+from cachefs.publishing.foreign import is_foreign, suppress_own
 from cachefs.publishing.page import Need
 
 # Nanoseconds between two messages to the helper, at least: each costs some 50 us. And where it only compares.
@@ -56,7 +56,9 @@ class Fetch:
             return self._method
         try:
             _begin(fetcher, sys._getframe(1))
-        except Exception as error:
+        except Exception as error:  # whatever is wrong here is no reason to end the job
+            if is_foreign(error):
+                raise
             warn(f"cannot tell which batches are loaded ({error!r})")
         return MethodType(self._method, fetcher)
 
@@ -151,7 +153,7 @@ class Batches:
             "is_prompt": self._messages < PROMPT,
             "ended": now if has_ended else 0,
         }
-        with contextlib.suppress(OSError, Unheard):  # the helper is behind, or gone
+        with suppress_own(OSError, Unheard):  # the helper is behind, or gone
             self._helper.tell(message)
 
 

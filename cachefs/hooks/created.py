@@ -13,6 +13,7 @@ from types import FrameType, MethodType
 from typing import Any, Final
 
 from cachefs.publishing.channel import warn
+from cachefs.publishing.foreign import is_foreign
 
 # Frames that are looked at, and characters that are told of a place.
 _DEPTH: Final = 64
@@ -40,7 +41,9 @@ class Created:
         try:
             if sys._getframe(1).f_code.co_name == "__init__":  # torch looks it up for each epoch too
                 note(loader, sys._getframe(1))
-        except Exception as error:
+        except Exception as error:  # whatever is wrong here is no reason to end the job
+            if is_foreign(error):
+                raise
             warn(f"cannot tell where a DataLoader was made ({error!r})")
         return MethodType(self._method, loader)
 

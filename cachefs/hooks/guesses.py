@@ -14,7 +14,8 @@ from typing import Any, Final
 import numpy
 
 from cachefs.hooks.order import AnyOrder
-from cachefs.hooks.sequences import numbers_of, sequences
+from cachefs.hooks.rest import MOST_NUMBERS, Rest, Unreadable, read
+from cachefs.hooks.sequences import sequences
 
 # Samples that are looked for, the latest; and how many there have to be.
 LONGEST_RUN: Final = 512
@@ -63,6 +64,9 @@ class Guesses:
         self._ends: list[_Ends] = []
         self._since_ends = 0  # samples drawn since they were kept
         self._order: AnyOrder | None = None  # that is expected, from where it was found
+        self._is_whole = True  # does nothing come behind it in the list in which it was found?
+        # The list in which the run was found last, by identity, and from which of its batches on to look for the next.
+        self._place = (0, 0)
         self._come = 0  # samples of it that have come
         self._said = 0  # and that were said
 
@@ -93,6 +97,10 @@ class Guesses:
             self._is_trusted = False
             return False
         self._come += len(numbers)
+        if self._come >= len(self._order) and not self._is_whole:
+            # All was right so far: the next part of the list costs what this one did.
+            self._order, self._spent = None, 0.0
+            self._looks = max(0, self._looks - 1)
         return True
 
     def guess(self, iterator: Any, length: int) -> AnyOrder | None:
@@ -100,8 +108,8 @@ class Guesses:
         nothing can be guessed."""
         if self._order is None and self._is_time_to_look():
             found = self._look(iterator)
-            if found is not None and 0 <= int(found.min()) <= int(found.max()) < length:
-                self._order, self._come, self._said = found, 0, 0
+            if found is not None and 0 <= int(found.samples.min()) <= int(found.samples.max()) < length:
+                self._order, self._is_whole, self._come, self._said = found.samples, found.is_whole, 0, 0
                 return self._say(len(self._run))
         return None
 
@@ -128,22 +136,34 @@ class Guesses:
         self._looks += 1
         return True
 
-    def _look(self, iterator: Any) -> AnyOrder | None:
+    def _look(self, iterator: Any) -> Rest | None:
         begun = time.monotonic()
         lists = list(sequences(iterator, self._samplers))
         found = [self._used_up(items) for items in lists] if self._ends else []
         if not any(one is not None for one in found):
             known = lists if self._last_epoch is None else [self._last_epoch, *lists]
             for items in known:
-                found.append(after(items, self._run))
+                found.append(self._after(items))
                 if time.monotonic() > begun + LOOK_SECONDS:
                     break
         self._ends = [_ends_of(items) for items in lists]
         self._since_ends = 0
         self._spent += time.monotonic() - begun
-        return max((one for one in found if one is not None and len(one)), key=len, default=None)
+        fitting = [one for one in found if one is not None and len(one.samples)]
+        return max(fitting, key=lambda rest: len(rest.samples), default=None)
 
-    def _used_up(self, items: Any) -> AnyOrder | None:
+    def _after(self, items: Any) -> Rest | None:
+        """What comes after the run in a list, of which the part is looked through where the run should be."""
+        begin = self._place[1] if self._place[0] == id(items) else 0
+        found = after(items, self._run, begin)
+        if found is not None and found.sizes is not None and not found.is_whole:
+            # The next run ends where this part does.
+            ends = numpy.cumsum(found.sizes[::-1])
+            behind = int(numpy.searchsorted(ends, LONGEST_RUN)) + 1
+            self._place = (id(items), begin + max(0, len(found.sizes) - behind))
+        return found
+
+    def _used_up(self, items: Any) -> Rest | None:
         """What is left of a list from which the sampler takes what it gives, at one of its ends."""
         drawn = self._since_ends
         if not 0 < drawn <= len(self._run):
@@ -155,30 +175,41 @@ class Guesses:
                 rest = before[drawn : drawn + SHORTEST_RUN]
                 taken = numpy.array_equal(before[:drawn], run) and len(rest)
                 if taken and numpy.array_equal(after_it[: len(rest)], rest):
-                    return numbers_of(items if forwards else _backwards(items))
+                    return _read(items if forwards else _backwards(items))
         return None
 
 
-def after(items: Any, run: Sequence[int]) -> AnyOrder | None:
+def after(items: Any, run: Sequence[int], begin: int = 0) -> Rest | None:
     """What comes after these samples in a sequence that has them, in this order, at one place; or before them, where it
-    has them backwards. None where it does not, or nothing comes."""
+    has them backwards. None where it does not, or nothing comes.
+
+    A list of batches is looked through from the batch *begin* on, as far as it is read at once; the sizes of the result
+    are then those of all batches that were read.
+    """
     run = list(run)
     if type(items) in (list, tuple) and items and set(map(type, items)) == {int}:
         items = list(items)
         place, back = _place_in_list(run, items), None
         if place is None:
             back = _place_in_list(run[::-1], items)
-    else:
-        numbers = numbers_of(items)
-        if numbers is None:
-            return None
-        items = numbers
-        place, back = _place_of(run, numbers), None
-        if place is None:
-            back = _place_of(run[::-1], numbers)
+        if place is not None:
+            return _read(items, place + len(run))
+        return None if back is None else _read(items[max(0, back - MOST_NUMBERS) : back][::-1])
+    rest = _read(items, begin)
+    if rest is None:
+        return None
+    place = _place_of(run, rest.samples)
     if place is not None:
-        return numpy.asarray(items[place + len(run) :], dtype=numpy.int64)
-    return None if back is None else numpy.asarray(items[:back][::-1], dtype=numpy.int64)
+        return Rest(rest.samples[place + len(run) :], rest.sizes, rest.is_whole)
+    back = _place_of(run[::-1], rest.samples)
+    return None if back is None else Rest(rest.samples[:back][::-1], None, not begin)
+
+
+def _read(items: Any, begin: int = 0) -> Rest | None:
+    try:
+        return read(items, begin)
+    except Unreadable:
+        return None
 
 
 def _place_in_list(run: list[int], items: list[int]) -> int | None:
@@ -209,9 +240,14 @@ def _place_of(run: Sequence[int], numbers: AnyOrder) -> int | None:
 
 
 def _ends_of(items: Any) -> _Ends:
-    none: AnyOrder = numpy.empty(0, dtype=numpy.int64)
-    first, last = numbers_of(items[:ENDS]), numbers_of(_backwards(items[-ENDS:]))
-    return _Ends(none if first is None else first[:ENDS], none if last is None else last[:ENDS])
+    return _Ends(_first_numbers(items[:ENDS]), _first_numbers(_backwards(items[-ENDS:])))
+
+
+def _first_numbers(items: Any) -> AnyOrder:
+    try:
+        return read(items, most=ENDS).samples[:ENDS]
+    except Unreadable:
+        return numpy.empty(0, dtype=numpy.int64)
 
 
 def _backwards(items: Any) -> Any:

@@ -11,18 +11,16 @@ from types import GeneratorType
 from typing import Any, Final
 
 from cachefs.hooks.library_iterators import reader_of
-from cachefs.hooks.order import AnyOrder
 from cachefs.hooks.rest import Rest, rest_of_items
 
 # Iterators one inside the other, at most.
 DEPTH: Final = 16
 
 
-def still_held(iterator: Any) -> AnyOrder | None:
-    """The samples that a loader's index iterator will still give, as far as that can be read: shape (n,), int64. None
-    where nothing can be read, or what is there is no sample numbers."""
-    rest = _rest_of(iterator, DEPTH)
-    return None if rest is None else rest.samples
+def still_held(iterator: Any) -> Rest | None:
+    """The samples that a loader's index iterator will still give, or the beginning of them; None where there is nothing
+    to read. Raises Unreadable where what is there is no sample numbers."""
+    return _rest_of(iterator, DEPTH)
 
 
 def _rest_of(iterator: Any, depth: int) -> Rest | None:

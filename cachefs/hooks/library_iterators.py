@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy
 
-from cachefs.hooks.rest import OVER_SEQUENCES, Rest, inside, rest_of_items
+from cachefs.hooks.rest import OVER_SEQUENCES, Rest, inside, read
 from cachefs.publishing.attributes import fields
 from cachefs.publishing.pure import TORCHDATA, Versions, is_installed, qualified_name
 
@@ -103,10 +103,10 @@ def _torchdata_random(iterator: Any, inner: Inner) -> Rest | None:
     number, given = own.get("num_samples"), own.get("yielded")
     if type(order) is not list or not isinstance(place, int) or not isinstance(number, int):
         return None
-    rest = rest_of_items(iter(order[place:]))
-    if rest is None or rest.sizes is not None or not isinstance(given, int):
+    if not 0 <= place < len(order) or not isinstance(given, int):
         return None
-    return rest.beginning(number - given)
+    rest = read(order, place)
+    return None if rest.sizes is not None else rest.beginning(number - given)
 
 
 def _torchdata_distributed(iterator: Any, inner: Inner) -> Rest | None:
@@ -171,7 +171,7 @@ def _shard_of(iterator: Any) -> dict[str, Any] | None:
 def _of_batches(rest: Rest, places: list[tuple[int, int]]) -> Rest:
     samples = [rest.samples[start:end] for start, end in places]
     sizes = numpy.array([len(one) for one in samples], dtype=numpy.int64)
-    return Rest(numpy.concatenate(samples) if samples else rest.samples[:0], sizes)
+    return Rest(numpy.concatenate(samples) if samples else rest.samples[:0], sizes, rest.is_whole)
 
 
 # --- Lightning --------------------------------------------------------------------------------------------------------
@@ -185,10 +185,11 @@ def _lightning_wrapper(iterator: Any, inner: Inner) -> Rest | None:
     samples = dataset.get("_sampler_list")
     if places is None or places.sizes is not None or type(samples) is not list:
         return None
-    rest = rest_of_items(iter(samples))
-    if rest is None or rest.sizes is not None or len(rest.samples) != len(samples):
+    chosen = places.samples.tolist()
+    if not chosen or not 0 <= min(chosen) <= max(chosen) < len(samples):
         return None
-    return Rest(rest.samples[places.samples])
+    rest = read([samples[place] for place in chosen])
+    return Rest(rest.samples, None, rest.is_whole and places.is_whole) if rest.sizes is None else None
 
 
 def _lightning_batches(iterator: Any, inner: Inner) -> Rest | None:

@@ -10,7 +10,6 @@ the job. In the same way it is seen how long the job's loop waits (cachefs.hooks
 
 import functools
 import itertools
-import os
 import sys
 import time
 import weakref
@@ -39,6 +38,7 @@ from cachefs.hooks import (
     watch,
     webdataset,
 )
+from cachefs.hooks.mounted import files_of
 from cachefs.hooks.order import SamplerOrder
 from cachefs.hooks.stream import Stream
 from cachefs.hooks.watch import Watch, size_of
@@ -46,7 +46,9 @@ from cachefs.publishing import (
     attributes,
     channel,
     columns,
+    foreign,
     in_memory,
+    lengths,
     notes,
     page,
     places,
@@ -58,15 +60,14 @@ from cachefs.publishing import (
 from cachefs.publishing.attributes import fields
 from cachefs.publishing.channel import warn
 from cachefs.publishing.columns import listing
+from cachefs.publishing.foreign import is_foreign
+from cachefs.publishing.lengths import length_of
 from cachefs.publishing.places import Places
 from cachefs.publishing.planned import planned_epochs
-from cachefs.publishing.sample_files import listed_files
 from cachefs.publishing.sampler import PublishedSampler
 from cachefs.publishing.tally import Stopwatch
 
 SOURCE: Final = "cachefs run"
-# Files of a dataset's list that are looked at to see whether the list is of files under a mount.
-PROBES: Final = 16
 # Loaders of different lines whose stopwatches are kept, at most.
 MOST_STOPWATCHES: Final = 256
 Watched = TypeVar("Watched", Watch, Stream)
@@ -74,7 +75,7 @@ Watched = TypeVar("Watched", Watch, Stream)
 _OURS: Final = (
     batches, created, guesses, held, hugging_face, library_iterators, mds, mounted, opened, order, pace, passes, pure,
     rest, sequences, shards, stream, watch, webdataset,
-    attributes, channel, columns, in_memory, notes, page, places, publication, sample_files, tally,
+    attributes, channel, columns, foreign, in_memory, lengths, notes, page, places, publication, sample_files, tally,
 )  # fmt: skip
 
 
@@ -114,10 +115,12 @@ class Init:
         try:
             # torch calls it by `super().__init__(loader)`.
             loader = sys._getframe(1).f_locals.get("loader")
-            opened.load_for(None)
+            opened.forget_ended()
             if loader is not None:
                 _begin(iterator, loader, self._iterable)
-        except Exception as error:
+        except Exception as error:  # whatever is wrong here is no reason to end the job
+            if is_foreign(error):
+                raise
             warn(f"cannot watch a DataLoader ({error!r})")
         return functools.partial(self._method, iterator)
 
@@ -159,6 +162,8 @@ class Progress:
         self.watch: Final = watched
         self._iterator = weakref.ref(iterator)
         self._is_watching = True
+        # Has a signal handler of the job raised while something was published of this epoch? It may be half published.
+        self._was_interrupted = False
         self._epoch: Any = None  # the sampler's iterator, or a reference to it
         self._is_drawing = False  # the sampler was asked, and has not answered yet
         self._yielded = 0  # batches
@@ -172,20 +177,24 @@ class Progress:
             return False
         try:
             if not self._is_same_epoch(iterator):
+                self._was_interrupted = False
                 self._yielded = self._delivered = 0
                 self._lengths.clear()
                 self._is_drawing = False
-                self.watch.begin(iterator._sampler_iter)
+                self.watch.begin(iterator._sampler_iter, fields(iterator).get("_dataset"))
                 # Without workers an epoch begins when its first batch is asked for.
                 now, length = time.monotonic_ns(), self.watch.epoch_length
                 self.watch.stopwatch.begin(now, length, is_asked=not iterator._num_workers)
-            else:
+            elif not self._was_interrupted:
                 self._count(iterator._num_yielded)
                 if self._is_drawing:
                     self.watch.stopwatch.expect(self._delivered + sum(self._lengths))
                 self.watch.move(self._delivered, at_end=self._is_drawing)
             self._is_drawing = True
-        except Exception as error:
+        except Exception as error:  # whatever is wrong here is no reason to end the job
+            self._was_interrupted = is_foreign(error)
+            if self._was_interrupted:
+                raise
             self._give_up(error)
         return self._is_watching
 
@@ -195,9 +204,12 @@ class Progress:
         try:
             self._is_drawing = False
             self._lengths.append(size_of(index))
-            if iterator is not None:
-                self.watch.drew(index, iterator._sampler_iter, self._delivered)
-        except Exception as error:
+            if iterator is not None and not self._was_interrupted:
+                self.watch.drew(index, iterator._sampler_iter, self._delivered, fields(iterator).get("_dataset"))
+        except Exception as error:  # as above
+            self._was_interrupted = is_foreign(error)
+            if self._was_interrupted:
+                raise
             self._give_up(error)
         return index
 
@@ -207,7 +219,7 @@ class Progress:
 
     def got(self, iterator: Any, now: int) -> None:
         """The loop gets a batch. now: monotonic nanoseconds."""
-        if not self._is_watching or not iterator._num_yielded:
+        if not self._is_watching or self._was_interrupted or not iterator._num_yielded:
             return
         before = self._delivered
         self._count(iterator._num_yielded)
@@ -229,7 +241,9 @@ class Progress:
             return True
         try:
             self._epoch = weakref.ref(current)
-        except TypeError:  # an iterator of Python itself
+        except TypeError as error:  # an iterator of Python itself
+            if is_foreign(error):
+                raise
             self._epoch = current
         return False
 
@@ -244,14 +258,20 @@ _watches: dict[int, tuple[weakref.ref[Any], Watch | Stream | None]] = {}
 
 def _begin(iterator: Any, loader: Any, iterable: Any) -> None:
     """*iterator* is made for an epoch of *loader*, or for all its epochs."""
+    # A loader without workers may be one inside a dataset, in a worker that loads for another one.
+    has_workers = bool(fields(loader).get("num_workers"))
+    if has_workers:
+        opened.load_for(None)
     known = _watches.get(id(loader))
     if known is None or known[0]() is not loader:
         number = id(loader)
         known = (weakref.ref(loader, lambda _: _forget(number)), _new_watch(loader, iterable))
         _watches[number] = known
     watched = known[1]
-    if watched is not None:
-        iterator._cachefs = Progress(watched, iterator)
+    if watched is None:
+        return
+    iterator._cachefs = Progress(watched, iterator)
+    if has_workers:
         opened.load_for(watched.number)
 
 
@@ -265,35 +285,33 @@ def _new_watch(loader: Any, iterable: Any) -> Watch | Stream | None:
     points = Places()
     if not points or _publishes_itself(loader):
         return None
-    if loader._dataset_kind == iterable:
+    settings = fields(loader)
+    dataset = settings.get("dataset")
+    if settings.get("_dataset_kind") == iterable:
         opened.watch()
         opening = _named(loader)
         return _timed(Stream(loader, opening), loader, opening)
-    found = listing(loader.dataset)
-    files = listed_files(loader.dataset, known=found)
-    probes = files[:: max(1, len(files) // PROBES)] if files is not None else []
-    if files is not None and not any(map(points.mount_of, probes)):
-        if any(map(os.path.lexists, probes)):
-            return None
-        files = None  # it lists where the files lie on another machine, or below another directory
+    found = listing(dataset)
+    listed = files_of(dataset, found, length_of(dataset))
+    if listed.is_elsewhere:
+        return None
     opened.watch()
     sampler = SamplerOrder(loader)
     opening = {
         **_named(loader),
-        "sampler": _name_of(_own_sampler(loader)),
-        "length": len(files or ()),
+        "sampler": _name_of(_own_sampler(settings)),
         "compare": True,
-        "workers": loader.num_workers,
+        "workers": settings.get("num_workers") or 0,
         "batch_size": sampler.batch_size,
-        "prefetch": loader.prefetch_factor or 0,
+        "prefetch": settings.get("prefetch_factor") or 0,
         "world_size": sampler.rank()[1],
     }
-    return _timed(Watch(loader, sampler, opening, files, found), loader, opening)
+    return _timed(Watch(loader, sampler, opening, listed.files, found), loader, opening)
 
 
 def _named(loader: Any) -> dict[str, Any]:
     """Fields of the opening that tell people which loader it is."""
-    dataset, made = _name_of(loader.dataset), created.place_of(loader)
+    dataset, made = _name_of(fields(loader).get("dataset")), created.place_of(loader)
     place = made[0] if made else ""
     # Two loaders that one line makes are told apart by who has called it.
     if len(made) > 1 and any(other[:1] == made[:1] and other != made for other in _made):
@@ -330,15 +348,17 @@ def _name_of(thing: Any) -> str:
     return type(thing).__name__
 
 
-def _own_sampler(loader: Any) -> Any:
-    """What says the order of the loader: torch's BatchSampler only groups what the sampler says."""
-    batches = loader.batch_sampler
-    return loader.sampler if batches is None or _name_of(batches) == "BatchSampler" else batches
+def _own_sampler(settings: dict[str, Any]) -> Any:
+    """What says the order of the loader with these attributes: torch's BatchSampler only groups what the sampler
+    says."""
+    batches, sampler = settings.get("batch_sampler"), settings.get("sampler")
+    return sampler if batches is None or _name_of(batches) == "BatchSampler" else batches
 
 
 def _publishes_itself(loader: Any) -> bool:
-    samplers = (loader.sampler, loader.batch_sampler, fields(loader.batch_sampler).get("sampler"))
-    return any(isinstance(sampler, PublishedSampler) for sampler in samplers)
+    sampler, batches = (fields(loader).get(name) for name in ("sampler", "batch_sampler"))
+    samplers = (sampler, batches, fields(batches).get("sampler"))
+    return any(issubclass(type(one), PublishedSampler) for one in samplers)
 
 
 def keep_untraced() -> None:

@@ -2,15 +2,39 @@
 
 import os
 import sys
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 from cachefs.publishing.columns import Listing
 from cachefs.publishing.places import Places
+from cachefs.publishing.sample_files import listed_files
 
+# Files of a list that are looked at to see whether the list is of files under a mount.
+PROBES: Final = 16
 # Arguments of the program that are looked at, and characters that a path may have.
 MOST_ARGUMENTS: Final = 64
 MOST_CHARACTERS: Final = 4095
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The files that a dataset lists."""
+
+    # The path of each sample below a mount; None where they have to be learned.
+    files: Sequence[str] | None
+    # Do they exist, and lie below no mount?
+    is_elsewhere: bool = False
+
+
+def files_of(dataset: Any, found: Listing, length: int | None) -> Listed:
+    """The files of the samples, if the dataset lists them. found: what it lists; length: its samples, where known."""
+    files = listed_files(dataset, length, known=found)
+    probes = files[:: max(1, len(files) // PROBES)] if files is not None else []
+    if any(map(Places().mount_of, probes)):
+        return Listed(files)
+    # Otherwise it lists where the files lie on another machine, or below another directory.
+    return Listed(None, is_elsewhere=any(map(os.path.lexists, probes)))
 
 
 def names_a_mount(found: Listing) -> bool:

@@ -21,8 +21,7 @@ from pathlib import Path
 from types import CodeType, FrameType, MethodType
 from typing import Any, Final
 
-import numpy
-
+from cachefs.hooks.order import numbers_in
 from cachefs.publishing.channel import PAGE_NAME, Line, Need, Op, Page, Unheard
 from cachefs.publishing.foreign import is_foreign, suppress_own
 from cachefs.publishing.places import Places
@@ -38,6 +37,8 @@ MAX_CHARACTERS: Final = 9_000
 COMPARED: Final = 8
 # Samples that wait, at most, until the helper is there.
 MAX_WAITING: Final = 4096
+# Loaders for which this process loads: the oldest are forgotten, and what is opened for them is told anew.
+MOST_READERS: Final = 256
 # Seconds between two looks whether it is.
 LOOK_SECONDS: Final = 0.1
 
@@ -89,7 +90,6 @@ def watch() -> None:
 
 def load_for(number: int | None) -> None:
     """Workers that this thread is about to start load for this loader."""
-    forget_ended()
     _thread.loader = None if number is None else (number, os.getpid())
     if number is not None:
         _configuration()[_WORKS_FOR] = _Traveller()
@@ -170,10 +170,10 @@ _audits = False
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     if event == "open" and not _thread.is_busy and type(arguments[0]) in (str, bytes):
-        _thread.is_busy = True
         try:
+            _thread.is_busy = True
             _on_open(os.fsdecode(arguments[0]))
-        except Exception as error:  # it would be raised out of the job's `open`
+        except Exception as error:  # whatever is wrong here would be raised out of the job's `open`
             if is_foreign(error):
                 raise
         finally:
@@ -214,6 +214,8 @@ def reader_of(caller: FrameType | None) -> "Reader | None":
     reader = _readers.get(key)
     if reader is None:
         reader = _readers[key] = Reader(*key)
+        while len(_readers) > MOST_READERS:
+            _readers.pop(next(iter(_readers)), None)
     return reader if reader.is_needed else None
 
 
@@ -368,9 +370,7 @@ _places = Places([])
 
 def _samples(batch: Any) -> list[int]:
     """The sample numbers in what the sampler gave; none where they are no numbers."""
-    batch = batch if isinstance(batch, (list, tuple)) else [batch]
-    plain = all(isinstance(one, (int, numpy.integer)) or type(one).__name__ == "Tensor" for one in batch)
-    return [int(one) for one in batch] if plain else []
+    return numbers_in(batch) or []
 
 
 def _fitting(observed: list[tuple[list[int], list[str]]]) -> int:

@@ -3,34 +3,38 @@
 torch's own samplers draw from generators, whose states are read, and copied into generators of our own: the job's are
 never drawn from and never set. All epochs of a DistributedSampler follow from its seed. Any other sampler is left
 alone, unless it is pure (see cachefs.publishing.pure): what it gives is seen as the loader draws it.
+
+Attributes of samplers are read as they lie in the object. A sampler of which one is a property, or whose data has a
+length that only code of the job can tell, is not foreseen.
 """
 
-import contextlib
 import itertools
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy
 from numpy.typing import NDArray
 
-from cachefs.publishing.attributes import fields
+from cachefs.publishing.attributes import fields, module_of, own_value
+from cachefs.publishing.foreign import suppress_own
+from cachefs.publishing.lengths import length_of
 from cachefs.publishing.pure import is_pure, is_seedable, is_stateful
 
 AnyOrder = NDArray[numpy.int64]
 
-# An order of more samples is not foreseen: the job would wait for it, and no message to the daemon holds it.
-MAX_SAMPLES: Final = 1 << 26
-# The epoch after the next one is foreseen where it has no more samples: the daemon keeps 64 MiB of a consumer's orders.
-MAX_FURTHER: Final = 4 << 20
+# An order of more samples is not foreseen: a permutation of so many takes 0.1 s, for which the job waits. It is read
+# from the sampler's iterator, piece by piece.
+MAX_SAMPLES: Final = 4 << 20
 # RandomSampler draws so many numbers at once where it draws with replacement, which takes 3 to 6 us each: of an epoch
-# with more samples than this it would take more than a second.
+# with more samples than this it would take more than 0.2 s.
 REPLACEMENTS: Final = 32
-MAX_REPLACEMENTS: Final = 1 << 22
+MAX_REPLACEMENTS: Final = 1 << 20
 # A pure sampler is iterated for so many seconds, about: it may be slow, or have no end. What it gives after that is
 # published as it is drawn.
-PURE_SECONDS: Final = 1.0
+PURE_SECONDS: Final = 0.3
 
 
 class SamplerOrder:
@@ -39,22 +43,27 @@ class SamplerOrder:
     def __init__(self, loader: Any) -> None:
         torch = sys.modules["torch"]
         data = torch.utils.data
+        settings = fields(loader)
         self._torch = torch
-        self._indices = loader._index_sampler
-        self._loader_generator = loader.generator
+        batches = settings.get("batch_sampler")
+        self._indices = settings.get("sampler") if batches is None else batches
+        self._loader_generator = settings.get("generator")
         # _BaseDataLoaderIter.__init__ draws a seed for workers, but only once where workers are persistent.
-        self._draws_worker_seeds = not (loader.persistent_workers and loader.num_workers)
-        batches = iterates_as(self._indices, data.BatchSampler) or is_stateful(self._indices, "BatchSampler")
-        self._sampler = self._indices.sampler if batches else self._indices
-        # Samples of a batch, where a last one that is smaller is dropped, else 1.
-        self.whole_batches = self._indices.batch_size if batches and self._indices.drop_last else 1
+        self._draws_worker_seeds = not (settings.get("persistent_workers") and settings.get("num_workers"))
+        # torch's BatchSampler only groups what its own sampler gives.
+        self._groups = iterates_as(self._indices, data.BatchSampler) or is_stateful(self._indices, "BatchSampler")
+        self._sampler = own_value(self._indices, "sampler") if self._groups else self._indices
+        size = own_value(self._indices, "batch_size")
+        self.batch_size = max(1, settings.get("batch_size") or (size if type(size) is int else 1))
+        # Samples of a batch, where a last one that is smaller is dropped, else 1; None where that cannot be read.
+        self._whole_batches: int | None = 1
+        if self._groups and (drops_last := own_value(self._indices, "drop_last")) is not False:
+            self._whole_batches = size if drops_last is True and type(size) is int and size > 0 else None
         self._distributed = data.distributed.DistributedSampler
         self._is_distributed = iterates_as(self._sampler, self._distributed) or is_stateful(
             self._sampler, "StatefulDistributedSampler"
         )
-        self.batch_size = max(1, loader.batch_size or _size(fields(self._indices).get("batch_size")))
-        # Does its next order follow from what can be read?
-        self.is_known = self._is_distributed or self._can_be_foreseen()
+        self._kind = None if self._is_distributed else _kind_of(self._sampler, data)
 
     @property
     def samplers(self) -> tuple[Any, ...]:
@@ -63,24 +72,26 @@ class SamplerOrder:
 
     @property
     def has_own_generator(self) -> bool:
-        """Does nobody but the sampler draw from what it draws from?"""
-        return self._is_distributed or fields(self._sampler).get("generator") is not None or is_pure(self._sampler)
+        """Is the sampler the only one that draws from its generator?"""
+        return self._is_distributed or own_value(self._sampler, "generator") is not None or is_pure(self._sampler)
 
     @property
     def epoch(self) -> int:
         """The epoch that a DistributedSampler is set to."""
-        return int(self._sampler.epoch)
+        return self._number("epoch") or 0
 
     @property
     def length(self) -> int:
         """Samples of an epoch of a DistributedSampler; 0 for others."""
-        return int(self._sampler.num_samples) if self._is_distributed else 0
+        return (self._number("num_samples") or 0) if self._is_distributed else 0
 
     def rank(self) -> tuple[int | None, int]:
         """(rank, world size); (None, 1) where only the environment may know."""
         distributed = getattr(self._torch, "distributed", None)
         if self._is_distributed:
-            return self._sampler.rank, self._sampler.num_replicas
+            rank, replicas = self._number("rank"), self._number("num_replicas")
+            if rank is not None and replicas is not None:
+                return rank, replicas
         if distributed is not None and distributed.is_available() and distributed.is_initialized():
             return distributed.get_rank(), distributed.get_world_size()
         return None, 1
@@ -89,113 +100,77 @@ class SamplerOrder:
         """The fields, except the number of epochs, of the SamplerSpec that gives all epochs, where there is one."""
         if not self._is_distributed:
             return None
-        return {
-            "kind": "torch-distributed",
-            "size": len(self._sampler.dataset),
-            "seed": self._sampler.seed,
-            "shuffle": self._sampler.shuffle,
-            "drop_last": self._sampler.drop_last,
-            "replicas": self._sampler.num_replicas,
-            "rank": self._sampler.rank,
+        found = {
+            "size": length_of(own_value(self._sampler, "dataset")),
+            "seed": self._number("seed"),
+            "shuffle": own_value(self._sampler, "shuffle"),
+            "drop_last": own_value(self._sampler, "drop_last"),
+            "replicas": self._number("num_replicas"),
+            "rank": self._number("rank"),
         }
+        if None in found.values() or self._number("epoch") is None:
+            return None
+        # The sampler has counted its samples when it was made. A dataset that has grown since fails in torch.
+        size, replicas = found["size"], found["replicas"]
+        counted = max(0, size - replicas + 1) if found["drop_last"] and size % replicas else size
+        return {"kind": "torch-distributed", **found} if -(-counted // replicas) == self.length else None
 
     def foresee(self) -> list[AnyOrder] | None:
         """The orders of the epoch that is about to begin and of those after it, each of shape (n,), int64.
 
-        For a known sampler; None where it draws from a generator that cannot be copied, as one on a GPU. The orders
-        after the first are right if each epoch is read to its end and nobody else draws from the generators; there is
-        none where they depend on what the job does to the sampler in between. A rank of many says one more, if it is
-        not large: nodes that share a cache say of each block who keeps it, before the epoch begins that settles it.
+        For a known sampler; None where it draws from a generator that cannot be copied, as one on a GPU, or where
+        something of it cannot be read. The orders after the first are right if each epoch is read to its end and
+        nothing else draws from the generators; there is none where they depend on what the job does to the sampler in
+        between. A rank of many says one more: nodes that share a cache say of each block who keeps it, before the epoch
+        begins that settles it.
         """
-        if self._torch._C._len_torch_dispatch_stack():
+        if self._torch._C._len_torch_dispatch_stack() or self._whole_batches is None:
             return None  # what torch computes now is not computed as usual
         with self._torch._C.DisableTorchFunction():
             if self._is_distributed:
-                order = self._whole(numpy.fromiter(self._distributed.__iter__(self._sampler), dtype=numpy.int64))
-                return [order] * (1 + self._ahead(len(order)))
+                distributed = self._of_rank()
+                return None if distributed is None else [distributed] * (1 + self._ahead())
             if is_pure(self._sampler):
                 return [self._whole(self._first_samples())]
-            if self._is_too_long():
+            drawing = self._drawing()
+            if drawing is None or self._kind is None:
                 return None
-            copies = _Copies(self._torch)
-            found = [self._whole(self._samples(copies, 0))]
-            for ahead in range(1, 1 + self._ahead(len(found[0]))):
-                if self._draws_worker_seeds:
-                    self._number(copies.of(self._loader_generator))
-                found.append(self._whole(self._samples(copies, ahead)))
+            found = []
+            for ahead in range(1 + self._ahead()):
+                if ahead and self._draws_worker_seeds:
+                    drawing.number(self._loader_generator)
+                found.append(self._whole(self._kind.draw(drawing, ahead)))
             return found
 
-    def _ahead(self, samples: int) -> int:
+    def _ahead(self) -> int:
         """How many epochs after the current one are foreseen."""
-        return 2 if self.rank()[1] > 1 and samples <= MAX_FURTHER else 1
+        return 2 if self.rank()[1] > 1 else 1
 
-    def _can_be_foreseen(self) -> bool:
-        torch, sampler = self._torch, self._sampler
-        data = torch.utils.data
-        if is_pure(sampler):
-            return True
-        generators = (torch.default_generator, self._loader_generator, fields(sampler).get("generator"))
+    def _drawing(self) -> "_Drawing | None":
+        """All that is needed to draw as the sampler does; None where that cannot be done, or takes too long."""
+        kind, torch = self._kind, self._torch
+        if kind is None:
+            return None
+        values = {name: own_value(self._sampler, name) for name in kind.attributes}
+        generators = (torch.default_generator, self._loader_generator, values.get("generator"))
         if not all(one is None or _is_plain(torch, one) for one in generators):
-            return False
-        if is_seedable(sampler) or iterates_as(sampler, data.RandomSampler):
-            return type(sampler).num_samples is data.RandomSampler.num_samples
-        if iterates_as(sampler, data.SubsetRandomSampler):
-            # Any other sequence may compute its items, or read them.
-            return type(sampler.indices) in (list, tuple, range, numpy.ndarray)
-        if iterates_as(sampler, data.WeightedRandomSampler):
-            return bool(sampler.weights.device.type == "cpu")
-        return iterates_as(sampler, data.SequentialSampler)
+            return None
+        drawing = _Drawing(torch, values)
+        length = kind.length(drawing)
+        return drawing if length is not None and 0 < length <= MAX_SAMPLES else None
 
-    def _is_too_long(self) -> bool:
-        """Would it take too long, or too much memory, to say what one of torch's samplers gives?"""
-        sampler, data = self._sampler, self._torch.utils.data
-        if isinstance(sampler, data.SequentialSampler):
-            return len(sampler.data_source) > MAX_SAMPLES
-        if isinstance(sampler, data.SubsetRandomSampler):
-            return len(sampler.indices) > MAX_SAMPLES
-        if isinstance(sampler, data.RandomSampler) and sampler.replacement:
-            return bool(sampler.num_samples > MAX_REPLACEMENTS)
-        return bool(sampler.num_samples > MAX_SAMPLES)
+    def _of_rank(self) -> AnyOrder | None:
+        """The epoch of a DistributedSampler: torch's own code runs on a copy, whose dataset is only as long."""
+        spec = self.spec()
+        if spec is None or spec["size"] > MAX_SAMPLES:
+            return None
+        copy = object.__new__(self._distributed)
+        vars(copy).update({**fields(self._sampler), "dataset": range(spec["size"])})
+        return self._whole(numpy.fromiter(self._distributed.__iter__(copy), dtype=numpy.int64))
 
-    def _samples(self, copies: "_Copies", ahead: int) -> AnyOrder:
-        """What the sampler gives, now (ahead = 0) or the next time (1), as it draws from copies of the generators."""
-        sampler, torch = self._sampler, self._torch
-        data = torch.utils.data
-        if isinstance(sampler, data.SequentialSampler):
-            return numpy.arange(len(sampler.data_source), dtype=numpy.int64)
-        if is_seedable(sampler):
-            generator = torch.Generator().manual_seed(sampler.epoch + ahead + sampler.initial_seed)
-            return self._random(generator)
-        if isinstance(sampler, data.RandomSampler):
-            if sampler.generator is not None:
-                return self._random(copies.of(sampler.generator))
-            return self._random(torch.Generator().manual_seed(self._number(copies.of(None))))
-        generator = copies.of(sampler.generator)
-        if isinstance(sampler, data.SubsetRandomSampler):
-            return numpy.asarray(sampler.indices, dtype=numpy.int64)[self._permutation(len(sampler.indices), generator)]
-        drawn = torch.multinomial(sampler.weights, sampler.num_samples, sampler.replacement, generator=generator)
-        return numpy.asarray(drawn.numpy(), dtype=numpy.int64)
-
-    def _random(self, generator: Any) -> AnyOrder:
-        """What RandomSampler draws from *generator*."""
-        sampler, torch = self._sampler, self._torch
-        size, number = len(sampler.data_source), sampler.num_samples
-        if sampler.replacement:
-            sizes = [REPLACEMENTS] * (number // REPLACEMENTS) + [number % REPLACEMENTS]
-            drawn = [torch.randint(size, (one,), generator=generator, device="cpu") for one in sizes]
-            return numpy.asarray(torch.cat(drawn).numpy(), dtype=numpy.int64)
-        # The last permutation is drawn even if nothing of it is used.
-        parts = [self._permutation(size, generator) for _ in range(number // size + 1)]
-        return numpy.concatenate(parts)[:number]
-
-    def _permutation(self, size: int, generator: Any) -> AnyOrder:
-        order: AnyOrder = self._torch.randperm(size, generator=generator, device="cpu").numpy()
-        return order
-
-    def _number(self, generator: Any) -> int:
-        """A number as samplers and loaders draw it for a seed."""
-        drawn = self._torch.empty((), dtype=self._torch.int64, device="cpu").random_(generator=generator)
-        return int(drawn.item())
+    def _number(self, name: str) -> int | None:
+        value = own_value(self._sampler, name)
+        return value if type(value) is int else None
 
     def _first_samples(self) -> AnyOrder:
         """What a pure sampler gives within PURE_SECONDS after its first sample, which it may compute all others for."""
@@ -213,40 +188,169 @@ class SamplerOrder:
 
     def _flat(self) -> Iterable[int]:
         """The samples that a pure sampler gives, also where it gives batches of them."""
-        return (one for index in self._sampler for one in (index if isinstance(index, (list, tuple)) else (index,)))
+        sampler: Any = self._sampler
+        return (one for index in sampler for one in (index if type(index) in (list, tuple) else (index,)))
 
     def _whole(self, samples: AnyOrder) -> AnyOrder:
-        return samples[: len(samples) // self.whole_batches * self.whole_batches]
+        size = self._whole_batches or 1
+        return samples[: len(samples) // size * size]
 
 
-class _Copies:
-    """Generators of our own, each with the state that one of the job's had when it was first asked for."""
+# --- how torch's samplers draw ------------------------------------------------------------------------------------
 
-    def __init__(self, torch: Any) -> None:
-        self._torch = torch
+
+class _Drawing:
+    """What a sampler draws with: its attributes, and copies of generators.
+
+    Each copy has the state that the job's generator had when it was first asked for.
+    """
+
+    def __init__(self, torch: Any, values: dict[str, Any]) -> None:
+        self.torch = torch
+        self.values = values
         self._copies: dict[int, Any] = {}
 
     def of(self, generator: Any) -> Any:
-        """generator: one of the job's; None for torch's default one."""
-        given = self._torch.default_generator if generator is None else generator
+        """Returns the copy of one of the job's generators; None means torch's default one."""
+        given = self.torch.default_generator if generator is None else generator
         copy = self._copies.get(id(given))
         if copy is None:
-            copy = self._copies[id(given)] = self._torch.Generator()
+            copy = self._copies[id(given)] = self.torch.Generator()
             copy.set_state(given.get_state())
         return copy
+
+    def permutation(self, size: int, generator: Any) -> AnyOrder:
+        order: AnyOrder = self.torch.randperm(size, generator=generator, device="cpu").numpy()
+        return order
+
+    def number(self, generator: Any) -> int:
+        """Draws a number as samplers and loaders draw it for a seed."""
+        drawn = self.torch.empty((), dtype=self.torch.int64, device="cpu").random_(generator=self.of(generator))
+        return int(drawn.item())
+
+    def seeded(self, seed: int) -> Any:
+        return self.torch.Generator().manual_seed(seed)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """How one of torch's samplers draws."""
+
+    attributes: tuple[str, ...]
+    # Samples that it draws; None where that cannot be read, or it would take too long.
+    length: Callable[[_Drawing], int | None]
+    # What it gives, now (0) or the next time (1).
+    draw: Callable[[_Drawing, int], AnyOrder]
+
+
+def _kind_of(sampler: Any, data: Any) -> _Kind | None:
+    if is_seedable(sampler):
+        return _SEEDABLE
+    kind = next((kind for kind in _KINDS if iterates_as(sampler, getattr(data, kind))), None)
+    if kind == "RandomSampler" and type(sampler).num_samples is not data.RandomSampler.num_samples:
+        return None
+    return _KINDS[kind] if kind is not None else None
+
+
+def _length_of_data(drawing: _Drawing) -> int | None:
+    return length_of(drawing.values["data_source"])
+
+
+def _in_sequence(drawing: _Drawing, ahead: int) -> AnyOrder:
+    return numpy.arange(_length_of_data(drawing) or 0, dtype=numpy.int64)
+
+
+def _length_at_random(drawing: _Drawing) -> int | None:
+    size, number = _length_of_data(drawing), drawing.values["_num_samples"]
+    found = size if number is None else number
+    if not size or type(found) is not int:
+        return None
+    # Of each permutation that is begun, all is drawn.
+    return max(found, size) if not drawing.values["replacement"] else found if found <= MAX_REPLACEMENTS else None
+
+
+def _at_random(drawing: _Drawing, ahead: int) -> AnyOrder:
+    generator = drawing.values["generator"]
+    if generator is not None:
+        return _at_random_with(drawing, drawing.of(generator))
+    return _at_random_with(drawing, drawing.seeded(drawing.number(None)))
+
+
+def _length_seeded(drawing: _Drawing) -> int | None:
+    seeds = drawing.values["epoch"], drawing.values["initial_seed"]
+    return _length_at_random(drawing) if all(type(one) is int for one in seeds) else None
+
+
+def _at_random_seeded(drawing: _Drawing, ahead: int) -> AnyOrder:
+    seed = drawing.values["epoch"] + ahead + drawing.values["initial_seed"]
+    return _at_random_with(drawing, drawing.seeded(seed))
+
+
+def _at_random_with(drawing: _Drawing, generator: Any) -> AnyOrder:
+    """What RandomSampler draws from *generator*."""
+    torch, size = drawing.torch, _length_of_data(drawing) or 0
+    number = drawing.values["_num_samples"]
+    number = size if number is None else number
+    if drawing.values["replacement"]:
+        sizes = [REPLACEMENTS] * (number // REPLACEMENTS) + [number % REPLACEMENTS]
+        drawn = [torch.randint(size, (one,), generator=generator, device="cpu") for one in sizes]
+        return numpy.asarray(torch.cat(drawn).numpy(), dtype=numpy.int64)
+    # The last permutation is drawn even if nothing of it is used.
+    parts = [drawing.permutation(size, generator) for _ in range(number // size + 1)]
+    return numpy.concatenate(parts)[:number]
+
+
+def _length_of_subset(drawing: _Drawing) -> int | None:
+    indices = drawing.values["indices"]
+    # Any other sequence may compute its items, or read them.
+    return len(indices) if type(indices) in (list, tuple, range, numpy.ndarray) else None
+
+
+def _of_subset(drawing: _Drawing, ahead: int) -> AnyOrder:
+    indices = numpy.asarray(drawing.values["indices"], dtype=numpy.int64)
+    return indices[drawing.permutation(len(indices), drawing.of(drawing.values["generator"]))]
+
+
+def _length_by_weight(drawing: _Drawing) -> int | None:
+    weights, number = drawing.values["weights"], drawing.values["num_samples"]
+    is_here = type(weights) is drawing.torch.Tensor and weights.device.type == "cpu"
+    return max(number, len(weights)) if is_here and type(number) is int else None
+
+
+def _by_weight(drawing: _Drawing, ahead: int) -> AnyOrder:
+    values = drawing.values
+    drawn = drawing.torch.multinomial(
+        values["weights"], values["num_samples"], values["replacement"], generator=drawing.of(values["generator"])
+    )
+    return numpy.asarray(drawn.numpy(), dtype=numpy.int64)
+
+
+_OF_RANDOM: Final = ("data_source", "replacement", "_num_samples", "generator")
+_SEEDABLE: Final = _Kind((*_OF_RANDOM, "epoch", "initial_seed"), _length_seeded, _at_random_seeded)
+_KINDS: Final = {
+    "RandomSampler": _Kind(_OF_RANDOM, _length_at_random, _at_random),
+    "SubsetRandomSampler": _Kind(("indices", "generator"), _length_of_subset, _of_subset),
+    "WeightedRandomSampler": _Kind(
+        ("weights", "num_samples", "replacement", "generator"), _length_by_weight, _by_weight
+    ),
+    "SequentialSampler": _Kind(("data_source",), _length_of_data, _in_sequence),
+}
+
+
+# --- numbers --------------------------------------------------------------------------------------------------------
 
 
 def numbers_in(index: Any) -> list[int] | None:
     """The sample numbers in what a sampler gives: a number, or a batch of them. None where it is anything else."""
     if type(index) is int:
         return [index]
-    if isinstance(index, numpy.integer):
+    if _is_number(type(index)):
         return [int(index)]
     if type(index) not in (list, tuple):
         array = array_in(index)
         return None if array is None else [int(one) for one in array.reshape(-1).tolist()]
-    with contextlib.suppress(TypeError, ValueError, OverflowError):
-        if all(kind is int or issubclass(kind, numpy.integer) for kind in set(map(type, index))):
+    with suppress_own(TypeError, ValueError, OverflowError):
+        if all(map(_is_number, set(map(type, index)))):
             return [int(one) for one in index]
         found = [numbers_in(one) for one in index]
         if None not in found:
@@ -267,11 +371,12 @@ def array_in(value: Any) -> NDArray[Any] | None:
 
 def iterates_as(sampler: Any, kind: Any) -> bool:
     """Is it of this kind, or of a derived class that does not change how it is iterated?"""
-    return isinstance(sampler, kind) and type(sampler).__iter__ is kind.__iter__
+    # isinstance would ask the sampler for its __class__.
+    return issubclass(type(sampler), kind) and type(sampler).__iter__ is kind.__iter__
 
 
-def _size(given: Any) -> int:
-    return given if type(given) is int else 1
+def _is_number(kind: type) -> bool:
+    return kind is int or (issubclass(kind, numpy.integer) and module_of(kind) == "numpy")
 
 
 def _is_plain(torch: Any, generator: Any) -> bool:

@@ -10,6 +10,7 @@ import time
 from typing import Any
 
 from cachefs.publishing.channel import warn
+from cachefs.publishing.foreign import is_foreign
 
 
 class Next:
@@ -45,7 +46,9 @@ class Yielded:
         if progress is not None:
             try:
                 progress.got(iterator, time.monotonic_ns())
-            except Exception as error:
+            except Exception as error:  # whatever is wrong here is no reason to end the job
+                if is_foreign(error):
+                    raise
                 warn(f"cannot tell how long a DataLoader takes ({error!r})")
 
     def __delete__(self, iterator: Any) -> None:

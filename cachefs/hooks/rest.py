@@ -1,21 +1,37 @@
-"""What an iterator of Python itself still gives, read without advancing it."""
+"""What an iterator of Python itself still gives, read without advancing it.
+
+A list is read from one place on, in pieces, until MOST_NUMBERS are read or READ_SECONDS are over: the job waits
+meanwhile. What is read is then only the beginning, and the rest of the list is read when the job comes there.
+"""
 
 import gc
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from types import GeneratorType
 from typing import Any, Final
 
 import numpy
 
-from cachefs.hooks.order import MAX_SAMPLES, AnyOrder, array_in, numbers_in
+from cachefs.hooks.order import AnyOrder, array_in, numbers_in
+from cachefs.publishing.in_memory import is_in_memory
 
 # Iterators of Python itself that are over something: `iter` of a list, a tuple, a range, and of what has items only, as
 # numpy's arrays.
 OVER_SEQUENCES: Final[tuple[type, ...]] = (
     type(iter([])), type(iter(())), type(iter(range(0))), type(iter(range(1 << 70))), type(iter(numpy.arange(0))),
 )  # fmt: skip
-# Arrays, or tensors, of a list of them that are read at once.
-MOST_ARRAYS: Final = 1 << 15
+# Numbers that are read at once, and the seconds after which no further piece is begun.
+MOST_NUMBERS: Final = 4 << 20
+READ_SECONDS: Final = 0.1
+# Items of the largest piece, and how many times as many items each piece has as the one before.
+_PIECE: Final = 1 << 14
+_GROWTH: Final = 8
+
+
+class Unreadable(Exception):
+    """A list whose items are no sample numbers. To read it again would be in vain, and cost the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +41,21 @@ class Rest:
     samples: AnyOrder  # shape (n,)
     # Samples of each of the batches, shape (batches,); None where it gives samples one by one.
     sizes: AnyOrder | None = None
+    # Is nothing left out behind these samples?
+    is_whole: bool = True
 
     def in_batches(self, size: int, *, drop_last: bool) -> "Rest":
         """The same in batches of *size*."""
         whole, last = divmod(len(self.samples), size)
-        sizes = numpy.full(whole + (last > 0 and not drop_last), size, dtype=numpy.int64)
+        sizes = numpy.full(whole + (last > 0 and self.is_whole and not drop_last), size, dtype=numpy.int64)
         if len(sizes) > whole:
             sizes[-1] = last
-        return Rest(self.samples[: int(sizes.sum())], sizes)
+        return Rest(self.samples[: int(sizes.sum())], sizes, self.is_whole)
 
     def beginning(self, samples: int) -> "Rest":
         """As far as the first so many samples go, where they come one by one."""
-        return Rest(self.samples[: max(0, samples)], self.sizes)
+        is_whole = self.is_whole or samples <= len(self.samples)
+        return Rest(self.samples[: max(0, samples)], self.sizes, is_whole)
 
 
 def items_behind(iterator: Any) -> tuple[Any, int] | None:
@@ -56,29 +75,98 @@ def inside(iterator: Any, kinds: tuple[type, ...] = (GeneratorType, *OVER_SEQUEN
 
 
 def rest_of_items(iterator: Any) -> Rest | None:
+    """None where the iterator is no one of OVER_SEQUENCES, or has ended. Raises Unreadable."""
     if type(iterator) not in OVER_SEQUENCES:
         return None
     found = items_behind(iterator)
     if found is None or found[1] >= len(found[0]):
         return None
-    items, begun = found
-    # A range may have any length. A tensor gives one tensor for each of its numbers, which take 3 us each.
-    is_of_arrays = type(items) in (list, tuple) and array_in(items[begun]) is not None
-    most = MOST_ARRAYS if is_of_arrays else MAX_SAMPLES
-    return _as_rest(items[begun : begun + most])
+    return read(*found)
 
 
-def _as_rest(items: Any) -> Rest | None:
+def read(items: Any, begin: int = 0, most: int | None = None) -> Rest:
+    """Reads the sample numbers of a list, tuple, range or array from one of its items on.
+
+    Raises Unreadable where the first one is no number, and no batch of numbers; a later one ends what is read.
+    """
+    most = MOST_NUMBERS if most is None else most
     if type(items) is range:
-        return Rest(numpy.arange(items.start, items.stop, items.step, dtype=numpy.int64))
-    numbers = numbers_in(items)
-    if numbers is None:
+        part = items[begin : begin + most]
+        numbers = numpy.arange(part.start, part.stop, part.step, dtype=numpy.int64)
+        return Rest(numbers, None, begin + len(part) >= len(items))
+    array = array_in(items)
+    if array is not None:
+        return _read_array(array, begin, most)
+    if begin >= len(items):
+        return Rest(numpy.empty(0, dtype=numpy.int64))
+    first = _piece(items[begin : begin + 1])
+    if first is None or len(first[0]) > most:
+        raise Unreadable
+    return _read_pieces(items, begin, most, is_batched=_is_batch(items[begin]))
+
+
+def _read_array(array: Any, begin: int, most: int) -> Rest:
+    if not array.ndim or not is_in_memory(array):
+        raise Unreadable
+    width = int(numpy.prod(array.shape[1:]))
+    rows = array[begin : begin + max(1, most // max(1, width))]
+    sizes = numpy.full(len(rows), width, dtype=numpy.int64) if array.ndim > 1 else None
+    return Rest(numpy.asarray(rows.reshape(-1), dtype=numpy.int64), sizes, begin + len(rows) >= len(array))
+
+
+def _read_pieces(items: Sequence[Any], begin: int, most: int, *, is_batched: bool) -> Rest:
+    samples: list[AnyOrder] = []
+    sizes: list[AnyOrder] = []
+    count, place, length = 0, begin, 1
+    deadline = time.monotonic() + READ_SECONDS
+    while place < len(items) and count < most and (not samples or time.monotonic() < deadline):
+        taken = items[place : place + length]
+        found = _piece(taken)
+        if found is None or (not is_batched and set(map(type, taken)) != {int} and any(map(_is_batch, taken))):
+            break
+        samples.append(found[0])
+        sizes.append(found[1])
+        count += len(found[0])
+        place += len(taken)
+        # As many items as have about as many numbers as a piece of single numbers.
+        each = max(1, len(found[0]) // len(taken))
+        length = max(1, min(_GROWTH * length, _PIECE // each, (most - count) // each))
+    return Rest(
+        numpy.concatenate(samples), numpy.concatenate(sizes) if is_batched else None, is_whole=place >= len(items)
+    )
+
+
+def _piece(items: Sequence[Any]) -> tuple[AnyOrder, AnyOrder] | None:
+    """The numbers in some items, and how many there are in each; None where there is anything else."""
+    kinds = set(map(type, items))
+    if kinds == {int}:
+        numbers = _array_of(items)
+        return None if numbers is None else (numbers, numpy.ones(len(items), dtype=numpy.int64))
+    if kinds <= {list, tuple}:
+        flat = list(chain.from_iterable(items))
+        if set(map(type, flat)) == {int}:
+            numbers = _array_of(flat)
+            return None if numbers is None else (numbers, numpy.fromiter(map(len, items), dtype=numpy.int64))
+    parts = [_numbers_of_one(item) for item in items]
+    found = [one for one in parts if one is not None]
+    if not found or len(found) < len(parts):
         return None
-    samples = numpy.array(numbers, dtype=numpy.int64)
-    if len(samples) == len(items) and not _is_batch(items[0]):
-        return Rest(samples)
-    sizes = numpy.fromiter((len(one) if _is_batch(one) else 1 for one in items), dtype=numpy.int64)
-    return Rest(samples, sizes) if int(sizes.sum()) == len(samples) else None
+    return numpy.concatenate(found), numpy.fromiter(map(len, found), dtype=numpy.int64)
+
+
+def _array_of(numbers: Sequence[int]) -> AnyOrder | None:
+    try:
+        return numpy.array(numbers, dtype=numpy.int64)
+    except OverflowError:
+        return None
+
+
+def _numbers_of_one(item: Any) -> AnyOrder | None:
+    array = array_in(item)
+    if array is not None:
+        return numpy.asarray(array.reshape(-1), dtype=numpy.int64)
+    numbers = numbers_in(item)
+    return None if numbers is None else _array_of(numbers)
 
 
 def _is_batch(item: Any) -> bool:

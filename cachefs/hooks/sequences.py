@@ -1,6 +1,7 @@
 """Lists and arrays that a sampler of the job's own may be going through: those that its iterators, the frames of its
 generators and its attributes refer to. They are read without running code of the job, and within bounds."""
 
+import contextlib
 import gc
 from collections import deque
 from collections.abc import Iterator
@@ -9,14 +10,15 @@ from typing import Any, Final
 
 import numpy
 
-from cachefs.hooks.order import AnyOrder, array_in, numbers_in
-from cachefs.hooks.rest import OVER_SEQUENCES, items_behind
+from cachefs.hooks.order import array_in
+from cachefs.hooks.rest import OVER_SEQUENCES, Unreadable, items_behind, read
 from cachefs.publishing.attributes import fields
 from cachefs.publishing.in_memory import is_in_memory
 
-# Objects that are looked at, one behind the other, and items of all sequences together.
+# Objects that are looked at, one behind the other, and items of all sequences together. Batches in a list count as one
+# each: they are read in pieces (cachefs.hooks.rest).
 MOST_OBJECTS: Final = 256
-MOST_ITEMS: Final = 8 << 20
+MOST_ITEMS: Final = 4 << 20
 _DEPTH: Final = 8
 _NOT_ENTERED: Final = (ModuleType, FunctionType, CodeType, type)
 
@@ -38,7 +40,7 @@ def sequences(iterator: Any, samplers: tuple[Any, ...]) -> Iterator[Any]:
         if type(found) is numpy.ndarray and not is_in_memory(found):
             continue
         if found is not None:
-            items += len(found)
+            items += found.size if type(found) is numpy.ndarray else len(found)
             if len(found) > 1 and items <= MOST_ITEMS:
                 yield found
         elif depth < _DEPTH:
@@ -56,21 +58,6 @@ def as_sequence(thing: Any) -> Any:
         return list(thing) if len(thing) <= MOST_ITEMS else None
     array = array_in(thing)
     return array if array is not None and array.ndim else None
-
-
-def numbers_of(items: Any) -> AnyOrder | None:
-    """The sample numbers in a sequence, one after the other: shape (n,), int64."""
-    if type(items) is range:
-        return numpy.arange(items.start, items.stop, items.step, dtype=numpy.int64)
-    if not len(items):
-        return None
-    array = array_in(items)
-    if array is None:
-        numbers = numbers_in(items) if numbers_in(items[0]) is not None and numbers_in(items[-1]) is not None else None
-        array = None if numbers is None else numpy.array(numbers)
-    if array is None or array.dtype.kind not in "iu":
-        return None
-    return numpy.asarray(array.reshape(-1), dtype=numpy.int64)
 
 
 def _behind(thing: Any) -> list[Any]:
@@ -115,9 +102,12 @@ def _in_turns(rows: Any) -> Iterator[Any]:
     """What a zip of iterators over sequences gives, row by row."""
     _, columns = rows.__reduce__()[:2]
     found = [items_behind(one) if type(one) in OVER_SEQUENCES else None for one in columns]
-    numbers = [numbers_of(one[0]) if one is not None else None for one in found]
-    if len(numbers) < 2 or any(one is None for one in numbers):
+    if len(found) < 2 or None in found:
         return
-    height = min(len(one) for one in numbers if one is not None)
-    if height * len(numbers) <= MOST_ITEMS:
-        yield numpy.stack([one[:height] for one in numbers if one is not None], axis=1)
+    height = min(len(one[0]) for one in found if one is not None)
+    if height * len(found) > MOST_ITEMS:
+        return
+    with contextlib.suppress(Unreadable):
+        numbers = [read(one[0]).samples for one in found if one is not None]
+        height = min(map(len, numbers))
+        yield numpy.stack([one[:height] for one in numbers], axis=1)

@@ -8,6 +8,7 @@ from cachefs.hooks import hugging_face, mds, opened, webdataset
 from cachefs.hooks.library_iterators import skipped
 from cachefs.hooks.mounted import lists_files_of_a_mount
 from cachefs.hooks.shards import Shards
+from cachefs.publishing.attributes import fields
 from cachefs.publishing.channel import say_once
 from cachefs.publishing.columns import listing
 from cachefs.publishing.notes import THE_JOB_GOES_ON, Unknown, words
@@ -35,9 +36,9 @@ class Stream:
         self.stopwatch = Stopwatch()
         self.epoch_length = 0  # samples; nobody knows
         self._opening = opening
-        self._dataset = weakref.ref(loader.dataset)
-        self._workers = loader.num_workers
-        self._keeps_workers = bool(loader.persistent_workers)
+        settings = fields(loader)
+        self._workers = settings.get("num_workers") or 0
+        self._keeps_workers = bool(settings.get("persistent_workers"))
         self._mark = opened.mark_of(self.number, os.getpid())
         self._begun = 0  # epochs
         self._publication: Publication | None = None
@@ -46,13 +47,13 @@ class Stream:
         self._files: tuple[str, ...] = ()  # that were published
         self._is_elsewhere = False  # its files are below no mount
         # Shards whose order is not known are brought one after the other, as who reads one shows.
-        self._is_told = lists_files_of_a_mount(listing(loader.dataset))
+        self._is_told = lists_files_of_a_mount(listing(settings.get("dataset")))
 
-    def begin(self, iterator: Any) -> None:
-        """An epoch begins."""
+    def begin(self, iterator: Any, dataset: Any) -> None:
+        """An epoch begins. dataset: that torch's iterator reads from."""
         number = self._begun
         self._begun += 1
-        shards = self._shards()
+        shards = self._shards(dataset)
         # A loader that goes on in the middle of an epoch has its workers leave out the shards that were read.
         if shards is None or self._publication is None or skipped(iterator):
             return
@@ -64,10 +65,9 @@ class Stream:
         self._orders = orders
         self._publication.progress(number, 0)
 
-    def _shards(self) -> Shards | None:
+    def _shards(self, dataset: Any) -> Shards | None:
         """Of the epoch that begins, where they are below a mount. Their files are published the first time."""
-        dataset = self._dataset()
-        shards = shards_of(dataset) if dataset is not None and not self._is_elsewhere else None
+        shards = shards_of(dataset) if not self._is_elsewhere else None
         if shards is None or shards.files == self._files:
             return shards
         self._is_elsewhere = not any(map(Places().mount_of, shards.files[:: max(1, len(shards.files) // PROBES)]))
@@ -84,7 +84,7 @@ class Stream:
         self._publication = publication
         close_with(self, publication)
 
-    def drew(self, index: Any, iterator: Any, delivered: int) -> None:
+    def drew(self, index: Any, iterator: Any, delivered: int, dataset: Any = None) -> None:
         """A batch was asked for."""
         path = "" if self._files or self._is_told else opened.what_was_opened(self.number, self._mark)
         if path:

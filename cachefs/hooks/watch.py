@@ -11,6 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Final
 
 import numpy
@@ -19,11 +20,14 @@ from cachefs.hooks import opened
 from cachefs.hooks.guesses import Guesses
 from cachefs.hooks.held import still_held
 from cachefs.hooks.library_iterators import skipped
-from cachefs.hooks.mounted import names_a_mount
+from cachefs.hooks.mounted import files_of, names_a_mount
 from cachefs.hooks.order import AnyOrder, SamplerOrder, array_in, numbers_in
 from cachefs.hooks.passes import Passes
+from cachefs.hooks.rest import Unreadable
+from cachefs.publishing.attributes import fields
 from cachefs.publishing.channel import channel
 from cachefs.publishing.columns import Listing, joined, listing
+from cachefs.publishing.lengths import length_of
 from cachefs.publishing.notes import Unknown
 from cachefs.publishing.publication import Publication, close_with
 from cachefs.publishing.tally import Stopwatch
@@ -74,8 +78,13 @@ class Watch:
         self._sampler = sampler
         self._opening = opening
         self._publication: Publication | None = None
-        self._ahead = max(1, loader.num_workers * (loader.prefetch_factor or 0))  # batches, drawn before they are read
-        self._dataset = weakref.ref(loader.dataset) if files is None else None
+        settings = fields(loader)
+        # Batches, drawn before they are read.
+        self._ahead = max(1, (settings.get("num_workers") or 0) * (settings.get("prefetch_factor") or 0))
+        # Samples of the dataset; None until they are known. One more than the largest number that was drawn until then.
+        self._length = len(files) if files is not None else length_of(settings.get("dataset"))
+        self._largest = 0
+        self._reads_a_mount = files is not None or names_a_mount(found)
         # What is known of the epoch:
         self._number = -1  # of its latest part
         self._spec: dict[str, Any] | None = None  # as last published
@@ -90,6 +99,10 @@ class Watch:
         self._epoch_start = 0  # samples that the sampler's iterator had given when the epoch began
         self._skipped = 0  # samples of the epoch that came before it was resumed here
         self._drawn = 0  # samples
+        # May the rest of the sampler's list be read? To read what is no numbers once an epoch is enough.
+        self._can_read_rest = True
+        # How many samples are drawn when the list is read further, of which the beginning was read.
+        self._read_again_at = inf
         self._fresh: list[int] | None = []  # samples drawn and not published; None where they are no numbers
         self._seeming = Guesses(sampler.samplers)
         # Of the first epoch, while nobody knows whether it is read from a mount: what the sampler will give, and the
@@ -102,12 +115,10 @@ class Watch:
         self._unknown = ""  # what was told of it that is not understood
         self._cut_at = 0.0  # when the latest part was published (monotonic seconds)
         weakref.finalize(self, opened.note_end, self.number, self._mark, os.getpid())
-        self._length = len(files or ())
         if files is not None:
-            publication = Publication(files, opening, rank=sampler.rank()[0])
-            self._publish_as(publication, len(files))
-        elif names_a_mount(found):
-            self._learn(len(loader.dataset), found)
+            self._publish(files)
+        elif self._reads_a_mount and self._length is not None:
+            self._learn(self._length, found)
 
     @property
     def epoch_length(self) -> int:
@@ -117,19 +128,23 @@ class Watch:
             return self._skipped + len(self._expected)
         if self._foreseen:
             return len(self._foreseen[0])
-        return self.stopwatch.last_length or self._sampler.length or self._length
+        return self.stopwatch.last_length or self._sampler.length or self._length or 0
 
     def tell(self) -> None:
         """The stopwatch has gone on."""
         if self._publication is not None:
             if not self.stopwatch.tally.epoch_length and self._opening.get("world_size", 1) == 1:
-                self.stopwatch.assume(self._length)
+                self.stopwatch.assume(self._length or 0)
             self._publication.tally(self.stopwatch.tally)
 
-    def begin(self, iterator: Any) -> None:
-        """The sampler's *iterator* is about to be asked for the first time in this epoch."""
+    def begin(self, iterator: Any, dataset: Any = None) -> None:
+        """The sampler's *iterator* is about to be asked for the first time in this epoch.
+
+        dataset: that torch's iterator reads from.
+        """
         self._begun += 1
         self._skipped = skipped(iterator)
+        self._can_read_rest, self._read_again_at = True, inf
         self._drawn, self._fresh, self._expected = self._skipped, [], None
         self._parts.clear()
         self._seeming.begin()
@@ -137,6 +152,7 @@ class Watch:
         if self._publication is None:
             self._foreseen = self._foresee(iterator) if self._begun == 1 else None
             self._first = None
+            self._length = self._length or self._largest or None
             return
         is_of_spec = self._announce_spec()
         found = None if is_of_spec else self._foresee(iterator)
@@ -147,10 +163,24 @@ class Watch:
 
     def _foresee(self, iterator: Any) -> list[AnyOrder] | None:
         """What is left of the epoch that begins, and the orders of those after it, as far as that is known by now."""
-        if self._sampler.is_known and not self._skipped:
-            return self._sampler.foresee()
-        held = still_held(iterator)
-        return [held] if held is not None and len(held) else None
+        foreseen = self._sampler.foresee() if not self._skipped else None
+        if foreseen is not None:
+            return foreseen
+        rest = self._rest_of(iterator)
+        return [rest] if rest is not None and len(rest) else None
+
+    def _rest_of(self, iterator: Any) -> AnyOrder | None:
+        """What the sampler's *iterator* holds of the samples that it will still give, or the beginning of that."""
+        if not self._can_read_rest:
+            return None
+        try:
+            rest = still_held(iterator)
+        except Unreadable:
+            self._can_read_rest = False
+            return None
+        is_beginning = rest is not None and not rest.is_whole
+        self._read_again_at = self._drawn + len(rest.samples) // 2 if rest is not None and is_beginning else inf
+        return None if rest is None else rest.samples
 
     def _announce_spec(self) -> bool:
         """Publish the epoch that begins as one of a spec, where it is one."""
@@ -169,19 +199,24 @@ class Watch:
         self._spec, self._follows_spec = None, False
         return False
 
-    def drew(self, index: Any, iterator: Any, delivered: int) -> None:
+    def drew(self, index: Any, iterator: Any, delivered: int, dataset: Any = None) -> None:
         """*index* was drawn, a sample number or a batch of them, out of *iterator*; *delivered* samples of the epoch
-        are with the job."""
+        are with the job. dataset: that torch's iterator reads from."""
         begun = self._drawn
         self._drawn += size_of(index)
         if self._pass.has_begun_another(iterator):
             self._begin_pass(begun)
         if self._publication is None:
-            self._first = self._first or numbers_in(index)
-            self._wake(iterator)
+            is_first, self._first = self._first is None, self._first or numbers_in(index) or []
+            if self._length is None:
+                self._look_for_length(index, iterator if is_first else None, dataset)
+            if self._length is not None:
+                self._wake(iterator, dataset)
             return
         if self._expected is not None:
             self._compare(self._expected, index)
+        if self._drawn >= self._read_again_at:
+            self._read_further(iterator)
         if self._fresh is None or (self._drawn <= self._known and not self._seeming.is_guessing):
             return
         numbers = numbers_in(index)
@@ -197,6 +232,13 @@ class Watch:
         more = self._seeming.more()
         if more is not None:
             self._cut(more, guessed=True)
+
+    def _read_further(self, iterator: Any) -> None:
+        """Publish more of the list of which the beginning is published, and half of that drawn."""
+        rest = self._rest_of(iterator)
+        known = int(self._known) - self._drawn
+        if rest is not None and 0 <= known < len(rest) and not self._fresh:
+            self._cut(rest[known:])
 
     def _begin_pass(self, begun: int) -> None:
         """The sampler's iterator, which had given so many samples, goes on with what is the job's next epoch."""
@@ -254,8 +296,8 @@ class Watch:
             self._parts.clear()
 
     def _publish_drawn(self, fresh: list[int], iterator: Any, delivered: int) -> None:
-        held = still_held(iterator)
-        guessed = self._seeming.guess(iterator, self._length) if held is None else None
+        held = self._rest_of(iterator)
+        guessed = self._seeming.guess(iterator, self._length or 0) if held is None else None
         if held is not None or self._seeming.is_guessing:
             self._blind = 0
         elif self._drawn - self._epoch_start > self._ahead * self._sampler.batch_size:
@@ -314,13 +356,29 @@ class Watch:
 
     # --- loaders of which the files are not known -----------------------------------------------------------------
 
-    def _wake(self, iterator: Any) -> None:
+    def _look_for_length(self, index: Any, iterator: Any, dataset: Any) -> None:
+        """How many samples there are, as the numbers tell that the sampler gives: all of an epoch, where they lie ready
+        in *iterator*, which is None where that was looked at already."""
+        self._largest = max(self._largest, 1 + max(numbers_in(index) or [-1]))
+        if iterator is None or dataset is None:
+            return
+        known = self._foreseen[0] if self._foreseen else self._rest_of(iterator)
+        is_whole = self._read_again_at == inf
+        if known is None or not len(known) or not is_whole:
+            return
+        self._length = max(self._largest, 1 + int(known.max()))
+        listed = files_of(dataset, listing(dataset), self._length)
+        if listed.files is not None:
+            self._reads_a_mount = True
+            self._publish(listed.files)
+
+    def _wake(self, iterator: Any, dataset: Any) -> None:
         """Begin to publish, if a file under a mount was opened for a sample. What is left of this epoch is published
         where it lies ready in the sampler's iterator."""
-        dataset = self._dataset() if self._dataset is not None else None
-        if dataset is None or not opened.was_opened(self.number, self._mark):
-            return
-        self._learn(len(dataset), listing(dataset))
+        if self._publication is None:
+            if dataset is None or not (self._reads_a_mount or opened.was_opened(self.number, self._mark)):
+                return
+            self._learn(self._length or 0, listing(dataset))
         if self._publication is None:
             return
         if self._begun == 1 and self._announce_spec():
@@ -333,7 +391,7 @@ class Watch:
             self._expect(foreseen[0], foreseen[1:])
             self._expected = None
             return
-        held = still_held(iterator)
+        held = self._rest_of(iterator)
         if held is not None and len(held):
             self._number -= 1
             self._cut(held)
@@ -341,14 +399,16 @@ class Watch:
     def _learn(self, length: int, found: Listing) -> None:
         """Have the helper find out which files the samples are. length: how many there are; found: what the dataset
         lists."""
-        self._dataset = None
         if length > opened.MAX_SAMPLES:
             return
         opening = {**self._opening, "length": length, "learn": True}
         publication = Publication((), opening, rank=self._sampler.rank()[0])
-        self._length = length
         _tell_columns(publication, found, length)
         self._publish_as(publication, length)
+
+    def _publish(self, files: Sequence[str]) -> None:
+        opening = {**self._opening, "length": len(files)}
+        self._publish_as(Publication(files, opening, rank=self._sampler.rank()[0]), len(files))
 
     def _publish_as(self, publication: Publication, length: int) -> None:
         self._publication = publication
@@ -374,9 +434,11 @@ def _joined(samples: Any, others: Any) -> AnyOrder:
 
 def size_of(index: Any) -> int:
     """How many samples the loader's sampler has given at once: one, a batch, or a batch of batches."""
-    if not isinstance(index, (list, tuple)):
-        array = array_in(index)
-        return 1 if array is None else array.size
-    if index and isinstance(index[0], (list, tuple)):
-        return sum(map(size_of, index))
-    return len(index)
+    kind = type(index)
+    if kind in (list, tuple):
+        return len(index) if set(map(type, index)) == {int} else sum(map(size_of, index))
+    for container in (list, tuple):
+        if issubclass(kind, container):  # of the job's own, whose code is not run
+            return container.__len__(index)
+    array = array_in(index)
+    return 1 if array is None else array.size

@@ -2,7 +2,10 @@
 
 from collections.abc import Iterator
 from types import GetSetDescriptorType, MemberDescriptorType
-from typing import Any
+from typing import Any, Final
+
+# Stands for an attribute that an object does not have, or that only code of the job can tell.
+MISSING: Final = object()
 
 
 def fields(thing: Any) -> dict[str, Any]:
@@ -29,6 +32,39 @@ def own(thing: Any) -> Iterator[tuple[str, Any]]:
                 except AttributeError:
                     continue
                 yield name, value
+
+
+def value_of(thing: Any, name: str) -> Any:
+    """Reads one attribute that lies in an object or in its class. Returns MISSING where code would compute it."""
+    if class_member(type(thing), "__getattribute__") is not object.__getattribute__:
+        return MISSING
+    found = class_member(type(thing), name)
+    if type(found) is MemberDescriptorType:
+        try:
+            return found.__get__(thing)
+        except AttributeError:
+            return MISSING
+    if class_member(type(found), "__set__") is not MISSING:
+        return MISSING  # a property
+    own = fields(thing)
+    if name in own:
+        return own[name]
+    return MISSING if class_member(type(found), "__get__") is not MISSING else found  # a method, or a default value
+
+
+def own_value(thing: Any, name: str) -> Any:
+    """Reads one attribute like `value_of`. Returns None where that returns MISSING."""
+    value = value_of(thing, name)
+    return None if value is MISSING else value
+
+
+def class_member(kind: type, name: str) -> Any:
+    """Returns what a class, or one that it is derived from, has of that name; MISSING where none has it."""
+    for owner in type.__dict__["__mro__"].__get__(kind):
+        members = members_of(owner)
+        if name in members:
+            return members[name]
+    return MISSING
 
 
 def classes_of(thing: Any) -> tuple[type, ...]:

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy
 from numpy.typing import NDArray
 
-from cachefs.publishing.attributes import classes_of, members_of, module_of, own
+from cachefs.publishing.attributes import MISSING, class_member, classes_of, members_of, module_of, own
 from cachefs.publishing.foreign import is_foreign
 from cachefs.publishing.in_memory import is_in_memory
 
@@ -37,6 +37,9 @@ SECONDS: Final = 0.5
 MOST_PARTS: Final = 8
 # Directories that a dataset names.
 MOST_ROOTS: Final = 16
+
+# The name of a column that is the dataset itself.
+ITEMS: Final = "items"
 
 Values = Sequence[str] | NDArray[numpy.int64]
 
@@ -94,6 +97,8 @@ def listing(dataset: Any) -> Listing:
     """What lies in the dataset."""
     sources: list[Source] = []
     roots: list[str] = []
+    rows = rows_of(dataset)
+    sources += islice(_sources(ITEMS, rows), MOST_COLUMNS)
     for name, value in _attributes(dataset):
         text = text_of(value)
         if text is not None:
@@ -102,6 +107,15 @@ def listing(dataset: Any) -> Listing:
         else:
             sources += islice(_sources(name, value), MOST_COLUMNS)
     return Listing(tuple(sources), tuple(roots))
+
+
+def rows_of(dataset: Any) -> Any:
+    """The samples of a dataset that is a dictionary by their numbers, as a list; anything else as it is."""
+    if type(dataset) is dict and 0 < len(dataset) <= MOST_ROWS and set(map(type, dataset)) == {int}:
+        numbers = range(len(dataset))
+        if all(map(dataset.__contains__, numbers)):
+            return [dataset[number] for number in numbers]
+    return dataset
 
 
 # --- objects ----------------------------------------------------------------------------------------------------------
@@ -157,15 +171,6 @@ def _is_one_of(kind: type, *kinds: type) -> bool:
     return any(kind is one for one in kinds)
 
 
-def _static(kind: type, name: str) -> Any:
-    """What the class, or one that it is derived from, has of that name; None where none has it."""
-    for owner in type.__dict__["__mro__"].__get__(kind):
-        members = members_of(owner)
-        if name in members:
-            return members[name]
-    return None
-
-
 # Modules whose objects have no columns, or only those that are found otherwise. Where it says isinstance in a file like
 # this, Python may ask an object for its __class__, which may be a property of the job's.
 _NOT_INTO: Final = frozenset(
@@ -210,7 +215,7 @@ def _of_list(name: str, entries: Sequence[Any]) -> Iterator[Source]:
     first = entries[0]
     kind = type(first)
     if issubclass(kind, (list, tuple)) and any(
-        _static(kind, "__getitem__") is _static(one, "__getitem__") for one in (list, tuple)
+        class_member(kind, "__getitem__") is class_member(one, "__getitem__") for one in (list, tuple)
     ):
         for part, value in enumerate(first[:MOST_PARTS]):
             yield from _of_parts(f"{name}.{part}", entries, value, kind, itemgetter(part))
@@ -222,8 +227,9 @@ def _of_list(name: str, entries: Sequence[Any]) -> Iterator[Source]:
         yield Source(name, len(entries), entry, lambda: _values(entries, first))
     else:
         for key, value in islice(own(first), MOST_PARTS):
-            member = _static(kind, key)
-            if _is_one_of(type(member), MemberDescriptorType, *_DEFAULTS):  # and nothing that the class would compute
+            found = class_member(kind, key)
+            # Nothing that the class would compute is taken.
+            if found is MISSING or _is_one_of(type(found), MemberDescriptorType, *_DEFAULTS):
                 yield from _of_parts(f"{name}.{key}", entries, value, kind, _attribute(key))
 
 

@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import numpy
 
-from cachefs.publishing.columns import Listing, Source, listing, text_of
+from cachefs.publishing.columns import Listing, Source, listing, rows_of, text_of
 from cachefs.publishing.in_memory import is_in_memory
+from cachefs.publishing.lengths import length_of
 
 # Attributes that have it in torchvision's datasets and in many others: a path per sample, or a tuple that begins with
 # the path.
@@ -27,9 +28,9 @@ def listed_files(dataset: Any, length: int | None = None, known: Listing | None 
     The dataset may also be torch's Subset or ConcatDataset of datasets that have a list, or a Hugging Face dataset with
     a column of images, audio or video that refers to files.
 
-    Attributes are looked at as they lie in the object: no property and no other code of the dataset's is run, but for
-    its `__len__`, and that only where *length*, its number of samples, is not given. known: what the dataset lists, if
-    somebody has looked already.
+    The dataset may be a list of paths, or of rows with a path, itself. Attributes are looked at as they lie in the
+    object: no property and no other code of the dataset's is run. length: its number of samples, where it is known to
+    the caller; known: what the dataset lists, where that is.
     """
     torch_datasets = sys.modules.get("torch.utils.data.dataset")
     kind = type(dataset)  # isinstance may ask a dataset for its __class__
@@ -44,15 +45,15 @@ def listed_files(dataset: Any, length: int | None = None, known: Listing | None 
     hugging_face = sys.modules.get("datasets.arrow_dataset")
     if hugging_face is not None and issubclass(kind, hugging_face.Dataset):
         return _of_hugging_face(dataset)
-    for name in LIST_NAMES:
-        entries = inspect.getattr_static(dataset, name, None)
+    length = length_of(dataset) if length is None else length
+    if length is None:
+        return None
+    for entries in (rows_of(dataset), *(inspect.getattr_static(dataset, name, None) for name in LIST_NAMES)):
         if not _begins_with_a_path(entries):
             continue
-        if length is None:
-            length = len(dataset)
         if len(entries) == length and (found := _paths(entries)) is not None and _are_from_here(found):
             return found
-    return _further(dataset, known or listing(dataset), length)
+    return _further(known or listing(dataset), length)
 
 
 def _indices(subset: Any) -> list[int] | None:
@@ -67,13 +68,12 @@ def _indices(subset: Any) -> list[int] | None:
     return list(indices) if plain else None
 
 
-def _further(dataset: Any, found: Listing, length: int | None) -> list[str] | None:
+def _further(found: Listing, length: int) -> list[str] | None:
     """The paths of the only column that has one per sample, in whatever attribute it lies. Where they are relative,
     they are so to a directory that the dataset names: files are there under these names."""
     candidates = [source for source in found.sources if isinstance(source.first, str)]
     if not candidates:
         return None
-    length = len(dataset) if length is None else length
     candidates = [source for source in candidates if source.rows == length]
     absolute = [source for source in candidates if str(source.first).startswith(os.sep)]
     roots = ["", *(() if absolute else found.roots)]

@@ -8,6 +8,7 @@ from operator import index
 from typing import Any
 
 from cachefs.publishing.foreign import is_foreign, suppress_own
+from cachefs.publishing.lengths import length_of
 from cachefs.publishing.publication import Publication
 from cachefs.publishing.sample_files import listed_files
 
@@ -133,13 +134,20 @@ class PublishedSampler:
 
 def _paths(files: Any) -> Sequence[str]:
     """Raises TypeError where they are not known."""
-    listed = listed_files(files)
+    listed = listed_files(files, _count(files))
     if listed is not None:
         return listed
     try:
         return [os.fsdecode(path) for path in files]
     except TypeError:
         raise TypeError(f"{type(files).__name__} does not say which files its samples are; give their paths") from None
+
+
+def _count(files: Any) -> int | None:
+    length = length_of(files)
+    with suppress_own(Exception):  # whatever the job's own `__len__` raises
+        return len(files) if length is None else length
+    return None
 
 
 def _fields(spec: Any) -> Mapping[str, Any]:

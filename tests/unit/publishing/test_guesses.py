@@ -138,7 +138,7 @@ def test_the_rest_of_an_epoch_is_guessed(made: Callable[[], Any], wrapped: bool)
         drawn += len(batch)
         assert guesses.saw(batch)
         held = still_held(iterator)
-        found = guesses.guess(iterator, SIZE) if held is None else held
+        found = guesses.guess(iterator, SIZE) if held is None else held.samples
     rest = [one for batch in iterator for one in numbers(batch)]
     assert found is not None
     assert len(found) >= BATCH
@@ -229,11 +229,11 @@ def test_what_comes_after_a_run(samples: list[int], data: st.DataObject) -> None
     for items in (samples, tuple(samples), numpy.array(samples), [[one] for one in samples]):
         found = after(items, run)
         assert found is not None
-        assert found.tolist() == samples[end:]
+        assert found.samples.tolist() == samples[end:]
         if len(run) >= min(SHORTEST_RUN, 2):
             backwards = after(items, run[::-1])
             assert backwards is not None
-            assert backwards.tolist() == samples[:start][::-1]
+            assert backwards.samples.tolist() == samples[:start][::-1]
     assert after(samples, [*run, 501]) is None
 
 

@@ -5,10 +5,13 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
 from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler
 
 from cachefs.hooks import rest
 from cachefs.hooks.held import still_held
+from cachefs.hooks.order import numbers_in
+from cachefs.hooks.watch import size_of
 
 
 class Sampler:
@@ -42,7 +45,7 @@ HELD: list[Any] = [
     BatchSampler(Sampler(range(20)), 4, False), Sampler([[1, 2], [3], [4, 5, 6]]),
 ]  # fmt: skip
 NOT_HELD: list[Any] = [
-    OneByOne(range(20)), BatchSampler(OneByOne(range(20)), 4, False), Sampler(["a", "b"]),
+    OneByOne(range(20)), BatchSampler(OneByOne(range(20)), 4, False),
     Sampler(ListOfOnesOwn(range(20))), BatchSampler(SubsetRandomSampler(range(20)), 4, False),
 ]  # fmt: skip
 
@@ -57,8 +60,9 @@ def test_the_rest_of_an_epoch_lies_ready(sampler: Any) -> None:
     next(iterator)
     found = still_held(iterator)
     assert found is not None
-    assert found.tolist() == flat(iterator)
-    assert still_held(iterator) is None or not len(still_held(iterator))  # type: ignore[arg-type]
+    assert found.samples.tolist() == flat(iterator)
+    at_end = still_held(iterator)
+    assert at_end is None or not len(at_end.samples)
 
 
 @pytest.mark.parametrize("sampler", NOT_HELD)
@@ -73,13 +77,93 @@ def test_a_last_batch_that_is_dropped_is_not_counted() -> None:
     next(iterator)
     found = still_held(iterator)
     assert found is not None
-    assert found.tolist() == flat(iterator) == [4, 5, 6, 7]
+    assert found.samples.tolist() == flat(iterator) == [4, 5, 6, 7]
 
 
 def test_of_a_range_without_an_end_only_the_beginning_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rest, "MAX_SAMPLES", 5)
+    monkeypatch.setattr(rest, "MOST_NUMBERS", 5)
     iterator = iter(Delegating(range(10**15)))
     next(iterator)
     found = still_held(iterator)
     assert found is not None
-    assert found.tolist() == [1, 2, 3, 4, 5]
+    assert found.samples.tolist() == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("items", [["a", "b", "c"], [[1, 2], {"of": 3}], [{}, {}], [2**70, 2**70]])
+def test_what_is_no_number_is_told_from_nothing(items: list[Any]) -> None:
+    iterator = iter(Sampler(items))
+    if items[0] == [1, 2]:
+        found = still_held(iterator)
+        assert found is not None
+        assert (found.samples.tolist(), found.is_whole) == ([1, 2], False), "what comes before it is read"
+        next(iterator)
+    with pytest.raises(rest.Unreadable):
+        still_held(iterator)
+
+
+class Counted(list[Any]):
+    """What the job's own lists are asked for."""
+
+    asked = 0
+
+    def __len__(self) -> int:
+        Counted.asked += 1
+        return super().__len__()
+
+    def __iter__(self) -> Iterator[Any]:
+        Counted.asked += 1
+        return super().__iter__()
+
+    def __getitem__(self, index: Any) -> Any:
+        Counted.asked += 1
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize(
+    ("groups", "sizes"),
+    [
+        ([[[1, 2], [3]], [[4], [5, 6]]], [3, 3]),
+        ([torch.arange(6).reshape(3, 2), torch.arange(4).reshape(2, 2)], [6, 4]),
+        ([[numpy.arange(3), [7]], [8, numpy.int32(9)]], [4, 2]),
+        ([1, 2, 3], None),
+    ],
+)
+def test_numbers_are_counted_and_not_rows(groups: list[Any], sizes: list[int] | None) -> None:
+    found = still_held(iter(Sampler(groups)))
+    assert found is not None
+    assert (None if found.sizes is None else found.sizes.tolist()) == sizes
+    assert [size_of(one) for one in groups] == (sizes or [1, 1, 1])
+    assert len(found.samples) == sum(size_of(one) for one in groups)
+
+
+def test_a_batch_of_a_class_of_the_jobs_own_is_counted_without_its_code() -> None:
+    Counted.asked = 0
+    batch = Counted([1, 2, 3])
+    assert size_of(batch) == 3
+    assert numbers_in(batch) is None
+    assert Counted.asked == 0
+
+
+def test_a_long_list_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rest, "MOST_NUMBERS", 8)
+    batches = [[4 * one, 4 * one + 1, 4 * one + 2, 4 * one + 3] for one in range(5)]
+    iterator = iter(Sampler(batches))
+    read: list[int] = []
+    while len(read) < 20:
+        found = still_held(iterator)
+        assert found is not None
+        assert found.sizes is not None
+        assert 0 < len(found.samples) <= 12
+        assert found.is_whole == (len(read) + len(found.samples) == 20)
+        read += found.samples.tolist()
+        for _ in found.sizes:
+            next(iterator)
+    assert read == list(range(20))
+
+
+def test_a_last_batch_of_what_is_read_in_parts_is_no_smaller_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rest, "MOST_NUMBERS", 10)
+    found = still_held(iter(Sampler(list(range(20)))))
+    assert found is not None
+    batches = found.in_batches(4, drop_last=False)
+    assert (batches.samples.tolist(), batches.is_whole) == (list(range(8)), False)

@@ -46,7 +46,7 @@ def rest_is_read(iterator: Any, most_missing: int = 0) -> None:
     assert again is not None
     assert again.tolist() == rest[: len(again)]
     assert len(again) >= len(rest) - most_missing
-    assert found.tolist() == [*flat(given[2:]), *again.tolist()]
+    assert found.samples.tolist() == [*flat(given[2:]), *again.tolist()]
     assert len(again) > 0
 
 
@@ -85,7 +85,7 @@ def test_a_sampler_that_repeats_itself(library: Callable[[str], Any], module: st
         assert found is not None
         rest = flat(itertools.islice(iterator, -(-SIZE // 4) - 1))
         assert sorted([*drawn, *rest]) == list(range(SIZE))
-        assert found.tolist() == rest
+        assert found.samples.tolist() == rest
 
 
 @pytest.mark.programs
@@ -145,9 +145,9 @@ def test_a_stateful_loader_that_is_resumed(options: str) -> None:
         found = still_held(resumed._sampler_iter)
         assert found is not None
         rest = flat(resumed)
-        assert found.tolist() == rest[: len(found)]
-        assert len(found) > 0
-        assert len(found) == len(rest) or options == "replacement"
+        assert found.samples.tolist() == rest[: len(found.samples)]
+        assert len(found.samples) > 0
+        assert len(found.samples) == len(rest) or options == "replacement"
 
 
 @pytest.mark.parametrize("stateful", [False, True])

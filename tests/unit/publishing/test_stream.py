@@ -81,7 +81,7 @@ class Job:
         self.stream = Stream(loader, {"dataset": "Stream", "place": "train.py:3"})
 
     def epoch(self) -> None:
-        self.stream.begin(object())
+        self.stream.begin(object(), self.dataset)
         self.stream.drew([None], object(), 0)
 
 

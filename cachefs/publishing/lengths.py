@@ -1,0 +1,117 @@
+"""How many items an object has, found without running code of the job.
+
+A job's `__len__` may count calls, ask a database or raise, and torch itself does not call the `__len__` of a dataset
+behind a batch sampler. So the length is read: of containers written in C, of torch's and Hugging Face's own datasets,
+and of classes whose `__len__` only reads attributes, as nearly all do. The length of any other object is unknown until
+its samples are drawn.
+"""
+
+import dis
+import operator
+import sys
+from collections import deque
+from types import FunctionType
+from typing import Any, Final
+
+import numpy
+
+from cachefs.publishing.attributes import MISSING, class_member, fields, value_of
+
+# Objects one inside the other.
+_DEPTH: Final = 8
+# What is C in Python: a class derived from one of these may have it too.
+_OF_CONTAINERS: Final[tuple[Any, ...]] = tuple(
+    vars(kind)["__len__"] for kind in (list, tuple, dict, set, frozenset, range, str, bytes, bytearray, deque)
+)
+# Instructions that neither push a value nor take one.
+_SILENT: Final = frozenset(["RESUME", "PRECALL", "PUSH_NULL", "CACHE", "NOP"])
+_LOAD_LOCAL: Final = frozenset(["LOAD_FAST", "LOAD_FAST_BORROW"])
+_LOAD_CONSTANT: Final = frozenset(["LOAD_CONST", "LOAD_SMALL_INT", "RETURN_CONST"])
+_OPERATIONS: Final = {"+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv}
+
+
+def length_of(thing: Any, depth: int = _DEPTH) -> int | None:
+    """Returns the number of items; None where only code of the job can tell it. depth: objects one inside the other."""
+    kind = type(thing)
+    if kind is numpy.ndarray:
+        return len(thing) if thing.ndim else None
+    method = class_member(kind, "__len__")
+    if any(method is found for found in _OF_CONTAINERS):
+        return int(method(thing))
+    if any(_is_exactly(thing, module, name) for module, name in _LIBRARY):
+        return _length_in_library(thing)
+    if type(method) is not FunctionType or not depth:
+        return None
+    returned = _returned_by(method, thing, depth - 1)
+    return returned if type(returned) is int and returned >= 0 else None
+
+
+def _returned_by(method: FunctionType, owner: Any, depth: int) -> Any:
+    """Computes what a method returns that only reads attributes, takes lengths and calculates with whole numbers.
+    Returns None for any other method."""
+    stack: list[Any] = []
+    for step in dis.get_instructions(method):
+        name = step.opname
+        if name in _SILENT:
+            continue
+        if name == "RETURN_VALUE":
+            return stack.pop()
+        value = _result(step, stack, method, owner, depth)
+        if value is MISSING or value is None:
+            return None
+        if name == "RETURN_CONST":
+            return value
+        stack.append(value)
+    return None
+
+
+def _result(step: dis.Instruction, stack: list[Any], method: FunctionType, owner: Any, depth: int) -> Any:
+    """What one instruction pushes on the stack, after it has taken its operands from it; MISSING where that is not
+    known."""
+    name = step.opname
+    if name in _LOAD_LOCAL:
+        return owner if (step.argval,) == method.__code__.co_varnames[:1] else MISSING
+    if name in _LOAD_CONSTANT:
+        return step.argval
+    if name == "LOAD_GLOBAL":
+        return method.__globals__.get(step.argval, len if step.argval == "len" else MISSING)
+    if name == "LOAD_ATTR":
+        return value_of(stack.pop(), step.argval)
+    if name == "CALL" and step.argval == 1:
+        argument, function = stack.pop(), stack.pop()
+        return length_of(argument, depth) if function is len else MISSING
+    if name == "BINARY_OP" and step.argrepr in _OPERATIONS:
+        right, left = stack.pop(), stack.pop()
+        is_known = type(left) is type(right) is int and (right or step.argrepr != "//")
+        return _OPERATIONS[step.argrepr](left, right) if is_known else MISSING
+    return MISSING
+
+
+def _length_in_library(thing: Any) -> int | None:
+    """The length of a dataset or tensor of a library."""
+    own = fields(thing)
+    if _is_exactly(thing, "torch", "Tensor"):
+        return int(thing.shape[0]) if len(thing.shape) else None
+    if "cumulative_sizes" in own:
+        sizes = own["cumulative_sizes"]
+        return sizes[-1] if type(sizes) is list and sizes and type(sizes[-1]) is int else None
+    if "tensors" in own:
+        tensors = own["tensors"]
+        return length_of(tensors[0]) if type(tensors) is tuple and tensors else None
+    table = own.get("_indices") if own.get("_indices") is not None else own.get("_data")
+    rows = getattr(table, "num_rows", None)
+    return rows if type(rows) is int else None
+
+
+# Modules of libraries and their classes whose `__len__` returns something else than an attribute or its length.
+_LIBRARY: Final = (
+    ("torch", "Tensor"),
+    ("torch.utils.data.dataset", "ConcatDataset"),
+    ("torch.utils.data.dataset", "TensorDataset"),
+    ("datasets.arrow_dataset", "Dataset"),
+)
+
+
+def _is_exactly(thing: Any, module: str, name: str) -> bool:
+    names = object.__getattribute__(sys.modules[module], "__dict__") if module in sys.modules else {}
+    return type(thing) is names.get(name)
