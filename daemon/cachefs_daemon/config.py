@@ -207,7 +207,7 @@ class Config(Section):
             if budget > room:
                 yield (
                     f"{name}.budget = {format_size(budget)}: more than the {what} has ({format_size(room)}); "
-                    "the tier takes what there is"
+                    "lower it, since the tier cannot have more than there is"
                 )
         if self.ssd is not None:
             room = _disk_size(self.ssd.dir)

@@ -8,7 +8,7 @@ from typing import Final
 from cachefs.block import MEMORY, SSD
 from cachefs.errors import ConfigError
 from cachefs.mount_table import file_system_kinds
-from cachefs_daemon.store import capacity, owned_directory, state_format
+from cachefs_daemon.store import capacity, former_tiers, owned_directory, state_format
 from cachefs_daemon.store.owned_directory import Place
 from cachefs_daemon.store.state_dir import state_place
 from cachefs_daemon.store.storage import StoreConfig
@@ -60,6 +60,8 @@ def notes(config: StoreConfig) -> Iterator[str]:
                 f"{place.setting} {place.path} belongs to user {owned_directory.user_name(owner)}: that is right only"
                 " if the daemon runs as that user"
             )
+    for former in former_tiers.find(config.state_dir, (tier.directory for _, tier in _tiers(config))):
+        yield str(former)
     if config.ssd is not None and not on_disk(_existing(config.ssd.directory)):
         yield f"[ssd] dir {config.ssd.directory} is in memory: use a directory on a disk"
     if config.ssd is not None and (kind := _network(_existing(config.ssd.directory))):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import logging
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cachefs.block import MEMORY, SSD
+from cachefs.errors import ConfigError
 from cachefs.planning.blocks.presence import Presence
 from cachefs.planning.cluster.standing import Standing
 from cachefs.planning.eviction.policies import Policy, open_policy
@@ -19,7 +21,7 @@ from cachefs.planning.eviction.tiering import Place, Tiering, TierPolicies, is_r
 from cachefs.planning.pagecache.coverage import Coverage, MemoryCoverage
 from cachefs.planning.sequences.plan import Plan
 from cachefs_daemon.runtime.locked import Locked
-from cachefs_daemon.store import capacity
+from cachefs_daemon.store import capacity, former_tiers
 from cachefs_daemon.store.block_store import BlockStore
 from cachefs_daemon.store.index_writer import IndexWriter
 from cachefs_daemon.store.maintenance import Maintenance
@@ -30,6 +32,8 @@ from cachefs_daemon.store.segment_writer import span
 from cachefs_daemon.store.state_dir import StateDirectory
 from cachefs_daemon.store.tier import Tier, TierConfig, check_budget, check_size
 from cachefs_daemon.store.transfers import Transfers
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +106,19 @@ class Storage:
             reconcile(self.index, self._tiers, self.tiering.unlocked.recovered)
             for tier in self._tiers:
                 self.maintenance.shrink(tier)
+            self._notice_former_tiers(config.state_dir)
             undo.pop_all()
+
+    def _notice_former_tiers(self, state_dir: Path) -> None:
+        current = [tier.directory for tier in self._tiers]
+        for former in former_tiers.find(state_dir, current):
+            _log.warning("%s", former)
+        try:
+            former_tiers.remember(state_dir, current)
+        except OSError as error:
+            raise ConfigError(
+                f"state_dir {state_dir} cannot be written: {error.strerror}; free space there, or choose another"
+            ) from None
 
     def usage(self) -> list[TierUsage]:
         """What each tier takes now, the memory tier first."""

@@ -17,6 +17,7 @@ from typing import Final
 
 from cachefs.block import MEMORY, TIER_NAMES, Location
 from cachefs.errors import CachefsError, ConfigError
+from cachefs.sizes import format_size
 from cachefs_daemon.store import capacity, segment_writer
 from cachefs_daemon.store.owned_directory import Place
 from cachefs_daemon.store.segment_writer import PAGE, Data, Record, SegmentFile, SegmentSpan, page_ceil, span
@@ -93,9 +94,9 @@ def check_size(number: int, config: TierConfig, size: int) -> None:
     """Raises ConfigError where a file system of *size* bytes is too small for the memory tier."""
     if number == MEMORY and size < config.budget:
         raise ConfigError(
-            f"[memory] budget is {config.budget} bytes, but the file system behind {config.directory} has only"
-            f" {size}; lower the budget, enlarge it (mount -o remount,size=..., docker --shm-size), or choose"
-            " another dir"
+            f"[memory] budget is {format_size(config.budget)}, but the file system behind {config.directory} has only "
+            f"{format_size(size)}; lower the budget, enlarge it (mount -o remount,size=..., docker --shm-size), or "
+            "choose another dir"
         )
 
 

@@ -14,6 +14,8 @@ from cachefs_tools.doctor.finding import Finding, Level, note, ok, warning
 
 # The daemon opens segments, snapshots and connections; mounts open segments and clones of the device.
 ENOUGH_FILES: Final = 65536
+# As many are enough for a node with some datasets and jobs.
+FEW_FILES: Final = 16384
 _HEADROOM: Final = 256 << 20
 
 
@@ -55,7 +57,7 @@ def findings(facts: LimitFacts, memory_budget: int) -> Iterator[Finding]:
     if facts.files < ENOUGH_FILES:
         yield Finding(
             "limits.files",
-            Level.WARNING if facts.files_of_daemon else Level.NOTE,
+            Level.WARNING if facts.files_of_daemon and facts.files < FEW_FILES else Level.NOTE,
             f"{whose} may have {shown} files open (hard limit)",
             "a daemon or mount with many snapshots, tiers of TiB or thousands of readers cannot open more",
             f"LimitNOFILE={ENOUGH_FILES} in the unit, or ulimit -Hn {ENOUGH_FILES}",

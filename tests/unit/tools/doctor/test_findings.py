@@ -83,6 +83,7 @@ LIMITS = limits.LimitFacts(1 << 20, True, 64 * GB, 32 * GB, 8)
         ({}, GB, Case("limits.files", Level.OK, "the daemon")),
         ({"files": 1024, "files_of_daemon": False}, GB, Case("limits.files", Level.NOTE, "this shell")),
         ({"files": 1024}, GB, Case("limits.files", Level.WARNING, "LimitNOFILE")),
+        ({"files": 20_000}, GB, Case("limits.files", Level.NOTE, "LimitNOFILE")),
         ({"files": 1 << 62}, GB, Case("limits.files", Level.OK, "any number")),
         ({}, 65 * GB, Case("limits.memory", Level.WARNING, "memory.budget")),
         ({"groups": [(8 * GB, GB)]}, GB, Case("limits.cgroup", Level.NOTE)),

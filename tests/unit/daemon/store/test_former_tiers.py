@@ -1,0 +1,73 @@
+"""A tier whose directory was changed: the old one is named as long as segments are in it, and a moved one stays warm."""
+
+import logging
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from cachefs_daemon.store import config_check, former_tiers
+from cachefs_daemon.store.storage import StoreConfig
+
+from tests.blockstore import OpenStore, data_of, key_of, store_config
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> StoreConfig:
+    """Of a store that was stopped, and has a block."""
+    config = store_config(tmp_path)
+    store = OpenStore(config)
+    assert store.put(key_of(1), data_of(1)) is not None
+    store.close()
+    return config
+
+
+def has_block(config: StoreConfig) -> bool:
+    """Start the store, and stop it: is the block there?"""
+    store = OpenStore(config)
+    try:
+        return store.get(key_of(1)) is not None
+    finally:
+        store.close()
+
+
+def former(config: StoreConfig) -> list[Path]:
+    current = [config.memory.directory, *([config.ssd.directory] if config.ssd else [])]
+    return [one.directory for one in former_tiers.find(config.state_dir, current)]
+
+
+def test_a_changed_directory_is_named_until_it_is_empty(
+    config: StoreConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    old = config.memory.directory
+    changed = replace(config, memory=replace(config.memory, directory=tmp_path / "new"))
+    for _ in range(3):  # before the first start, and after it
+        assert former(changed) == [old]
+        assert sum(f"are in {old}, where a tier was" in note for note in config_check.notes(changed)) == 1
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            assert not has_block(changed)
+        assert sum(f"are in {old}, where a tier was" in record.getMessage() for record in caplog.records) == 1
+    shutil.rmtree(old)
+    assert former(changed) == []
+    has_block(changed)
+    assert str(old) not in (config.state_dir / former_tiers.FILE_NAME).read_text()
+
+
+def test_a_moved_directory_is_as_warm_as_before(config: StoreConfig, tmp_path: Path) -> None:
+    shutil.move(config.memory.directory, tmp_path / "moved")
+    moved = replace(config, memory=replace(config.memory, directory=tmp_path / "moved"))
+    assert former(moved) == []
+    assert has_block(moved)
+
+
+def test_another_name_of_the_same_directory_is_no_former_one(config: StoreConfig, tmp_path: Path) -> None:
+    (tmp_path / "alias").symlink_to(tmp_path)
+    config = replace(config, memory=replace(config.memory, directory=tmp_path / "alias" / "memory"))
+    assert former(config) == []
+
+
+def test_a_file_of_directories_that_is_damaged_names_none(config: StoreConfig) -> None:
+    (config.state_dir / former_tiers.FILE_NAME).write_bytes(b"\xff\n../etc\n\n/nothing/there\n" * 1000)
+    assert former(config) == []
+    assert has_block(config)
