@@ -1,7 +1,7 @@
 """Directories in which tiers have been, and which still hold segments: disk that is taken and that no daemon reads.
 
-The state directory has the file `tiers`: one directory a line, those of the current tiers and of former ones that were
-not empty at the last start. So a changed `dir` is noticed at the next start, by `cachefsd --check-config` and by doctor.
+The state directory has the file `tiers`: one directory a line, those of the current tiers and of former ones that had
+segments at the last start. So a changed `dir` is noticed at the next start, by doctor and by `cachefsd --check-config`.
 """
 
 import os
@@ -29,8 +29,8 @@ class FormerTier(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"{format_size(self.bytes)} of segments are in {self.directory}, where a tier was before its dir was changed; "
-            'move them (docs: "Moving a tier"), or remove that directory'
+            f"{format_size(self.bytes)} of segments are in {self.directory}, where a tier was before its dir was changed"
+            '; move them (docs: "Moving a tier"), or remove that directory'
         )
 
 

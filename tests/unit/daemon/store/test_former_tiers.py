@@ -1,4 +1,4 @@
-"""A tier whose directory was changed: the old one is named as long as segments are in it, and a moved one stays warm."""
+"""A tier whose directory was changed: the old one is named while segments are in it, and a moved one stays warm."""
 
 import logging
 import shutil
