@@ -50,7 +50,7 @@ class Races:
             self._timer = self._loop.call_later(race.late_after, self._look)
         try:
             answer = await pool.ask(request, room, race)
-        except Exception:
+        except Exception:  # the other request may still bring it; raised again where there is none
             other = await self._other(race)
             if other is None:
                 raise

@@ -79,7 +79,7 @@ def _carry_out(loop: asyncio.AbstractEventLoop, future: "asyncio.Future[Any]", w
         return
     try:
         _tell(loop, future, work(), None)
-    except BaseException as error:
+    except BaseException as error:  # raised where the work is waited for
         _tell(loop, future, None, error)
 
 

@@ -69,7 +69,7 @@ async def retrying(
             while True:
                 try:
                     return await attempt()
-                except Exception as error:
+                except Exception as error:  # judge raises again what it does not know
                     failure = judge(error)
                 failed += 1
                 pause = _pause(failed, patience.left, failure.retry_after)

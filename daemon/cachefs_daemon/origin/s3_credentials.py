@@ -70,14 +70,14 @@ class CurrentCredentials:
     async def _result(self, looking: "asyncio.Task[None]") -> None:
         try:
             await asyncio.shield(looking)
-        except Exception:
+        except Exception:  # of a provider, which may be any program; told by _look, and raised once nothing is known
             if time.monotonic() - self._looked >= _KNOWN:
                 raise
 
     async def _look(self, source: Credentials) -> None:
         try:
             self.frozen = await in_time(source.get_frozen_credentials())
-        except Exception as error:
+        except Exception as error:  # told, and raised again
             if not self._fails and self.frozen is not None:
                 log.warning("S3 credentials cannot be renewed, and those known are used until they end: %s", error)
             self._fails = True

@@ -29,8 +29,8 @@ class FormerTier(NamedTuple):
 
     def __str__(self) -> str:
         return (
-            f"{format_size(self.bytes)} of segments are in {self.directory}, where a tier was before its dir was changed"
-            '; move them (docs: "Moving a tier"), or remove that directory'
+            f"{format_size(self.bytes)} of segments are in {self.directory}, where a tier was before its dir was "
+            'changed; move them (docs: "Moving a tier"), or remove that directory'
         )
 
 
