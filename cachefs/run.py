@@ -2,8 +2,10 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
+import stat
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +15,7 @@ from cachefs.mount_table import MountPoint, mount_points
 from cachefs.publishing.channel import JOB_VARIABLE, PYTHON_VARIABLE, job_name
 from cachefs.publishing.rank import found_rank
 from cachefs.publishing.run_record import QUIET_VARIABLE, RUN_VARIABLE, TOP_VARIABLE, is_quiet, new_directory
+from cachefs.publishing.stderr import write_line
 from cachefs.socket_path import SOCKET_VARIABLE, absolute, refusal, socket_path
 
 STARTUP: Final = Path(__file__).parent / "hooks" / "startup"
@@ -23,6 +26,10 @@ NOT_FOUND: Final = 127
 NOT_RUN: Final = 126
 # For an option that there is not, or whose value makes no sense.
 USAGE: Final = 2
+# Bytes of a script that are looked at.
+_MOST_OF_A_SCRIPT: Final = 1 << 16
+# A line of a shell script that sets the variable, and does not keep what is in there.
+_SETS_ANEW: Final = re.compile(r"^[^#\n]*?(?<![\w$])PYTHONPATH=(?!.*\$\{?PYTHONPATH)", re.MULTILINE)
 # Mounts that are named, at most.
 MOST_NAMED: Final = 3
 
@@ -87,13 +94,39 @@ def _shown(name: object) -> str:
 
 
 def _say_what_is_found(changed: Mapping[str, str], command: Sequence[str]) -> None:
-    """The first line. Nobody is asked, so that nothing can be waited for."""
-    if sys.stderr is None:
-        return
-    with contextlib.suppress(Exception):
+    """The first lines. Nobody is asked, so that nothing can be waited for."""
+    with contextlib.suppress(Exception):  # a line is worth no command that is not run; no code of the job runs yet
         socket = socket_path(changed.get(SOCKET_VARIABLE))
         points = named_first(mount_points(), command)
-        print(f"cachefs: {first_line(points, socket, refusal(socket))}", file=sys.stderr, flush=True)
+        write_line(f"cachefs: {first_line(points, socket, refusal(socket))}")
+        place = where_python_path_is_set_anew(command)
+        if place:
+            write_line(
+                f"cachefs: {_shown(place)} sets PYTHONPATH anew, so the Pythons that get it are not watched: "
+                "write PYTHONPATH=DIRECTORY:$PYTHONPATH"
+            )
+
+
+def where_python_path_is_set_anew(command: Sequence[str]) -> str:
+    """Returns the word of the command, or the script that it names, which sets PYTHONPATH and drops what is in there;
+    empty where none does, as far as the texts tell."""
+    for word in command:
+        if word.startswith("PYTHONPATH=") and str(STARTUP) not in word:
+            return word
+        if _SETS_ANEW.search(_script(word)):
+            return word
+    return ""
+
+
+def _script(path: str) -> str:
+    """The first part of a script of a shell; empty for what is none."""
+    with contextlib.suppress(OSError, ValueError):
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        with os.fdopen(fd, "rb") as file:
+            if stat.S_ISREG(os.fstat(fd).st_mode) and not path.endswith(".py"):
+                text = file.read(_MOST_OF_A_SCRIPT)
+                return "" if b"\0" in text else text.decode(errors="replace")
+    return ""
 
 
 def run(command: Sequence[str], job: str | None, socket: str | None, *, quiet: bool = False) -> int:

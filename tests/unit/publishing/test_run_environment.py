@@ -1,12 +1,13 @@
 """What `cachefs run` changes in the environment of a command."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from cachefs.run import STARTUP, environment, run
+from cachefs.run import STARTUP, environment, run, where_python_path_is_set_anew
 
 OTHER = "/opt/other/lib/python3.12/site-packages/cachefs/hooks/startup"
 
@@ -89,3 +90,33 @@ def test_a_command_ignores_the_signals_that_it_would_ignore_without(parent: str)
         for run in ("", cachefs)
     ]
     assert said[0] == said[1]
+
+
+@pytest.mark.parametrize(
+    ("line", "is_anew"),
+    [
+        ("PYTHONPATH=. python train.py", True),
+        ("export PYTHONPATH=/a:/b", True),
+        ("cd x; PYTHONPATH=lib exec python train.py", True),
+        ("env PYTHONPATH= python train.py", True),
+        ("PYTHONPATH=.:$PYTHONPATH python train.py", False),
+        ('export PYTHONPATH="${PYTHONPATH:+$PYTHONPATH:}/a"', False),
+        ("# PYTHONPATH=. python train.py", False),
+        ("MY_PYTHONPATH=. python train.py", False),
+        ("echo $PYTHONPATH", False),
+    ],
+)
+def test_a_script_that_sets_pythonpath_anew_is_told(tmp_path: Path, line: str, is_anew: bool) -> None:
+    """Its Pythons would not be watched, and nothing else would say so."""
+    script = tmp_path / "job.sh"
+    script.write_text(f"#!/bin/sh\n{line}\n")
+    assert where_python_path_is_set_anew(["sh", str(script)]) == (str(script) if is_anew else "")
+
+
+def test_a_command_that_sets_pythonpath_anew_is_told(tmp_path: Path) -> None:
+    assert where_python_path_is_set_anew(["env", "PYTHONPATH=.", "python"]) == "PYTHONPATH=."
+    assert where_python_path_is_set_anew(["env", f"PYTHONPATH={STARTUP}:.", "python"]) == ""
+    (tmp_path / "program").write_bytes(b"\x7fELF\0\nPYTHONPATH=.\n")
+    os.mkfifo(tmp_path / "pipe")
+    command = ["python", "PYTHONPATH", str(tmp_path / "program"), str(tmp_path / "pipe"), str(tmp_path), "\0"]
+    assert where_python_path_is_set_anew(command) == ""
