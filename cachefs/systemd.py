@@ -4,8 +4,14 @@ import asyncio
 import logging
 import os
 import socket
+import time
+from typing import Final
 
 log = logging.getLogger(__name__)
+
+# Seconds that a start may stand still once it has asked for more time, and between two times that it asks.
+STILL_SECONDS: Final = 900
+ASK_SECONDS: Final = 10.0
 
 
 def notify(state: str) -> None:
@@ -21,6 +27,20 @@ def notify(state: str) -> None:
             connection.send(state.encode())
     except OSError as error:
         log.warning("cannot notify the service manager at %s: %s", os.environ["NOTIFY_SOCKET"], error)
+
+
+class StartTime:
+    """Asks for more time while a start makes progress, so TimeoutStartSec bounds a start that stands still."""
+
+    def __init__(self) -> None:
+        self._asks_at = time.monotonic() + ASK_SECONDS
+
+    def went_on(self) -> None:
+        """The start has made progress. It may be called any number of times."""
+        now = time.monotonic()
+        if now >= self._asks_at:
+            self._asks_at = now + ASK_SECONDS
+            notify(f"EXTEND_TIMEOUT_USEC={STILL_SECONDS * 1_000_000}")
 
 
 def watchdog_interval() -> float | None:

@@ -74,8 +74,8 @@ class SharedDatasets:
         return bool(self._news or self._bringing)
 
     def is_coming(self, snapshot_id: str) -> bool:
-        """Is the snapshot on its way here, or is there news that may speak of it?"""
-        return bool(self._news) or snapshot_id in self._coming.values()
+        """Is the snapshot on its way here?"""
+        return snapshot_id in self._coming.values()
 
     def problems(self) -> list[str]:
         """What is wrong with datasets of the cluster here, a line for each."""

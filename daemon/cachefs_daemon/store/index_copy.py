@@ -24,6 +24,7 @@ from cachefs.block import KEY_SIZE
 from cachefs.errors import CachefsError
 from cachefs.index import BLOCKS_DB, MAP_SIZE, MAX_DBS
 from cachefs.sizes import format_size
+from cachefs.systemd import StartTime
 from cachefs_daemon.store.index_writer import open_environment
 
 # Seconds within which the next part is copied and written, and bytes of a part.
@@ -34,12 +35,14 @@ _PR_SET_PDEATHSIG: Final = 1
 
 def copy_entries(old: Path, new: Path) -> str:
     """What kept the entries of *old* from getting into *new*, in a few words; empty where nothing did."""
+    start = StartTime()
     command = [sys.executable, "-m", __name__, str(os.getpid()), str(old), str(new)]
     with tempfile.TemporaryFile() as said, subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said) as child:
         assert child.stdout is not None
         copied = 0
         while parts := _next_parts(child.stdout.fileno(), PART_SECONDS):
             copied += len(parts) * _PART
+            start.went_on()
         if parts is None:
             child.kill()
             return f"nothing of it was copied for {PART_SECONDS:g} s, after {format_size(copied)}"
