@@ -75,9 +75,9 @@ def open_index(state: StateDirectory) -> IndexWriter:
 
 def reconcile(index: IndexWriter, tiers: Sequence[Tier], remember: Remember) -> None:
     """Bring index and tiers to agree and account for every span."""
-    start = StartTime()
-    found = {tier.number: _survey(tier, start) for tier in tiers}
-    dropped = _sort_entries(index, found, start)
+    time = StartTime()
+    found = {tier.number: _survey(tier, time) for tier in tiers}
+    dropped = _sort_entries(index, found, time)
     if dropped:
         _log.warning("dropped %d index entries that are damaged or whose bytes are gone", dropped)
     adopted = 0
@@ -85,14 +85,14 @@ def reconcile(index: IndexWriter, tiers: Sequence[Tier], remember: Remember) -> 
     for tier in reversed(tiers):
         for number, segment in found[tier.number].items():
             adopted += _settle(index, tier, number, segment, remember)
-            start.went_on()
+            time.went_on()
         tier.refresh_limit()
     if adopted:
         _log.info("adopted %d blocks that the index did not know", adopted)
     index.commit()
 
 
-def _survey(tier: Tier, start: StartTime) -> dict[int, _Segment]:
+def _survey(tier: Tier, time: StartTime) -> dict[int, _Segment]:
     segments: dict[int, _Segment] = {}
     try:
         numbers = tier.segment_numbers()
@@ -109,7 +109,7 @@ def _survey(tier: Tier, start: StartTime) -> dict[int, _Segment]:
             failed.append(f"{number:08x}.seg: {error.strerror}")
         else:
             tier.free_unwritten(number, segments[number].data)
-        start.went_on()
+        time.went_on()
     if failed:
         _log.error(
             "%s tier: %d of %d segments in %s cannot be used (%s); the %d bytes they take are counted, their blocks"
@@ -119,12 +119,12 @@ def _survey(tier: Tier, start: StartTime) -> dict[int, _Segment]:
     return segments
 
 
-def _sort_entries(index: IndexWriter, found: Mapping[int, Mapping[int, _Segment]], start: StartTime) -> int:
+def _sort_entries(index: IndexWriter, found: Mapping[int, Mapping[int, _Segment]], time: StartTime) -> int:
     """Attach each index entry to its segment; delete and count those that have none."""
     gone = []
     for number, (key, record) in enumerate(index.committed()):
         if number % _ENTRIES == 0:
-            start.went_on()
+            time.went_on()
         # A flipped bit in the key, the place or a checksum would else hide a good block until it is evicted.
         if not is_sealed(key, record):
             gone.append(key)
