@@ -7,10 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from cachefs.socket_path import DEFAULT_SOCKET, SOCKET_VARIABLE
+
 FS_TYPE: Final = "fuse.cachefs"
 SOURCE_PREFIX: Final = "cachefs:"
 _TABLE: Final = Path("/proc/self/mountinfo")
 _PROCESSES: Final = Path("/proc")
+# Processes that are looked at, and how one begins that serves a mount: `python -m cachefs.mount SPEC DIRECTORY`, or
+# `python /usr/sbin/mount.cachefs SPEC DIRECTORY`.
+_MOST_PROCESSES: Final = 4096
+_MOUNTS: Final = (b"cachefs.mount", b"mount.cachefs")
 # A mount of ours may be seen through an overlay of ours (cachefs.mount.shield), of which this is a layer.
 _OVERLAY: Final = b"overlay"
 _LAYER: Final = re.compile(rb"lowerdir=\.::/sys/class/bdi/0\\134:(\d+)(?:,|$)")
@@ -63,6 +69,40 @@ def mount_points_of(process: int) -> list[MountPoint]:
 
 def _mount_points(table: Path) -> list[MountPoint]:
     return [point for row in _rows(table) if (point := _mount_point(row)) is not None]
+
+
+def daemon_sockets() -> dict[Path, str]:
+    """By directory of a mount: the daemon's socket that its processes were started with, as far as that is known.
+
+    Command lines tell it, which every user may read, so neither a mount nor a daemon is asked.
+    """
+    found: dict[Path, str] = {}
+    for process in list(_PROCESSES.glob("[0-9]*"))[:_MOST_PROCESSES]:
+        try:
+            words = (process / "cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        program = next((at for at, word in enumerate(words[:4]) if word.endswith(_MOUNTS)), None)
+        if program is None:
+            continue
+        options = [option for word in words[program:] for option in word.split(b",")]
+        given = next((option for option in options if option.startswith(b"socket=")), None)
+        socket = _environment_socket(process) if given is None else os.fsdecode(given.removeprefix(b"socket="))
+        for word in words[program + 1 : program + 4] if socket else ():
+            if word.startswith(b"/"):
+                found[Path(os.fsdecode(word))] = socket
+    return found
+
+
+def _environment_socket(process: Path) -> str:
+    """The socket of a mount that was given none; empty where its environment is not for this user to read."""
+    try:
+        variables = (process / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    prefix = f"{SOCKET_VARIABLE}=".encode()
+    given = next((one for one in variables if one.startswith(prefix)), b"")
+    return os.fsdecode(given.removeprefix(prefix)) or str(DEFAULT_SOCKET)
 
 
 def mounted_paths() -> set[str]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from cachefs.mount_table import MountPoint, mount_points
+from cachefs.mount_table import MountPoint, daemon_sockets, mount_points
 from cachefs.publishing.channel import JOB_VARIABLE, PYTHON_VARIABLE, job_name
 from cachefs.publishing.rank import found_rank
 from cachefs.publishing.run_record import QUIET_VARIABLE, RUN_VARIABLE, TOP_VARIABLE, is_quiet, new_directory
@@ -67,10 +67,15 @@ def _python_path(given: str) -> str:
     return os.pathsep.join([str(STARTUP), *others]) if others != [""] else str(STARTUP)
 
 
-def first_line(points: Sequence[MountPoint], socket: Path, refusal: str) -> str:
-    """What was found: datasets that are mounted, and the daemon. refusal: why its socket cannot be used, if so."""
+def first_line(points: Sequence[MountPoint], socket: Path, refusal: str, others: int = 0) -> str:
+    """What was found: datasets that are mounted, and the daemon.
+
+    points: mounts of this daemon, as far as is known; refusal: why its socket cannot be used, if so; others: mounts of
+    other daemons.
+    """
     if not points:
-        return "no dataset is mounted on this machine, so nothing is read ahead"
+        where = f"by the daemon at {_shown(socket)} (another daemon has mounts)" if others else "on this machine"
+        return f"no dataset is mounted {where}, so nothing is read ahead"
     named = ", ".join(f"{_shown(point.spec)} at {_shown(point.path)}" for point in points[:MOST_NAMED])
     more = f" and {len(points) - MOST_NAMED:,} more" if len(points) > MOST_NAMED else ""
     way = f"through the control files of the mounts, as {refusal}" if refusal else f"at {_shown(socket)}"
@@ -88,6 +93,11 @@ def named_first(points: Sequence[MountPoint], command: Sequence[str]) -> list[Mo
     return sorted(points, key=lambda point: not any(word.startswith(os.path.join(point.path, "")) for word in words))
 
 
+def is_of(of_mount: str, socket: Path) -> bool:
+    """Is that socket of a mount the one of this daemon? A mount of which nothing is known counts as this daemon's."""
+    return not of_mount or os.path.realpath(of_mount) == os.path.realpath(socket)
+
+
 def _shown(name: object) -> str:
     """On one line, whatever characters a name has."""
     return "".join(one if one.isprintable() else "?" for one in str(name))
@@ -98,7 +108,9 @@ def _say_what_is_found(changed: Mapping[str, str], command: Sequence[str]) -> No
     with contextlib.suppress(Exception):  # a line is worth no command that is not run; no code of the job runs yet
         socket = socket_path(changed.get(SOCKET_VARIABLE))
         points = named_first(mount_points(), command)
-        write_line(f"cachefs: {first_line(points, socket, refusal(socket))}")
+        sockets = daemon_sockets() if points else {}
+        ours = [point for point in points if is_of(sockets.get(point.path, ""), socket)]
+        write_line(f"cachefs: {first_line(ours, socket, refusal(socket), len(points) - len(ours))}")
         place = where_python_path_is_set_anew(command)
         if place:
             write_line(

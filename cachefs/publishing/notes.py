@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from cachefs.counts import counted
+
 # Samples of which it was seen what was opened for them, before their files count as not understood: a rule is found, or
 # given up, long before.
 MANY: Final = 256
@@ -71,12 +73,12 @@ def known_words(name: str, samples: int, epoch: int, *, by_rule: bool) -> str:
     """One line of a loader whose order is known. name: of the loader; samples: of an epoch; epoch: from which on it is
     read ahead, counted from 1."""
     how = ", as a rule says its files" if by_rule else ""
-    return f"loader {name}: {samples:,} samples an epoch, read ahead from epoch {epoch} on{how}"
+    return f"loader {name}: {counted(samples, 'sample')} an epoch, read ahead from epoch {epoch} on{how}"
 
 
 def shards_words(name: str, shards: int, epoch: int) -> str:
     """The same of a stream of so many shards."""
-    return f"loader {name}: {shards:,} shards an epoch, read ahead from epoch {epoch} on"
+    return f"loader {name}: {counted(shards, 'shard')} an epoch, read ahead from epoch {epoch} on"
 
 
 def unsettled_words(name: str) -> str:

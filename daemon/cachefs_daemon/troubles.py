@@ -22,6 +22,8 @@ from cachefs_daemon.store.tier_troubles import TierTrouble
 NOTICED: Final = 3.0
 # Seconds for which reads that have failed are a trouble of the node. A job shows those of all of its time.
 RECENT: Final = 60.0
+# Seconds by which a job may be published after its first reads.
+PUBLISHED_LATE: Final = 10.0
 # Seconds for which the list is kept, and how many there are in it at most.
 LASTS: Final = 0.5
 MOST: Final = 32
@@ -188,4 +190,4 @@ class Troubles:
 
     def of(self, snapshots: Sequence[str], began: float, *, fresh: bool = False) -> list[Trouble]:
         """Those that concern who reads these snapshots since *began* (unix time in seconds). fresh: as they are now."""
-        return [one for one in concerning(self.all(fresh=fresh), snapshots) if one.last >= began]
+        return [one for one in concerning(self.all(fresh=fresh), snapshots) if one.last >= began - PUBLISHED_LATE]

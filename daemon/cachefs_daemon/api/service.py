@@ -7,6 +7,7 @@ told who calls.
 
 import asyncio
 import contextlib
+import logging
 import os
 import time
 from collections import Counter
@@ -17,7 +18,7 @@ import msgspec
 
 from cachefs import __version__
 from cachefs.cluster_messages import ClusterStatus, DrainNode, DrainStatus, ScaleNode, ScaleStatus
-from cachefs.errors import Busy, ConfigError, NotFound
+from cachefs.errors import Busy, CachefsError, ConfigError, NotFound
 from cachefs.job_messages import (
     JobEpoch,
     JobList,
@@ -81,6 +82,8 @@ from cachefs_daemon.node import Node, origin_settings
 from cachefs_daemon.origin import ledger
 from cachefs_daemon.runtime.unbroken import unbroken
 from cachefs_daemon.store.storage import TierUsage
+
+log = logging.getLogger(__name__)
 
 FromJob = TypeVar("FromJob", JobPublish, JobEpoch, JobProgress)
 
@@ -277,9 +280,13 @@ class Service:
         return DatasetsCached(datasets=found)
 
     async def dataset_add(self, request: DatasetAdd) -> AsyncGenerator[ListingProgress, None]:
-        async with contextlib.aclosing(self._node.catalog.add(request)) as steps:
-            async for progress in steps:
-                yield progress
+        try:
+            async with contextlib.aclosing(self._node.catalog.add(request)) as steps:
+                async for progress in steps:
+                    yield progress
+        except CachefsError as error:
+            log.warning("dataset %s of %s is not added: %s", request.name, request.url, error)
+            raise
 
     async def dataset_try(self, request: DatasetAdd) -> AsyncGenerator[ListingProgress, None]:
         self._node.catalog.check_new(request.name, request.url)

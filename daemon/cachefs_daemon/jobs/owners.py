@@ -48,7 +48,10 @@ def given_name(job: str) -> str:
 
 
 def no_such_job(name: str) -> NotFound:
-    return NotFound(f"no job named {name!r} has published anything here; see `cachectl job list`")
+    return NotFound(
+        f"no job named {name!r} has published anything here; see `cachectl job list`, and `cachectl sched queue` for "
+        "jobs that wait to begin"
+    )
 
 
 def owner_of(job: str) -> str:

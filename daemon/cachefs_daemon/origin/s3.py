@@ -232,9 +232,10 @@ class S3Origin:
             except Doubtful as doubt:
                 self.requests += 1
                 self.errors += 1
-                self._detour()
                 right = await self._read_fully(client.full, place, wanted)
-                detour.unusual(str(doubt))  # else it has been true
+                # Only now it is known that the answer was wrong, and the log gets a line.
+                self._detour()
+                detour.unusual(str(doubt))
                 return right
             except Unusual as unusual:
                 detour.unusual(str(unusual))

@@ -42,7 +42,7 @@ class ErrorCauses:
 
     def add(self, subject: str, message: str, when: float) -> None:
         """Something has failed, at this unix time."""
-        key = _key(subject, message)
+        key = cause_key(subject, message)
         cause = self._causes.pop(key, None) or _Cause(when, when, subject, message, common=subject)
         cause.is_single = cause.is_single and cause.subject == subject
         cause.common = _common(cause.common, subject)
@@ -54,7 +54,7 @@ class ErrorCauses:
 
     def goes_on(self, subject: str, message: str, when: float) -> None:
         """What has failed so still fails, at this unix time."""
-        cause = self._causes.get(_key(subject, message))
+        cause = self._causes.get(cause_key(subject, message))
         if cause is not None:
             cause.last = when
 
@@ -73,7 +73,8 @@ class ErrorCauses:
         ]
 
 
-def _key(subject: str, message: str) -> tuple[str, str]:
+def cause_key(subject: str, message: str) -> tuple[str, str]:
+    """What is the same for all failures of one cause."""
     return area_of(subject), _VARIES.sub(THING, without(subject, message))
 
 

@@ -1,23 +1,25 @@
 """Failures somebody should know of: kept for `cachectl errors`, and logged without flooding the log.
 
-With an unreachable origin thousands of reads fail in a minute. Each subject is logged at most once a minute, and all
-subjects together at most LINES_PER_MINUTE times. The rest is counted.
+With an unreachable origin thousands of reads fail in a minute. In a minute each subject is logged once at most, each
+cause LINES_PER_CAUSE times, and all together LINES_PER_MINUTE times. The rest is counted.
 """
 
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 from typing import Final
 
+from cachefs.counts import counted
 from cachefs.messages import ErrorCause, ErrorView
-from cachefs_daemon.runtime.error_causes import ErrorCauses
+from cachefs_daemon.runtime.error_causes import ErrorCauses, cause_key
 
 log = logging.getLogger(__name__)
 
 KEPT: Final = 200  # subjects
 QUIET: Final = 60.0  # seconds between two lines about the same subject
 LINES_PER_MINUTE: Final = 60
+LINES_PER_CAUSE: Final = 3
 
 
 @dataclass(slots=True)
@@ -42,7 +44,8 @@ class ErrorLog:
         self._failures: OrderedDict[str, _Failure] = OrderedDict()  # by subject, oldest first
         self._causes = ErrorCauses()
         self._window = float("-inf")  # monotonic seconds when the current minute began
-        self._lines = 0  # logged, or too many to be logged, in this minute
+        self._lines = 0  # logged in this minute
+        self._lines_of: Counter[tuple[str, str]] = Counter()  # the same by cause
         self.count = 0  # failures since the daemon started
         self._suppressed = 0  # lines of this minute that were too many
 
@@ -57,7 +60,7 @@ class ErrorLog:
         if len(self._failures) > KEPT:
             self._failures.popitem(last=False)
         now = time.monotonic()
-        if now - failure.logged >= QUIET and self._may_log(now):
+        if now - failure.logged >= QUIET and self._may_log(cause_key(subject, message), now):
             failure.logged = now
             times = f" ({failure.count} times by now)" if failure.count > 1 else ""
             text = message if subject in message else f"{subject}: {message}"
@@ -83,11 +86,15 @@ class ErrorLog:
             failure.when = time.time()
             self._causes.goes_on(subject, failure.message, failure.when)
 
-    def _may_log(self, now: float) -> bool:
+    def _may_log(self, cause: tuple[str, str], now: float) -> bool:
         if now - self._window >= QUIET:
             if self._suppressed:
-                log.warning("%d more failures in the last minute; see `cachectl errors`", self._suppressed)
+                log.warning("%s in the last minute; see `cachectl errors`", counted(self._suppressed, "more failure"))
             self._window, self._lines, self._suppressed = now, 0, 0
+            self._lines_of.clear()
+        if self._lines >= LINES_PER_MINUTE or self._lines_of[cause] >= LINES_PER_CAUSE:
+            self._suppressed += 1
+            return False
         self._lines += 1
-        self._suppressed += self._lines > LINES_PER_MINUTE
-        return self._lines <= LINES_PER_MINUTE
+        self._lines_of[cause] += 1
+        return True

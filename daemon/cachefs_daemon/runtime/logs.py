@@ -68,7 +68,9 @@ def set_level(level: str) -> None:
     number = logging.getLevelNamesMapping()[level.upper()]
     logging.getLogger().setLevel(number)
     for chatty in _CHATTY:
-        logging.getLogger(chatty).setLevel(max(logging.INFO, number))
+        # At `info` libraries tell where they have found credentials, at each start and for each origin.
+        least = logging.INFO if number <= logging.DEBUG else logging.WARNING
+        logging.getLogger(chatty).setLevel(max(least, number))
 
 
 def level() -> str:

@@ -11,6 +11,8 @@ from cachefs_daemon.store.storage import TierUsage
 
 # A tier always keeps a little of its budget back.
 _NEARLY: Final = 0.95
+# A tier that was full is so until less than this part of what it may take is taken: it evicts a whole segment at once.
+_STILL: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class TierTroubles:
         """To be called every second or so."""
         for tier in tiers:
             before = self._known.pop(tier.name, None)
-            kind, text = trouble_of(tier)
+            kind, text = trouble_of(tier, _STILL if before is not None else _NEARLY)
             if not kind:
                 continue
             subject = f"{tier.name} tier"
@@ -52,11 +54,12 @@ class TierTroubles:
             self._known[tier.name] = TierTrouble(tier.name, kind, text, since)
 
 
-def trouble_of(tier: TierUsage) -> tuple[str, str]:
-    """Kind of trouble and its text; both empty where there is none."""
+def trouble_of(tier: TierUsage, full: float = _NEARLY) -> tuple[str, str]:
+    """Kind of trouble and its text; both empty where there is none. full: the part of what it may take that a full
+    tier has taken."""
     if tier.problem:
         return tier.problem, f"takes no new blocks: {tier.problem}"
-    if tier.limit < _NEARLY * tier.budget and tier.used >= _NEARLY * tier.limit:
+    if tier.limit < _NEARLY * tier.budget and tier.used >= full * tier.limit:
         return "full", (
             f"has no more room: {format_size(max(0, tier.limit))} of its budget of {format_size(tier.budget)} can be "
             f"used, as others have taken the rest of what {tier.directory} is on"

@@ -48,7 +48,10 @@ def node(
     [port] = free_ports(1)
     rclone.create_bucket(bucket)
     rclone.put(bucket, FILES)
-    sections = {"web": {"listen": f"127.0.0.1:{port}"}, **(settings or {})}
+    given = settings or {}
+    # Longer than all places take to be asked, on a machine that is busy.
+    daemon_section = {"read_deadline": 180, **given.get("daemon", {})}
+    sections = {"web": {"listen": f"127.0.0.1:{port}"}, **given, "daemon": daemon_section}
     with faulty.running(rclone.endpoint) as proxy, Daemon(home / "n", sections, rclone.environment) as daemon:
         options = OriginOptions(endpoint_url=endpoint or proxy.endpoint, region="us-east-1", addressing_style="path")
         daemon.add_dataset("pets", f"s3://{bucket}", options)
@@ -79,9 +82,8 @@ def note(cause: str, said: Mapping[str, str]) -> None:
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_origin_that_does_not_answer(rclone: S3Server, tmp_path: Path, workers: int) -> None:
     with node(rclone, tmp_path, f"outage-{workers}") as here:
+        here.proxy.add(Fault(drop=True, times=None))
         with training(here, workers=workers) as job:
-            until(lambda: str(here.proxy.count(path="/")), r"\d\d")
-            here.proxy.add(Fault(drop=True, times=None))
             wanted = r"S3 at \S+ has not answered for \d+ s; \d+ reads? waits? for it, (the first )?for \d+ s"
             said = {"stderr": until(job.said, f"cachefs: {wanted}"), **all_say(here, wanted)}
             assert until(lambda: here.places.ctl("stalls"), "origin")
@@ -128,7 +130,7 @@ def test_a_program_without_a_loader_is_told_too(rclone: S3Server, tmp_path: Path
         assert job.process.returncode == 1
         last = text.splitlines()[-1]
         assert last.startswith("cachefs: 1 read of pets failed: s3://plain/003 at "), text
-        assert "is refused (403)" in last
+        assert "is refused (403" in last
         elsewhere = Job(here.daemon, "job", ["-c", "raise PermissionError(13, 'no', '/etc/shadow')"])
         assert "cachefs: 1 read" not in elsewhere.finish()
 
@@ -150,7 +152,7 @@ def test_a_disk_that_others_fill(rclone: S3Server, tmp_path: Path) -> None:
                 wanted = r"the ssd tier (takes no new blocks|has no more room)"
                 said = {"stderr": until(job.said, f"cachefs: {wanted}"), **all_say(here, wanted)}
                 summary = job.finish()
-            assert "the ssd tier" in summary.splitlines()[-1]
+            assert summary.count("cachefs: the ssd tier") >= 2
             note("disk full", {**said, "summary": summary})
     finally:
         subprocess.run(["umount", "--lazy", disk], check=False)

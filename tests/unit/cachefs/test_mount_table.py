@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cachefs import mount_table
-from cachefs.mount_table import MountPoint, mount_points, mounted_paths, source_of
+from cachefs.mount_table import MountPoint, daemon_sockets, mount_points, mounted_paths, source_of
 
 TABLE = rb"""22 1 254:0 / / rw,relatime - ext4 /dev/root rw
 31 22 0:57 / /mnt/with\040space\134 ro,nosuid,nodev shared:1 master:2 - fuse.cachefs cachefs:one,two@3f9c ro,user_id=0
@@ -48,3 +48,18 @@ def test_a_mount_behind_a_shield_is_one_of_ours(tmp_path: Path, monkeypatch: pyt
     (found,) = mount_points()
     assert (found.path, found.spec, found.device) == (Path("/data"), "one", "0:43")
     assert found.connection == found.shielded == 42
+
+
+def test_command_lines_tell_which_daemon_a_mount_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = {
+        "1": (b"python", b"-m", b"cachefs.mount", b"a", b"/mnt/a", b"-o", b"log=/x,socket=/run/one"),
+        "2": (b"python", b"/usr/sbin/mount.cachefs", b"--", b"b", b"/mnt/b"),
+        "3": (b"vi", b"/mnt/c", b"socket=/run/two"),
+        "4": (b"python", b"/usr/sbin/mount.cachefs", b"d", b"/mnt/d"),
+    }
+    for pid, words in lines.items():
+        (tmp_path / pid).mkdir()
+        (tmp_path / pid / "cmdline").write_bytes(b"\0".join(words) + b"\0")
+    (tmp_path / "2" / "environ").write_bytes(b"A=b\0CACHEFS_SOCKET=/run/three\0")
+    monkeypatch.setattr(mount_table, "_PROCESSES", tmp_path)
+    assert daemon_sockets() == {Path("/mnt/a"): "/run/one", Path("/mnt/b"): "/run/three"}

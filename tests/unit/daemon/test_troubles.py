@@ -123,7 +123,8 @@ def test_a_job_is_told_of_failures_since_it_began(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: NOW, monotonic=lambda: NOW))
     of = Troubles(lambda: found(failures=[failure]))
     assert [one.failed for one in of.of(["one"], NOW - 80)] == [3]
-    assert of.of(["one"], NOW - 60) == []
+    assert of.of(["one"], NOW - 70 + module.PUBLISHED_LATE)
+    assert of.of(["one"], NOW - 69 + module.PUBLISHED_LATE) == []
     assert of.of(["two"], NOW - 80) == []
     assert of.now() == []
 

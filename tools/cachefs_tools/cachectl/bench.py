@@ -8,6 +8,7 @@ import click
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from cachefs.counts import counted
 from cachefs.errors import ConfigError
 from cachefs.extras import needs_extra
 from cachefs.messages import DatasetName
@@ -78,7 +79,7 @@ def bench(  # noqa: PLR0913  # a parameter for each option
     look = look_of(job, choice.mean)
     cold = sum(sample.size for sample in choice.cold)
     count, requests = size(look.bytes + cold), look.requests + choice.requests
-    session.confirm(f"This reads up to {count} of the origin, in up to {requests:,} requests", yes)
+    session.confirm(f"This reads up to {count} of the origin, in up to {counted(requests, 'request')}", yes)
     bar = Progress(
         SpinnerColumn(), TextColumn("{task.description}"), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn(),
         console=session.screen, transient=True, disable=not session.screen.is_terminal,
@@ -118,7 +119,7 @@ def describe(found: "Figures", sentences: list[str]) -> Iterator[str | Table]:
     cached = len(choice.samples) - len(choice.cold)
     yield (
         f"job        {found.job.rate:,.0f} samples/s of {size(choice.mean)}: {found.demand / 1e6:,.0f} MB/s"
-        f"; batches of {found.job.batch}, {found.job.workers} workers"
+        f"; batches of {found.job.batch}, {counted(found.job.workers, 'worker')}"
     )
     yield f"files      {len(choice.samples):,}, of which {cached:,} were on the node before"
     yield f"origin     small reads {1e3 * origin.p50:.1f} ms, 99 % within {1e3 * origin.p99:.1f} ms"

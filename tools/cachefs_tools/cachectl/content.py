@@ -8,6 +8,7 @@ from typing import BinaryIO
 import click
 
 from cachefs.block import TIER_NAMES
+from cachefs.counts import counted
 from cachefs.messages import (
     CachedFile,
     Directory,
@@ -119,8 +120,9 @@ def warmup_forecast_text(dataset: str, forecast: WarmupForecast) -> list[str]:
     wanted, here = forecast.wanted, forecast.here
     blocks, missing = wanted.blocks - here.blocks, wanted.bytes - here.bytes
     lines = [
-        f"{shown(dataset)}: would fetch {max(0, blocks):,} blocks, {size(max(0, missing))}, of {wanted.files:,} files",
-        f"{here.blocks:,} blocks, {size(here.bytes)}, are here already; {here.files:,} files are here as a whole",
+        f"{shown(dataset)}: would fetch {counted(max(0, blocks), 'block')}, {size(max(0, missing))}, of "
+        f"{counted(wanted.files, 'file')}",
+        f"here already: {counted(here.blocks, 'block')}, {size(here.bytes)}; {counted(here.files, 'whole file')}",
     ]
     if missing > forecast.free:
         lines.append(f"the tiers have {size(forecast.free)} free: for the rest, others give way, or it does not come")
@@ -129,7 +131,7 @@ def warmup_forecast_text(dataset: str, forecast: WarmupForecast) -> list[str]:
 
 def begun_text(first: WarmupProgress) -> str:
     """The answer to a warmup in the background."""
-    what = f"{first.blocks_total:,} blocks, {size(first.bytes_total)}"
+    what = f"{counted(first.blocks_total, 'block')}, {size(first.bytes_total)}"
     text = f"warming {shown(first.dataset)}: {what}, in the background as warmup {first.id}; see `cachectl warmups`"
     return "\n".join([text, *missing_text(first)])
 
@@ -140,9 +142,10 @@ def warmup_text(last: WarmupProgress) -> str:
     here = f"{last.blocks:,} of {last.blocks_total:,} blocks here"
     lines = [f"{shown(last.dataset)}: {here}, {size(last.bytes)} ({ending})", *missing_text(last)]
     if last.skipped:
-        lines.append(f"{last.skipped:,} blocks found no room: enlarge a tier's budget, or warm less (--fraction)")
+        skipped = counted(last.skipped, "block")
+        lines.append(f"{skipped} found no room: enlarge a tier's budget, or warm less (--fraction)")
     if last.failed:
-        lines.append(f"{last.failed:,} blocks could not be fetched: see `cachectl errors`")
+        lines.append(f"{counted(last.failed, 'block')} could not be fetched: see `cachectl errors`")
     if last.message:
         lines.append(last.message)
     return "\n".join(lines)
@@ -167,14 +170,14 @@ def evict(session: CommandSession, dataset: str, paths: tuple[str, ...], yes: bo
             return
         session.confirm(f"this frees all of {dataset} on this node: {freed_text(forecast)}", yes)
     freed = session.call(EVICT, Selection(dataset=dataset, paths=wanted))
-    session.answer(freed, f"freed {freed.blocks:,} blocks, {size(freed.bytes)}")
+    session.answer(freed, f"freed {counted(freed.blocks, 'block')}, {size(freed.bytes)}")
 
 
 def freed_text(forecast: EvictForecast) -> str:
     """What an eviction would free."""
     here, pinned = forecast.here, forecast.pinned
-    text = f"{here.blocks:,} blocks, {size(here.bytes)}, among them {here.files:,} whole files"
-    return f"{text}; {pinned.blocks:,} blocks, {size(pinned.bytes)} of them are pinned" if pinned.blocks else text
+    text = f"{counted(here.blocks, 'block')}, {size(here.bytes)}, among them {counted(here.files, 'whole file')}"
+    return f"{text}; pinned: {counted(pinned.blocks, 'block')}, {size(pinned.bytes)}" if pinned.blocks else text
 
 
 @click.command()
@@ -203,7 +206,7 @@ def change_pins(
 ) -> None:
     """Pin or unpin. *done* says which of them was done."""
     reply = session.call(method, Selection(dataset=dataset, paths=selection(paths)))
-    session.answer(reply, f"{done} {reply.files:,} files, {size(reply.bytes)}")
+    session.answer(reply, f"{done} {counted(reply.files, 'file')}, {size(reply.bytes)}")
 
 
 @click.command()
@@ -246,7 +249,7 @@ def verify(session: CommandSession) -> None:
     A block that was dropped is fetched again when it is read.
     """
     last = follow_verify(session, session.stream(VERIFY, Empty()))
-    text = f"verified {last.blocks:,} blocks, {size(last.bytes)}; {last.repaired:,} were damaged and dropped"
+    text = f"verified {counted(last.blocks, 'block')}, {size(last.bytes)}; {last.repaired:,} were damaged and dropped"
     session.answer(last, text)
     if last.repaired:
         sys.exit(ExitStatus.INCOMPLETE)

@@ -9,6 +9,7 @@ from typing import Any
 import click
 import msgspec
 
+from cachefs.counts import counted
 from cachefs.durations import parse_duration
 from cachefs.messages import (
     DatasetAdd,
@@ -151,8 +152,8 @@ def describe_trial(last: ListingProgress) -> list[str]:
     view = last.dataset
     if view is None:
         return ["listed; nothing was added"]
-    content = f"{view.files:,} files, {view.directories:,} directories, {size(view.bytes)}"
-    left = f", and {view.problems:,} keys that cannot be files" if view.problems else ""
+    content = content_of(view)
+    left = f", and {counted(view.problems, 'key')} that cannot be files" if view.problems else ""
     return [f"{view.name} would be {content}{left}; nothing was added", *archived(view)]
 
 
@@ -202,7 +203,8 @@ def describe_set(reached: DatasetReached, *, is_limited: bool) -> list[str]:
     ]
     if reached.looked_at:
         lines.append(
-            f"looked at {reached.looked_at:,} objects: {reached.alike:,} are as they were listed; what is cached stays"
+            f"looked at {counted(reached.looked_at, 'object')}: {reached.alike:,} are as they were listed; what is "
+            "cached stays"
         )
     if reached.alike < reached.looked_at:
         lines.append(f"others have changed: run `cachectl dataset refresh {view.name}`")
@@ -273,13 +275,14 @@ def rm(session: CommandSession, name: str, yes: bool, dry_run: bool) -> None:
     """Forget a dataset. Its origin is not touched."""
     if dry_run or not yes:
         detail = session.call(DATASET_SHOW, DatasetName(name=name))
-        what = f"{detail.dataset.files:,} files of {detail.dataset.url}, {size(sum(detail.cached.values()))} cached"
+        cached = size(sum(detail.cached.values()))
+        what = f"{counted(detail.dataset.files, 'file')} of {detail.dataset.url}, {cached} cached"
         if dry_run:
             session.answer(detail, f"would forget {name} ({what}); what other datasets have too stays cached")
             return
         session.confirm(f"this forgets {name} ({what})", yes)
     freed = session.call(DATASET_REMOVE, DatasetName(name=name))
-    session.answer(freed, f"{name} is forgotten; freed {freed.blocks:,} blocks, {size(freed.bytes)}")
+    session.answer(freed, f"{name} is forgotten; freed {counted(freed.blocks, 'block')}, {size(freed.bytes)}")
 
 
 @dataset.command()
@@ -328,7 +331,7 @@ def report_listing(session: CommandSession, last: ListingProgress, behind: Seque
     if view is None:
         session.answer(plain(last) | {"mounts_behind": plain(behind)}, "listed")
         return
-    content = f"{view.files:,} files, {view.directories:,} directories, {size(view.bytes)}"
+    content = content_of(view)
     lines = [f"{view.name}@{view.snapshot[:12]}: {content}"]
     if last.diff:
         diff = last.diff
@@ -337,7 +340,7 @@ def report_listing(session: CommandSession, last: ListingProgress, behind: Seque
         )
     if last.resumed:
         lines.append(
-            f"{last.resumed:,} objects were listed before an interruption; "
+            f"{counted(last.resumed, 'object')} were listed before an interruption; "
             f"cachectl dataset refresh {view.name} lists all of them anew"
         )
     if view.problems:
@@ -359,7 +362,7 @@ def still_behind(mounts: Sequence[MountView], elsewhere: Sequence[MountElsewhere
 
 def left_out(view: DatasetView, problems: Sequence[Problem]) -> str:
     """The line of a listing that says that not all keys are files. problems: the first of them."""
-    keys = "1 key" if view.problems == 1 else f"{view.problems:,} keys"
+    keys = counted(view.problems, "key")
     first = "".join(f": {shown(one.key)}: {one.reason}" for one in problems[:1])
     more = f"; the other reasons: cachectl dataset show {view.name}" if view.problems > 1 else ""
     return f"{keys} left out{first}{more}"
@@ -381,7 +384,7 @@ def describe(detail: DatasetDetail) -> list[str]:
         f"url        {shown(view.url)}",
         *(f"{key:<10} {shown(value)}" for key, value in reached_by(detail.options)),
         f"snapshot   {view.snapshot}, listed {date(view.created_ns)}",
-        f"content    {view.files:,} files, {view.directories:,} directories, {size(view.bytes)}",
+        f"content    {content_of(view)}",
         f"block size {size(detail.block_size)}",
         f"cached     {cached_shares(detail)}",
     ]
@@ -417,3 +420,9 @@ def cached_shares(detail: DatasetDetail) -> str:
 def date(created_ns: int) -> str:
     """A time, in nanoseconds since 1970, for people to read."""
     return f"{datetime.fromtimestamp(created_ns / 1e9, UTC):%Y-%m-%d %H:%M}Z"
+
+
+def content_of(view: DatasetView) -> str:
+    """How much a dataset has."""
+    directories = counted(view.directories, "directory", "directories")
+    return f"{counted(view.files, 'file')}, {directories}, {size(view.bytes)}"

@@ -6,6 +6,7 @@ from typing import Final
 import click
 
 from cachefs.cluster_messages import DrainNode, DrainStatus
+from cachefs.counts import counted
 from cachefs.rpc import DRAIN
 from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus, with_session
 from cachefs_tools.cachectl.display import name, size
@@ -46,7 +47,8 @@ def drain(session: CommandSession, node: str, timeout: float, undo: bool) -> Non
 def _progress(found: DrainStatus) -> str:
     waiting = ", ".join(map(name, found.waiting))
     return (
-        f"{found.blocks:,} blocks ({size(found.bytes)}) are still to be taken over; waiting for {waiting or 'the ring'}"
+        f"still to be taken over: {counted(found.blocks, 'block')} ({size(found.bytes)}); waiting for "
+        f"{waiting or 'the ring'}"
     )
 
 

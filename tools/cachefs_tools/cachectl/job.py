@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 import click
 from cachefs_daemon.runtime.process_users import users_of
 
+from cachefs.counts import counted
 from cachefs.errors import AccessDenied, ConfigError, NotFound
 from cachefs.job_messages import JobEpoch, JobName, JobPublish, SampleMap, StallRow
 from cachefs.messages import DatasetName, Empty
@@ -19,7 +20,7 @@ from cachefs_tools.cachectl.command_session import CommandSession, with_session
 from cachefs_tools.cachectl.content import dataset_path
 from cachefs_tools.cachectl.display import name as shown
 from cachefs_tools.cachectl.display import table
-from cachefs_tools.cachectl.job_page import COLUMNS, describe, describe_all
+from cachefs_tools.cachectl.job_page import COLUMNS, describe, describe_all, document_of
 from cachefs_tools.cachectl.usage import CommandGroup
 
 SOURCE = "cachectl"
@@ -150,7 +151,8 @@ def publish(session: CommandSession, name: str, dataset: str, **given: Any) -> N
         for epoch, order in enumerate(orders):
             session.call(JOB_EPOCH, JobEpoch(job=name, consumer=str(rank), epoch=epoch, order=order))
     view = session.call(JOB_SHOW, JobName(job=name))
-    session.answer(view, f"published {name}: {spec.size:,} samples of {dataset}; see `cachectl job show {name}`")
+    samples = counted(spec.size, "sample")
+    session.answer(document_of(view), f"published {name}: {samples} of {dataset}; see `cachectl job show {name}`")
 
 
 def check_own_process(pid: int) -> None:
@@ -228,13 +230,15 @@ def list_jobs(session: CommandSession) -> None:
     what was guessed for programs that have published nothing.
     """
     found = session.call(JOB_LIST, Empty())
-    session.answer(found, *describe_all(found))
+    document = {"jobs": [document_of(view) for view in found.jobs], "guessed": found.guessed}
+    session.answer(document, *describe_all(found))
 
 
 @job.command(
-    help=f"""Show one job: how far it is, and how long it has waited for data.
+    help=f"""Show one job: how far it is, and how long its loop has waited for data.
 
-It says how long the job still takes, what part of its time it waited, and why.
+It says how long the job still takes, what part of its time the training loop waited, and why. A line with "!" at the
+top says what is wrong now: for what reads wait, or why they fail.
 
 {COLUMNS}
 A line with "!" names a problem, and one with "?" a loader that is not understood, with what would help.
@@ -245,7 +249,7 @@ A line with "!" names a problem, and one with "?" a loader that is not understoo
 @with_session
 def show(session: CommandSession, name: str, each_rank: bool) -> None:
     view = session.call(JOB_SHOW, JobName(job=name))
-    session.answer(view, *describe(view, each_rank=each_rank))
+    session.answer(document_of(view), *describe(view, each_rank=each_rank))
 
 
 @job.command()
@@ -263,19 +267,29 @@ def cancel(session: CommandSession, name: str) -> None:
 @click.argument("name", metavar="[JOB]", default="", shell_complete=completion.jobs)
 @with_session
 def stalls(session: CommandSession, name: str) -> None:
-    """Show reads that waited, by job, consumer, epoch and source.
+    """Show reads that waited at the mount, or still wait, by job, consumer, epoch and source.
 
     Epochs are counted from 1. The source is what they waited for: the origin, another node (peer NAME), the SSD, or a
-    daemon that was away. Without a JOB it shows the reads of all jobs, and of readers that have published nothing.
+    daemon that was away. NOW is how many of the reads still wait. Without a JOB it shows the reads of all jobs, and of
+    readers that have published nothing.
     """
     found = session.call(STALL_LIST, JobName(job=name))
     if not found.rows:
-        session.answer(found, "nobody had to wait")
+        session.answer(found, "no read had to wait")
         return
-    session.answer(found, table("JOB CONSUMER >EPOCH =SOURCE >READS >WAITED >LONGEST", map(stall_row, found.rows)))
+    session.answer(
+        found, table("JOB CONSUMER >EPOCH =SOURCE >READS >NOW? >WAITED >LONGEST", map(stall_row, found.rows))
+    )
 
 
 def stall_row(row: StallRow) -> tuple[str, ...]:
     """A row of `stalls`."""
     whose = (shown(row.job), shown(row.consumer), str(row.epoch + 1)) if row.job else ("-", "-", "-")
-    return *whose, row.source, f"{row.count:,}", f"{row.seconds:.2f} s", f"{1000 * row.longest:,.0f} ms"
+    return (
+        *whose,
+        row.source,
+        f"{row.count:,}",
+        f"{row.waiting:,}",
+        f"{row.seconds:.2f} s",
+        f"{1000 * row.longest:,.0f} ms",
+    )

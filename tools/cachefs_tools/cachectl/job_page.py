@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Iterator, Sequence
-from typing import Final
+from typing import Any, Final
 
 from rich.table import Table
 from rich.text import Text
@@ -15,6 +15,7 @@ from cachefs.job_progress import (
     ENDED,
     RUNNING,
     Loader,
+    epoch_of,
     loaders_of,
     ranks_of_job,
     share_waited,
@@ -22,6 +23,7 @@ from cachefs.job_progress import (
     why,
 )
 from cachefs.troubles import words
+from cachefs_tools.cachectl.command_session import plain
 from cachefs_tools.cachectl.display import duration, size, table
 from cachefs_tools.cachectl.display import name as shown
 
@@ -51,6 +53,15 @@ AHEAD   bytes that the loader will read in this epoch and the next, and
         that are on this node already
 """
 MOST_NOTES: Final = 16
+# What a rule guesses (cachefs.planning.prefetch.guess_counts.Rule).
+RULES: Final = {
+    "listing": "next files",
+    "pass": "same order again",
+    "file": "steps in a file",
+    "rest": "rest of a file",
+    "shards": "next shards",
+    "set": "rest of a directory",
+}
 
 
 def describe(view: JobView, *, each_rank: bool = False) -> Iterator[str | Text | Table]:
@@ -73,6 +84,26 @@ def describe(view: JobView, *, each_rank: bool = False) -> Iterator[str | Text |
     rows = [Loader(one.name, [each]) for one in loaders for each in one.consumers] if each_rank else loaders
     yield loader_table(rows, each_rank=each_rank)
     yield from remarks(view)
+
+
+def document_of(view: JobView) -> dict[str, Any]:
+    """A job as `--json` shows it: with ranges of epochs in place of each number, and epochs as people count them."""
+    document: dict[str, Any] = plain(view)
+    for one, consumer in zip(view.consumers, document["consumers"], strict=True):
+        consumer["known_epochs"] = ranges(one.known_epochs)
+        consumer["epoch_number"] = epoch_of(one)
+    return document
+
+
+def ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Numbers that rise as ranges, each with its first and its last one."""
+    found: list[tuple[int, int]] = []
+    for number in numbers:
+        if found and number == found[-1][1] + 1:
+            found[-1] = found[-1][0], number
+        else:
+            found.append((number, number))
+    return found
 
 
 def fetched_words(view: JobView) -> str:
@@ -168,8 +199,9 @@ def describe_all(found: JobList) -> Iterator[str | Table]:
         yield "no job has published anything"
     if found.guessed:
         yield ""
-        yield "guessed, where nothing is published:"
-        yield table("DATASET =RULE >BLOCKS >BYTES >READ >WRONG >OPEN", map(guess_row, found.guessed))
+        yield "fetched ahead for programs that have published nothing, by what was guessed of their next reads:"
+        yield table("DATASET =GUESSED >BLOCKS >BYTES >READ >UNREAD >PENDING", map(guess_row, found.guessed))
+        yield "UNREAD: not read within the time that a guess has; PENDING: may still be read"
 
 
 def job_row(view: JobView) -> tuple[str, ...]:
@@ -197,7 +229,8 @@ def guess_row(view: GuessView) -> tuple[str, ...]:
     counts = view.counts
     still_open = max(0, counts.bytes - counts.right_bytes - counts.wrong_bytes)
     return (
-        shown(view.dataset) or view.snapshot[:12], view.rule, f"{counts.blocks:,}", size(counts.bytes),
+        shown(view.dataset) or view.snapshot[:12], RULES.get(view.rule, view.rule), f"{counts.blocks:,}",
+        size(counts.bytes),
         size(counts.right_bytes), size(counts.wrong_bytes), size(still_open),
     )  # fmt: skip
 

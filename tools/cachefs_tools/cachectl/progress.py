@@ -19,6 +19,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from cachefs.counts import counted
 from cachefs.errors import DaemonUnavailable
 from cachefs.messages import ListingPhase, ListingProgress, VerifyProgress, WarmupProgress
 from cachefs_tools.cachectl.command_session import CommandSession
@@ -81,12 +82,12 @@ def follow_listing(session: CommandSession, updates: Iterable[ListingProgress]) 
             total = update.expected if update.expected > listed else None
         else:
             total = listed or None
-        text = f"{update.phase}: {update.objects:,} objects, {size(update.bytes)}"
+        text = f"{update.phase}: {counted(update.objects, 'object')}, {size(update.bytes)}"
         bar.update(task, completed=update.objects, total=total, description=text)
 
     said: _Said[ListingProgress] = _Said(
-        lambda one: f"{one.phase}: {one.objects:,} objects, {size(one.bytes)}",
-        lambda one: f"interrupted after {one.objects:,} objects; nothing has changed",
+        lambda one: f"{one.phase}: {counted(one.objects, 'object')}, {size(one.bytes)}",
+        lambda one: f"interrupted after {counted(one.objects, 'object')}; nothing has changed",
     )
     return _follow(session, bar, updates, show, said)
 
@@ -128,8 +129,10 @@ def follow_verify(session: CommandSession, updates: Iterable[VerifyProgress]) ->
         bar.update(task, completed=update.blocks, total=update.blocks_total)
 
     said: _Said[VerifyProgress] = _Said(
-        lambda one: f"verifying: {one.blocks:,} of {one.blocks_total:,} blocks",
-        lambda one: f"interrupted after {one.blocks:,} of {one.blocks_total:,} blocks; {one.repaired:,} were damaged",
+        lambda one: f"verifying: {one.blocks:,} of {counted(one.blocks_total, 'block')}",
+        lambda one: (
+            f"interrupted after {one.blocks:,} of {counted(one.blocks_total, 'block')}; {one.repaired:,} were damaged"
+        ),
     )
     return _follow(session, bar, updates, show, said)
 

@@ -8,6 +8,7 @@ import click
 import msgspec
 from rich.table import Table
 
+from cachefs.counts import counted
 from cachefs.errors import ConfigError
 from cachefs.scheduling_messages import (
     EXPLAIN,
@@ -72,11 +73,11 @@ def _status(found: SchedulerStatus, nodes: NodesStatus) -> Iterator[str | Table]
     jobs = ", ".join(f"{count} {state}" for state, count in sorted(found.jobs.items())) or "none known"
     yield f"cachefs-scheduler {found.version}, up {duration(found.uptime)}; jobs: {jobs}"
     yield (
-        f"{found.nodes} nodes, {found.fresh} heard within a minute; room for {size(found.capacity)}, "
+        f"{counted(found.nodes, 'node')}, {found.fresh} heard within a minute; room for {size(found.capacity)}, "
         f"{size(found.used)} taken"
     )
     if found.needed:
-        yield f"jobs read {size(found.needed)}; {found.nodes_needed} nodes like these would hold it"
+        yield f"jobs read {size(found.needed)}; {counted(found.nodes_needed, 'node')} like these would hold it"
     yield ""
     yield table(
         "NODE =STATE >HEARD?? >ROOM? >TAKEN? >JOBS ~DATASETS",

@@ -163,7 +163,11 @@ def count_facts(now: Status, reads: int) -> Iterator[tuple[str, str]]:
         yield "guessed", f"{counted(guessed.blocks, 'block')}, {size(guessed.bytes)}: {read}"
     if now.passed_blocks:
         yield "passed", f"{counted(now.passed_blocks, 'block')} straight to their readers, as no tier could hold them"
-    detours = f", {counted(now.origin_detours, 'read')} took the slower client" if now.origin_detours else ""
+    detours = (
+        f", {counted(now.origin_detours, 'read')} took the slower client (the log says why)"
+        if now.origin_detours
+        else ""
+    )
     yield "origin", f"{counted(now.origin_requests, 'request')}, {now.origin_errors:,} failed{detours}"
     for endpoint in now.endpoints:
         yield "", describe_endpoint(endpoint)

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from cachefs.counts import counted
 from cachefs.errors import CachefsError
 from cachefs.mount_spec import MountSpec
 from cachefs.mount_table import FS_TYPE, SOURCE_PREFIX
@@ -69,7 +70,7 @@ def findings(facts: FstabFacts, datasets: Collection[str] | None) -> Iterator[Fi
             "as root: cachefs install-mount-helper",
         )
     elif facts.lines and not found:
-        yield ok("fstab.lines", f"{len(facts.lines)} line(s) of /etc/fstab mount cachefs")
+        yield ok("fstab.lines", f"{counted(len(facts.lines), 'line')} of /etc/fstab for mounts of cachefs")
 
 
 def _of_line(number: int, line: str, facts: FstabFacts, datasets: Collection[str] | None) -> Iterator[Finding]:

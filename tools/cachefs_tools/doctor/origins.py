@@ -6,6 +6,7 @@ from typing import Final
 
 import msgspec
 
+from cachefs.counts import counted
 from cachefs.errors import CachefsError
 from cachefs.messages import OriginOptions
 from cachefs.sizes import format_size
@@ -76,8 +77,8 @@ def findings(facts: OriginFacts, whose: str) -> Iterator[Finding]:
     best = max((each.bytes for each in speed.throughput), default=0.0)
     text = (
         f"{dataset}: first byte to last of a small read {1e3 * speed.p50:.1f} ms (p99 {1e3 * speed.p99:.1f} ms), "
-        f"{best / 1e6:,.0f} MB/s with {max(LOOK.widths)} requests at once, asked {whose}: {speed.requests} requests, "
-        f"{format_size(speed.bytes)}"
+        f"{best / 1e6:,.0f} MB/s with {counted(max(LOOK.widths), 'request')} at once, asked {whose}: "
+        f"{counted(speed.requests, 'request')}, {format_size(speed.bytes)}"
     )
     if speed.p50 > _SLOW:
         yield warning(

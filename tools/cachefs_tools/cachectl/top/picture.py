@@ -8,6 +8,7 @@ import msgspec
 
 from cachefs.job_messages import JobList
 from cachefs.messages import DatasetCached, DatasetView, Status
+from cachefs_tools.cachectl.job_page import document_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ def document(picture: Picture, rates: Mapping[str, float]) -> dict[str, Any]:
         here = {"memory": known.memory, "ssd": known.ssd} if known is not None else {"memory": None, "ssd": None}
         datasets.append({**msgspec.structs.asdict(one), **here})
     return {
-        "when": picture.clock, "status": picture.status, "rates": dict(rates), "jobs": picture.jobs.jobs,
+        "when": picture.clock, "status": picture.status, "rates": dict(rates),
+        "jobs": [document_of(view) for view in picture.jobs.jobs],
         "guessed": picture.jobs.guessed, "datasets": datasets,
     }  # fmt: skip
