@@ -30,6 +30,8 @@ class PushSubscribe(Message, frozen=True):
     counters: dict[str, int] = msgspec.field(default_factory=dict)
     # False where pages are neither stored nor dropped: it only says which are there.
     pushes: bool = True
+    # Where the mount is; empty where its pusher is of an older version.
+    directory: str = ""
 
 
 class PushOrder(Message, frozen=True):

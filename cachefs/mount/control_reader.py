@@ -19,7 +19,7 @@ from typing import Final
 import trio
 
 from cachefs.control_calls import Call, Part
-from cachefs.errors import AccessDenied, CachefsError, DaemonUnavailable
+from cachefs.errors import Busy, CachefsError, DaemonUnavailable
 from cachefs.identity import OWNER_MARK, UNKNOWN_OWNER
 from cachefs.job_messages import JobProgress
 from cachefs.messages import Empty, Message
@@ -132,7 +132,7 @@ class Outbox:
         return reply
 
     async def _admit(self, said: Said, seconds: float) -> None:
-        """Raises AccessDenied where too many jobs or consumers were published so."""
+        """Raises Busy where too many jobs or consumers were published so."""
         if trio.current_time() - self._counted > _COUNT_SECONDS:
             jobs = (await self._link.call(JOB_LIST, Empty(), seconds)).jobs
             ours = (job for job in jobs if job.job.endswith(OWNER_MARK + UNKNOWN_OWNER))
@@ -142,7 +142,7 @@ class Outbox:
             self._counted = trio.current_time()
         after = self._published | {(said.job, said.consumer)}
         if len(after) > MOST_CONSUMERS or len({job for job, _ in after}) > MOST_JOBS:
-            raise AccessDenied(
+            raise Busy(
                 f"control files may publish {MOST_JOBS} jobs and {MOST_CONSUMERS} consumers at once; "
                 "publish with cachefs.publish or `cachectl job publish`, which have no such limit"
             )

@@ -1,13 +1,19 @@
-"""The requests that come in parts through the control file, until they are complete. Anybody may write these lines."""
+"""The requests that come in parts through the control file, until they are complete. Any user may write these lines.
+
+A pipe does not tell who has written a line, so a caller is a token. A caller has room for a few requests. Where all
+room is taken, the requests go first that have waited longest for their next part: a user who begins many and ends none
+takes the room of his own, and not that of a caller whose lines are on their way.
+"""
 
 import zlib
 from dataclasses import dataclass, field
 from typing import Final
 
 from cachefs.control_calls import MAX_REQUEST, VERSION, Call, Part
-from cachefs.errors import ConfigError
+from cachefs.errors import Busy, ConfigError
 
-# Requests that are not complete, and their bytes.
+# Requests that are not complete: of one caller, and of all; and their bytes.
+MOST_OF_CALLER: Final = 4
 MOST_BEGUN: Final = 256
 MOST_BYTES: Final = 128 << 20
 # Seconds after which one is dropped of which no further part comes.
@@ -30,26 +36,26 @@ class Requests:
         self._bytes = 0
 
     def add(self, part: Part, now: float) -> None:
-        """Raises ConfigError where the part does not follow the last one, or there is no room."""
+        """Raises Busy where the part does not follow the last one, and ConfigError where the request is too large."""
         self._drop_old(now)
         key = part.answers, part.id
         begun = _Begun() if part.at == 0 else self._begun.get(key)
         if begun is None or part.at != len(begun.data):
             self._drop(key)
-            raise ConfigError(f"a part at {part.at} of a call of which other bytes came before; it is dropped")
+            raise Busy(f"a part at {part.at} of a call of which other bytes came before; it is dropped")
         if len(begun.data) + len(part.data) > MAX_REQUEST:
             self._drop(key)
             raise ConfigError(f"a call of more than {MAX_REQUEST >> 20} MiB; use the daemon's socket")
         self._drop(key)
-        if len(self._begun) >= MOST_BEGUN or self._bytes + len(begun.data) + len(part.data) > MOST_BYTES:
-            raise ConfigError("too many calls of several lines at once; the latest is dropped")
+        self._make_room(part.answers, len(begun.data) + len(part.data))
         begun.data += part.data
         begun.latest = now
         self._begun[key] = begun
         self._bytes += len(begun.data)
 
     def complete(self, call: Call, now: float) -> bytes:
-        """All bytes of the request. Raises ConfigError where some are missing, or the mount is too old for it."""
+        """All bytes of the request. Raises Busy where some are missing, and ConfigError where they are other ones
+        or the mount is too old for it."""
         self._drop_old(now)
         begun = self._drop((call.answers, call.id))
         request = bytes(begun.data) + call.data if begun is not None else call.data
@@ -57,9 +63,22 @@ class Requests:
             raise ConfigError(
                 f"a call of version {call.version}; this mount knows {VERSION}. Mount with a newer cachefs"
             )
+        if len(request) < call.size:
+            raise Busy(
+                f"the mount has kept {len(request)} of the {call.size} bytes of a call: too many calls came at "
+                "once, or its lines came too slowly; try again"
+            )
         if len(request) != call.size or zlib.crc32(request) != call.crc:
             raise ConfigError(f"{call.size} bytes of a call were announced, and {len(request)} came, or other ones")
         return request
+
+    def _make_room(self, caller: str, size: int) -> None:
+        """Drop what has waited longest, until there is room for another request of *size* bytes."""
+        own = [key for key in self._begun if key[0] == caller]
+        for key in own[: max(0, len(own) + 1 - MOST_OF_CALLER)]:
+            self._drop(key)
+        while self._begun and (len(self._begun) >= MOST_BEGUN or self._bytes + size > MOST_BYTES):
+            self._drop(next(iter(self._begun)))
 
     def _drop_old(self, now: float) -> None:
         for key in [key for key, begun in self._begun.items() if now - begun.latest > PART_SECONDS]:

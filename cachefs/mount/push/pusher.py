@@ -131,7 +131,8 @@ class Pusher:
 
     def _subscription(self, held: list[HeldPages]) -> PushSubscribe:
         return PushSubscribe(
-            mount=self._settings.mount, budget=self._bytes, held=held, counters=self._counters(), pushes=self._pushes
+            mount=self._settings.mount, budget=self._bytes, held=held, counters=self._counters(), pushes=self._pushes,
+            directory=str(self._settings.directory),
         )  # fmt: skip
 
     def _datasets(self) -> Sequence[DatasetView]:

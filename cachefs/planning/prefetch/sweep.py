@@ -1,8 +1,9 @@
 """A file, or the files of a directory, of which all seems to be wanted: what is known of it, and what may be brought.
 
-Who has read a part of it at random reads the rest too, or stops: nobody can tell. What has lasted for long lasts on.
-So what may lie here unread grows with the part that was read, and with what that was: who stops after 1 % has had 5 %
-more than he has read brought for nothing, and who reads all of it has all that is left brought when a third is read.
+A reader that has read a part of it at random reads the rest too, or stops: nothing tells which. So nothing is brought
+before WANTED of the area was read, and then all of it within a few reads: a random reader that stops early has had
+nothing brought for nothing, and one that reads all of it waits for a third. Reads that lie close together, or go
+through files from their beginnings, are evidence of an order. What these bring at first is bounded by a credit.
 """
 
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from cachefs.planning.prefetch.guess_counts import Rule
 
 # Of the bytes that were read, times the part of the area that was read, so many may have been brought and be unread.
 GAIN: Final = 5
+# The part of an area that was read at random before anything is brought of it.
+WANTED: Final = 0.3
 # Distinct reads that nothing else explains before anything is brought: of blocks of a file, where they are not its
 # first two; of large files that were begun so; of files of a directory, or of a quarter of its files where these are
 # fewer, but no fewer than the last.
@@ -88,6 +91,13 @@ class Candidate:
         return len(self.reads) >= self.area.begins_after and len(self.directories) >= enough
 
     @property
+    def is_in_order(self) -> bool:
+        """Do the reads show more than a random reader does: files from their beginnings, or places close together?"""
+        if self.is_from_beginning or self.area.rule is Rule.SHARDS:
+            return True
+        return max(self.reads) - min(self.reads) < 2 * len(self.reads)
+
+    @property
     def is_from_beginning(self) -> bool:
         """Were the first two blocks of a file read, and nothing else?"""
         return self.area.rule is Rule.REST and self.reads.keys() == {0, 1}
@@ -97,13 +107,14 @@ class Sweep:
     """An area that is brought as it is read. Sizes are bytes."""
 
     __slots__ = (
-        "_again", "_heads", "_known", "_left", "_looked", "_lost", "_missing", "_read", "area", "looking", "read_bytes",
-        "seen", "unread_bytes",
+        "_again", "_evicted", "_heads", "_known", "_left", "_looked", "_lost", "_missing", "_read", "_right", "area",
+        "in_order", "looking", "read_bytes", "seen", "unread_bytes",
     )  # fmt: skip
 
-    def __init__(self, area: Area, now: float) -> None:
-        """now: seconds, as in all calls."""
+    def __init__(self, area: Area, now: float, *, in_order: bool) -> None:
+        """now: seconds, as in all calls; in_order: the reads that began it show an order."""
         self.area = area
+        self.in_order = in_order
         self.seen = now  # when somebody read of it last
         self.looking = False  # somebody looks what is missing
         self.read_bytes = 0  # of all places that were read
@@ -114,7 +125,9 @@ class Sweep:
         self._read = 0  # places that were read
         self._again = 0  # reads that waited at a place that was read before
         self._looked = self._missing = 0  # places that were looked at, and those with something missing
-        self._lost = 0  # blocks that were evicted before they were read
+        self._lost = 0  # blocks that could not be brought
+        self._evicted = 0  # blocks that were brought, and evicted before they were read
+        self._right = 0  # blocks that were brought and read
 
     def note(self, place: int, size: int, now: float) -> None:
         """A place was read for which *size* bytes had to come."""
@@ -133,17 +146,28 @@ class Sweep:
         self._again += self._known[place] == _READ
 
     def lost(self) -> None:
-        """A block was evicted before it was read."""
+        """A block could not be brought."""
         self._lost += 1
+
+    def evicted(self) -> None:
+        """A block was evicted before it was read."""
+        self._evicted += 1
+
+    def right(self) -> None:
+        """A block was read that had been brought."""
+        self._right += 1
 
     @property
     def has_failed(self) -> bool:
         """What is brought does not stay."""
-        return self._again > max(_CHANCE, self._read // 8) or self._lost > max(_CHANCE, self._read // 8)
+        by_chance = max(_CHANCE, self._read // 8)
+        return max(self._again, self._lost) > by_chance or self._evicted > max(_CHANCE, self._right // 4)
 
     @property
     def allowance(self) -> float:
         """Bytes that may be brought now for what was read of the area."""
+        if not self.in_order and self._read < WANTED * self.area.count:
+            return 0
         return GAIN * self._read / self.area.count * self.read_bytes - self.unread_bytes
 
     @property

@@ -17,7 +17,7 @@ from cachefs.planning.prefetch.guess_counts import GuessBook, Rule
 from cachefs.planning.prefetch.streams import Name
 from cachefs.planning.prefetch.sweep import ACTIVE_SECONDS, IDLE_SECONDS, MOST_PLACES, Area, Candidate, Sweep
 
-# Bytes that may be brought of a snapshot and not be read, before any were.
+# Bytes that may be brought of a snapshot for reads in order and not be read, before any were.
 START: Final = 32 << 20
 # Reads that wait to be looked up; areas of which little was read; areas that are brought, and places of all of these;
 # blocks that were brought and not read.
@@ -141,7 +141,7 @@ class Sweeping:
             self._read(swept, now)  # a guess, but late
             return True
         if swept is not None:
-            swept.sweep.lost()
+            swept.sweep.evicted()
             self._wrong(swept)
         if len(self._missed) < MOST_MISSED:
             self._missed.append((name, size))
@@ -217,7 +217,7 @@ class Sweeping:
         return min(found, key=lambda one: one.area.count, default=None)
 
     def _begin(self, candidate: Candidate, now: float) -> None:
-        sweep = self._sweeps[candidate.area] = Sweep(candidate.area, now)
+        sweep = self._sweeps[candidate.area] = Sweep(candidate.area, now, in_order=candidate.is_in_order)
         self._places += candidate.area.count
         for place, size in candidate.reads.items():
             sweep.note(place, size, now)
@@ -236,7 +236,7 @@ class Sweeping:
         for sweep in sorted(self._sweeps.values(), key=_nearest_first):
             if sweep.looking or sweep.has_failed or now - sweep.seen > ACTIVE_SECONDS:
                 continue
-            allowed = max(sweep.allowance, self._credit(sweep.area.snapshot).left)
+            allowed = max(sweep.allowance, self._credit(sweep.area.snapshot).left if sweep.in_order else 0)
             if allowed <= 0 or sweep.rest > room:
                 continue
             places = sweep.next_places(PLACES_LOOKED_AT)
@@ -261,7 +261,7 @@ class Sweeping:
             if one.key in self._unread or len(self._unread) >= MOST_UNREAD:
                 continue
             on_credit = sweep.allowance <= 0
-            if on_credit and credit.left <= 0:
+            if on_credit and not (sweep.in_order and credit.left > 0):
                 sweep.forget(one.place)
                 continue
             swept = Swept(sweep, (snapshot, one.entry, one.number), one.key, one.size, one.place, on_credit)
@@ -317,6 +317,7 @@ class Sweeping:
         else:
             sweep.unread_bytes -= swept.size
         self._book.right(snapshot, sweep.area.rule, swept.size)
+        sweep.right()
         if swept.name[2] == 0 or sweep.area.rule is Rule.REST:
             sweep.note(swept.place, swept.size, now)
             self._note_around(sweep, swept, now)

@@ -73,7 +73,8 @@ class Pushers:
             stream = self._streams[request.mount] = self._open(request.mount)
             self.show_cached()
         if request.pushes:
-            log.info("mount %s takes pages ahead of reads, up to %s", request.mount, format_size(request.budget))
+            where = request.directory or request.mount
+            log.info("the mount on %s takes pages ahead of reads, up to %s", where, format_size(request.budget))
         async with contextlib.aclosing(stream.orders(request)) as orders:
             async for order in orders:
                 yield order

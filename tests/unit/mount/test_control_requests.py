@@ -20,7 +20,7 @@ from cachefs.control_calls import (
     token_in,
     token_of,
 )
-from cachefs.errors import CachefsError, ConfigError, NotFound
+from cachefs.errors import Busy, CachefsError, ConfigError, NotFound
 from cachefs.job_messages import JobEpoch, JobPublish
 from cachefs.mount import control_requests
 from cachefs.mount.control_answers import failed
@@ -81,7 +81,7 @@ def test_what_is_lost_or_changed_is_refused(data: st.DataObject) -> None:
     request = bytes(range(256)) * 40
     lines = parsed(request)
     del lines[data.draw(st.integers(0, len(lines) - 2))]
-    with pytest.raises(ConfigError):
+    with pytest.raises(Busy):
         taken(Requests(), lines)
     whole = parsed(request)
     whole[0] = msgspec.structs.replace(whole[0], data=bytes(PART_BYTES))
@@ -94,7 +94,7 @@ def test_what_was_begun_and_stays_away_is_forgotten() -> None:
     lines = parsed(bytes(2 * PART_BYTES + 1))
     assert isinstance(lines[0], Part)
     requests.add(lines[0], 0)
-    with pytest.raises(ConfigError, match="other bytes came before"):
+    with pytest.raises(Busy, match="other bytes came before"):
         taken(requests, lines[1:], PART_SECONDS + 1)
     assert not requests._begun
     assert requests._bytes == 0
@@ -103,21 +103,44 @@ def test_what_was_begun_and_stays_away_is_forgotten() -> None:
 def test_what_is_begun_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     requests = Requests()
     part = Part(TOKEN, 0, 0, bytes(100))
-    for number in range(control_requests.MOST_BEGUN):
+    for number in range(2 * control_requests.MOST_BEGUN):
         requests.add(msgspec.structs.replace(part, id=number), 0)
-    with pytest.raises(ConfigError, match="at once"):
-        requests.add(msgspec.structs.replace(part, id=1 << 40), 0)
+    assert len(requests._begun) == control_requests.MOST_OF_CALLER
+    for number in range(2 * control_requests.MOST_BEGUN):
+        requests.add(msgspec.structs.replace(part, answers=token_of(number)), 0)
+    assert len(requests._begun) == control_requests.MOST_BEGUN
     monkeypatch.setattr(control_requests, "MOST_BYTES", 250)
     requests = Requests()
-    requests.add(part, 0)
-    requests.add(msgspec.structs.replace(part, at=100), 0)
-    with pytest.raises(ConfigError, match="at once"):
-        requests.add(msgspec.structs.replace(part, at=200), 0)
-    assert requests._bytes == 0
+    for number in range(10):
+        requests.add(msgspec.structs.replace(part, answers=token_of(number)), 0)
+        requests.add(msgspec.structs.replace(part, answers=token_of(number), at=100), 0)
+    assert requests._bytes == 200
+    requests = Requests()
     monkeypatch.setattr(control_requests, "MAX_REQUEST", 150)
     requests.add(part, 0)
     with pytest.raises(ConfigError, match="use the daemon's socket"):
         requests.add(msgspec.structs.replace(part, at=100), 0)
+
+
+def test_who_begins_many_calls_keeps_no_other_caller_out() -> None:
+    requests = Requests()
+    mine = parsed(bytes(2 * PART_BYTES + 1))
+    strangers = iter(range(100, 100_000))
+
+    def flood(count: int) -> None:
+        for _ in range(count):
+            requests.add(Part(token_of(next(strangers)), 1, 0, b"x"), 0)
+
+    flood(2 * control_requests.MOST_BEGUN)
+    for line in mine[:-1]:
+        assert isinstance(line, Part)
+        requests.add(line, 0)
+        flood(control_requests.MOST_BEGUN - 2)
+    assert taken(requests, mine[-1:]) == bytes(2 * PART_BYTES + 1)
+    requests.add(mine[0], 0)  # type: ignore[arg-type]
+    flood(control_requests.MOST_BEGUN)
+    with pytest.raises(Busy, match="try again"):
+        taken(requests, mine[-1:])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from cachefs.planning.prefetch import credit
 from cachefs.planning.prefetch.guess_counts import GuessBook, Rule
-from cachefs.planning.prefetch.sweep import ACTIVE_SECONDS, GAIN, IDLE_SECONDS, MOST_READS, Area, Candidate
+from cachefs.planning.prefetch.sweep import ACTIVE_SECONDS, GAIN, IDLE_SECONDS, MOST_READS, WANTED, Area, Candidate
 from cachefs.planning.prefetch.sweeping import (
     MOST_UNREAD,
     START,
@@ -123,7 +123,7 @@ def in_turns(readers: Iterable[Sequence[Block]]) -> list[Block]:
 def test_who_reads_a_directory_at_random_waits_for_a_part_of_it_only() -> None:
     for count, size in ((1500, 60_000), (6000, 110_000)):
         world = World(count, count, size=size).read(files(shuffled(count)))
-        assert len(world.missed) < 0.35 * count
+        assert len(world.missed) < (WANTED + 0.1) * count
         assert world.book.total.right + len(world.missed) == count, "each was read, and brought once"
         assert world.sweeping.unread == 0
 
@@ -153,11 +153,10 @@ def test_few_reads_bring_nothing() -> None:
     assert not world.brought
 
 
-def test_a_sample_of_one_percent_of_a_huge_dataset_costs_little() -> None:
+def test_a_sample_of_one_percent_of_a_huge_dataset_costs_nothing() -> None:
     count, size = 200_000, 4 << 20  # 800 GB
     world = World(count, 1000, size=size).read(files(shuffled(count)[: count // 100]))
-    unread = world.book.total.unread_bytes
-    assert unread <= START + 0.08 * world.bytes_missed() + world.book.total.right_bytes
+    assert not world.brought
 
 
 @given(
@@ -187,20 +186,20 @@ def test_whatever_is_read_what_is_brought_for_nothing_is_bounded(
 
 
 @settings(max_examples=25)
-@given(st.integers(1, 30), st.integers(0, 2**32))
-def test_who_stops_after_a_part_has_paid_in_proportion_to_it(percent: int, seed: int) -> None:
-    count, size = 2000, 4 << 20
+@given(st.integers(1, 25), st.integers(0, 2**32), st.sampled_from([5, 10, 20, 100, 400, 2400]))
+def test_a_random_reader_that_stops_has_had_hardly_anything_brought_for_nothing(
+    percent: int, seed: int, per_directory: int
+) -> None:
+    count = 2400
     read = percent * count // 100
-    world = World(count, count, size=size).read(files(shuffled(count, seed)[:read]))
-    counts = world.book.total
-    allowed = GAIN * percent / 100 * read * size
-    assert counts.unread_bytes <= allowed + START + 0.01 * world.bytes_missed() + counts.right_bytes + size
+    world = World(count, per_directory, size=110_000).read(files(shuffled(count, seed)[:read]))
+    assert len(world.missed) + len(world.brought) <= 1.05 * read
 
 
 def test_what_does_not_fit_is_not_brought() -> None:
     world = World(2000, 2000)
-    world.room = 1500 * world.size
-    world.read(files(shuffled(2000)[:200]))
+    world.room = 1200 * world.size
+    world.read(files(shuffled(2000)[:700]))
     assert not world.brought
     world.room = 1900 * world.size
     assert world.bring(10)
@@ -227,15 +226,15 @@ def test_where_a_part_is_here_already_that_is_not_brought_again() -> None:
         world.put((number, 0))
     world.read(files(shuffled(1000)))
     assert len(world.missed) + world.book.total.right == 500
-    assert len(world.missed) < 300
+    assert len(world.missed) < 350
 
 
 def test_nothing_is_brought_for_a_reader_who_has_stopped() -> None:
-    world = World(2000, 2000).read(files(shuffled(2000)[:400]))
+    world = World(2000, 2000).read(files(shuffled(2000)[:700]))
     assert world.bring(1)
     world.now += ACTIVE_SECONDS + 1
     assert not world.bring(1)
-    world.read(files(shuffled(2000)[400:410]))
+    world.read(files(shuffled(2000)[700:710]))
     assert world.bring(1)
 
 
@@ -248,10 +247,10 @@ def scattered(count: int, blocks: int, seed: int = 1) -> list[Block]:
 
 def test_who_reads_a_file_here_and_there_gets_the_rest_of_it() -> None:
     world = World(1, 1, blocks=48, size=4 << 20).read(scattered(400, 48))
-    assert len(world.missed) < 16
+    assert len(world.missed) < 20
     assert len(world.here) == 48
     world = World(1, 1, blocks=1000, size=4 << 20).read(scattered(6000, 1000))
-    assert len(world.missed) < 0.35 * 1000
+    assert len(world.missed) < (WANTED + 0.1) * 1000
 
 
 def test_a_few_reads_of_a_file_bring_nothing() -> None:
@@ -309,7 +308,7 @@ def test_shards_in_shuffled_order() -> None:
 
 
 def test_a_guess_that_comes_late_is_right_and_one_that_was_evicted_is_wrong() -> None:
-    world = World(2000, 2000).read(files(shuffled(2000)[:40]))
+    world = World(2000, 2000).read(files(shuffled(2000)[:620]))
     (search,) = world.sweeping.search(world.room, world.size, world.now)
     (swept,) = world.sweeping.choose(search, world._find(search))
     right = world.book.total.right
@@ -322,7 +321,7 @@ def test_a_guess_that_comes_late_is_right_and_one_that_was_evicted_is_wrong() ->
 
 
 def test_what_could_not_be_fetched_is_not_counted_and_not_tried_for_ever() -> None:
-    world = World(2000, 2000).read(files(shuffled(2000)[:16]))
+    world = World(2000, 2000).read(files(shuffled(2000)[:600]))
     before, tried = world.book.total.blocks, 0
     for _ in range(1000):
         for search in world.sweeping.search(world.room, world.size, world.now):
