@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -135,17 +135,21 @@ def measure(
     source = work / "files"
     _write(source, load.files)
     rows = []
+    alone: dict[Cell, _Result] = {}
     for number, cell in enumerate(cells):
-        row = measured(work, source, load, cell, bare=bare)
+        # What is pushed, and how much, makes no difference where nothing is published.
+        unpublished = replace(cell, push=True, small_budget=False)
+        if bare and unpublished not in alone:
+            alone[unpublished] = _run(work, source, load, unpublished, run=False)
+        row = measured(work, source, load, cell, alone.get(unpublished))
         rows.append(row)
         tell(f"{number + 1}/{len(cells)} {cell.title}: {row['run']['fetched']:.2f} datasets, least {row['least']:.2f}")
     return {"load": asdict(load), "file_bytes": SIZE, "cells": rows}
 
 
-def measured(work: Path, source: Path, load: Load, cell: Cell, *, bare: bool = True) -> dict[str, Any]:
+def measured(work: Path, source: Path, load: Load, cell: Cell, alone: "_Result | None" = None) -> dict[str, Any]:
     """One cell: datasets fetched by the mount alone and under `cachefs run`, the least possible, and reads that waited
     for the origin."""
-    alone = _run(work, source, load, cell, run=False) if bare else None
     run = _run(work, source, load, cell, run=True)
     capacity = load.files if cell.hold_all or cell.page_cache is PageCache.ALL else round(SMALL_TIERS * load.files)
     least = belady_reads(_merged(run.orders), capacity) / load.files
