@@ -50,7 +50,7 @@ from cachefs_daemon.jobs.plan_room import PlanRoom
 from cachefs_daemon.jobs.registry import JobRegistry
 from cachefs_daemon.jobs.told_reads import ToldReads
 from cachefs_daemon.mounts.persistence import MountPersistence
-from cachefs_daemon.mounts.pushers import Pushers
+from cachefs_daemon.mounts.pushers import Pushers, TierFacts
 from cachefs_daemon.mounts.registry import MountRegistry
 from cachefs_daemon.origin.base import OriginSettings
 from cachefs_daemon.reporting.residency import Residency
@@ -132,9 +132,8 @@ class Node:
         limits = FetchLimits(
             config.prefetch.safety, config.prefetch.stall_worth, config.origin.max_bytes_in_flight, slots.most_planned
         )
-        self.pushers = Pushers(
-            plan, presence, storage.foresight.coverage, audiences, lambda: fetches.last_window
-        )  # fmt: skip
+        tiers = TierFacts(lambda: fetches.last_window, lambda: storage.capacity)
+        self.pushers = Pushers(plan, presence, storage.foresight.coverage, audiences, tiers)
         fetches = FetchPlan(plan, presence, limits, time.monotonic(), storage.foresight.standing, self.pushers)
         attribution = Attribution(plan, self.jobs)
         pages = PageCaches(self.pushers.takes, self.pushers.guess)

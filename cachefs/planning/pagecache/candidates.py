@@ -29,7 +29,7 @@ class _OfSnapshot:
 
     space: BlockSpace
     states: npt.NDArray[np.uint8]  # per block, its PageState; the model changes the entries
-    sole: npt.NDArray[np.bool_]  # per block, are its pages the only copy on the node, and not to be dropped?
+    left: npt.NDArray[np.bool_]  # per block, are its pages left to the kernel, and not to be dropped?
     ids: Ids  # candidates, in ascending order
     fresh: list[Ids] = field(default_factory=list)  # candidates since then, as they came
     fresh_count: int = 0  # how many blocks are in `fresh`, those that came twice counted twice
@@ -47,12 +47,12 @@ class _OfSnapshot:
     def gather(self) -> None:
         """Sort in the fresh ones, and let go of those that may not be dropped any more."""
         candidates = distinct(np.concatenate((self.ids, *self.fresh)))
-        self.ids = candidates[DROPPABLE[self.states[candidates]] & ~self.sole[candidates]]
+        self.ids = candidates[DROPPABLE[self.states[candidates]] & ~self.left[candidates]]
         self.fresh, self.fresh_count = [], 0
 
     def look_at_all(self) -> None:
         """Make every block that may be dropped a candidate."""
-        self.ids = np.flatnonzero(DROPPABLE[self.states] & ~self.sole).astype(np.int32)
+        self.ids = np.flatnonzero(DROPPABLE[self.states] & ~self.left).astype(np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +80,11 @@ class Candidates:
         self._version = -1  # of the plan, at the last look at all blocks
         self._looked = -LOOK_SECONDS  # when that was, in seconds
 
-    def add(self, space: BlockSpace, states: npt.NDArray[np.uint8], sole: npt.NDArray[np.bool_]) -> None:
+    def add(self, space: BlockSpace, states: npt.NDArray[np.uint8], left: npt.NDArray[np.bool_]) -> None:
         """Blocks of *space* may be in the page cache from now on. states: the PageState of each block, shape
-        (space.count,), uint8; sole: whether its pages are the only copy on the node, bool. The caller keeps both up to
+        (space.count,), uint8; left: whether its pages are left to the kernel, bool. The caller keeps both up to
         date."""
-        self._by_snapshot[space.snapshot] = _OfSnapshot(space, states, sole, np.zeros(0, np.int32))
+        self._by_snapshot[space.snapshot] = _OfSnapshot(space, states, left, np.zeros(0, np.int32))
 
     def remove(self, snapshot: str) -> None:
         """Forget the blocks of a snapshot. Raises KeyError for one that was not added."""

@@ -49,6 +49,11 @@ AHEAD_SECONDS: Final = 1.0
 SOLE_SECONDS: Final = 60.0
 MOST_CHECKED: Final = 1024
 MOST_CHECKS: Final = 2
+# From time to time it is found out which blocks the tiers will not keep until they are read again. That takes 60 ms per
+# million blocks, so it is done once in 5 s for so many. Tiers are counted on for RELIABLE of their size, as they have
+# blocks that are fetched ahead, too.
+FORESEE_SECONDS: Final = 5e-6
+RELIABLE: Final = 0.8
 # Weight of a new observation of the time that an order takes.
 _LEARN: Final = 0.2
 
@@ -67,9 +72,19 @@ NOBODY: Final = Audience(())
 class PushPlan:
     """Decides for one mount. The caller carries out the `next_orders`, and tells `done` what came of each."""
 
-    def __init__(self, plan: Plan, presence: Presence, shows: Callable[[str], bool], first_serial: int) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        presence: Presence,
+        shows: Callable[[str], bool],
+        first_serial: int,
+        capacity: Callable[[], float] = lambda: math.inf,
+    ) -> None:
         """shows: does the mount show that snapshot? first_serial: of the first order, beyond those of earlier daemons:
-        a report of what one of them has ordered must not be taken for a report of these orders."""
+        a report of what one of them has ordered must not be taken for a report of these orders. capacity: bytes that
+        the node's tiers keep."""
+        self._plan = plan
+        self._capacity = capacity
         self.pages = PageCacheModel(plan, 0, shows)
         self.latency = 0.0  # seconds from an order to the report of it, smoothed
         # Bytes that were stored since readers come to them, by snapshot, of those that are in the plan.
@@ -87,6 +102,7 @@ class PushPlan:
         self._retried = -math.inf  # trying again what could not be stored
         self._looked = -math.inf  # looking for what has come to the node
         self._checked = -math.inf  # looking for pages that the kernel has taken back
+        self._foreseen = -math.inf  # finding out what the tiers keep
 
     @property
     def states(self) -> PageStates:
@@ -202,8 +218,27 @@ class PushPlan:
             self.pages.retry()
         if now - self._looked > LOOK_AGAIN:
             self._looked = now
+            if now - self._foreseen > FORESEE_SECONDS * sum(space.count for space in self.pages.spaces.values()):
+                self._foreseen = now
+                self.pages.keep_until(self._horizon())
             self.pages.follow_tiers(self._presence.states)
             self._lookahead.rewind()
+
+    def _horizon(self) -> float:
+        """Seconds within which those blocks are read that the tiers keep, as they keep what is read soonest; inf where
+        they have room for all that is read."""
+        capacity, spaces = self._capacity(), self.pages.spaces
+        if capacity >= sum(int(space.sizes.sum(dtype=np.int64)) for space in spaces.values()):
+            return math.inf
+        due = [self._plan.next_use_of(name, np.arange(space.count)) for name, space in spaces.items()]
+        seconds = np.concatenate(due)
+        sizes = np.concatenate([space.sizes for space in spaces.values()])[seconds < np.inf]
+        seconds = seconds[seconds < np.inf]
+        total = int(sizes.sum(dtype=np.int64))
+        if total <= capacity:
+            return math.inf
+        kept = int(RELIABLE * capacity / total * len(seconds))
+        return float(np.partition(seconds, kept)[kept])
 
     def _due(self, readers: Sequence[Reader], room: int) -> Due | None:
         """The blocks of one order to store, of at most *room* bytes: one block at least, if that has room."""

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -47,14 +48,21 @@ class Audiences(Protocol):
         """Are files of *snapshot* among those that the mount with that id shows?"""
 
 
+@dataclass(frozen=True, slots=True)
+class TierFacts:
+    """What pushing must know of the tiers, and of who fetches into them."""
+
+    lead: Callable[[], float]  # seconds before its read that a block must be fetched
+    capacity: Callable[[], float]  # bytes of blocks that all tiers together keep
+
+
 class Pushers:
     """Used from the event loop only."""
 
     def __init__(
-        self, plan: Plan, presence: Presence, coverage: Coverage, audiences: Audiences, lead: Callable[[], float]
+        self, plan: Plan, presence: Presence, coverage: Coverage, audiences: Audiences, tiers: "TierFacts"
     ) -> None:
-        """lead: seconds before its read that a block must be fetched."""
-        self._lead = lead
+        self._tiers = tiers
         self._plan = plan
         self._presence = presence
         self._coverage = coverage
@@ -84,8 +92,8 @@ class Pushers:
         # Serial numbers begin with the time since the machine started, which nobody sets back. So no order of an
         # earlier daemon has one of them.
         first = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-        plan = PushPlan(self._plan, self._presence, shows, first_serial=first)
-        return PushStream(plan, functools.partial(self._audiences.of, mount), self._lead)
+        plan = PushPlan(self._plan, self._presence, shows, first, self._tiers.capacity)
+        return PushStream(plan, functools.partial(self._audiences.of, mount), self._tiers.lead)
 
     def close(self) -> None:
         """End all streams of orders, which would keep the daemon from ending until its grace is over (5 s)."""

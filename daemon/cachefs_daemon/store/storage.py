@@ -120,6 +120,11 @@ class Storage:
                 f"state_dir {state_dir} cannot be written: {error.strerror}; free space there, or choose another"
             ) from None
 
+    @property
+    def capacity(self) -> int:
+        """Bytes of blocks that all tiers together may take now."""
+        return sum(0 if tier.problem else tier.limit for tier in self._tiers)
+
     def usage(self) -> list[TierUsage]:
         """What each tier takes now, the memory tier first."""
         counts = self.tiering.unlocked.counts

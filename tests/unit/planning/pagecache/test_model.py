@@ -250,3 +250,20 @@ def test_what_was_read_before_it_was_planned_is_known() -> None:
     assert np.flatnonzero(pages.states["s"]).tolist() == [3, 5]
     assert pages.late == 0
     assert pages.has("s", np.array([3, 4, 5], np.int32), np.zeros(3), 8.0).tolist() == [True, False, True]
+
+
+def test_what_was_read_and_no_tier_will_keep_is_left_to_the_kernel(plan: Plan, pages: PageCacheModel) -> None:
+    """Were its pages dropped while a tier still has it, the next epoch would have to fetch it again."""
+    plan.set_progress("c", 0, 0, 1.0)
+    hold(pages, *range(10))
+    pages.keep_until(193.5)
+    assert pages.used == 10 * SIZE, "what was not read yet was pushed, and counts"
+    plan.set_progress("c", 0, 4, 1.0)
+    pages.follow_plan()
+    # In epoch 1 block 0 is read last: 195 s from now; block 2 in 193 s.
+    assert pages.used == 8 * SIZE
+    assert [one.ids.tolist() for one in pages.victims(2 * SIZE, -1.0, 9, 1.0)] == [[2, 3]]
+    pages.keep_until(np.inf)
+    pages.follow_tiers(on_node())
+    assert pages.used == 10 * SIZE
+    assert [one.ids.tolist() for one in pages.victims(2 * SIZE, -1.0, 9, 2.0)] == [[0, 1]]
