@@ -144,6 +144,15 @@ class ConsumerView(Message, frozen=True):
     stalled: dict[str, float] = msgspec.field(default_factory=dict)
 
 
+class FetchedAgain(Message, frozen=True):
+    """What a job has fetched in one epoch although the node had it before."""
+
+    epoch: int  # as the job counts them, from 0
+    bytes: int
+    dataset: int  # bytes of all that it may read
+    tiers: int  # bytes that the node's tiers have room for
+
+
 class JobView(Message, frozen=True):
     """How a job gets on."""
 
@@ -159,6 +168,8 @@ class JobView(Message, frozen=True):
     # Bytes that were fetched for it: from origins, and from other nodes of the cluster.
     fetched_bytes: int = 0
     peer_bytes: int = 0
+    # By epoch, what was fetched although the node had it before.
+    fetched_again: list[FetchedAgain] = msgspec.field(default_factory=list)
     reason: str = ""  # why it ended; empty where it said so itself or was cancelled, and while it runs
     # What is wrong now with what it reads, the worst first, and what has made its reads fail since it began.
     troubles: list[Trouble] = msgspec.field(default_factory=list)

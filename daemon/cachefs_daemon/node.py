@@ -126,7 +126,7 @@ class Node:
         self.mounts = MountRegistry(self.instance, self._on_mounts)
         room = PlanRoom(config.plan_memory)
         loader = EpochLoader(plan, storage.watch, storage.blocks, self.fetcher, threads, room)
-        self.jobs = JobRegistry(self.catalog, plan, presence, loader)
+        self.jobs = JobRegistry(self.catalog, plan, presence, loader, lambda: storage.capacity)
         audiences = JobAudiences(self.mounts, self.jobs, self.catalog)
         pace = Pace(plan)
         limits = FetchLimits(

@@ -38,6 +38,9 @@ STALE_SECONDS: Final = 4.0
 # is left to bring it: 3 times in an hour. It is believed to be there for twice as long.
 LOOKED_FOR: Final = 4.0
 BELIEVED: Final = 2.0
+# Only copies that must have been looked for before their loss means anything, and after which earlier ones count half.
+FEWEST_SOUGHT: Final = 32
+MOST_SOUGHT: Final = 512
 # Reads of blocks in no plan that are remembered: 10 MB.
 MOST_UNPLANNED: Final = 1 << 17
 
@@ -79,7 +82,7 @@ class PageCacheModel:
     Pages that are the only copy of a block on the node are left to the kernel: they are never dropped, and take nothing
     of the budget, which is for pages that can be stored again. A mount that nobody pushes to keeps them just so. The
     same holds for pages that were read and will soon be the only copy, as tiers are too small to keep their block until
-    it is read again.
+    it is read again; but not where the kernel loses pages, and needs the room for those that are the only copy.
     """
 
     def __init__(self, plan: Plan, budget: int, shows: Callable[[str], bool] = lambda snapshot: True) -> None:
@@ -100,6 +103,7 @@ class PageCacheModel:
         self._pages: dict[str, _Pages] = {}  # by snapshot
         self._candidates = Candidates(plan)
         self._mark = 0  # up to which the plan has told what was read
+        self._sought = self._missed = 0.0  # only copies that were looked for of late, and those of them that were gone
         self._horizon = np.inf  # seconds within which blocks are read that tiers keep
         # Reads of blocks that were in no plan: when, and the keys of the blocks.
         self._unplanned: deque[tuple[float, list[bytes]]] = deque()
@@ -162,6 +166,18 @@ class PageCacheModel:
             changed = np.flatnonzero((there & (pages.absent | pages.beyond)) != pages.left)
             self._leave_to_kernel(pages, changed.astype(np.int32))
             self.sole_bytes += int(pages.space.sizes[there & pages.absent].sum(dtype=np.int64))
+
+    @property
+    def is_losing(self) -> bool:
+        """Does the kernel take pages back, or a program drop them? More than a tenth of the only copies that were
+        looked for of late were gone."""
+        return self._missed > 0.1 * max(self._sought, FEWEST_SOUGHT)
+
+    def _note_sought(self, sought: int, missed: int) -> None:
+        """So many only copies were looked for, and so many of them were gone."""
+        if self._sought > MOST_SOUGHT:
+            self._sought, self._missed = self._sought / 2, self._missed / 2
+        self._sought, self._missed = self._sought + sought, self._missed + missed
 
     def keep_until(self, horizon: float) -> None:
         """Tiers keep blocks that are read sooner than in *horizon* seconds, and others not for long; inf: they keep
@@ -263,6 +279,8 @@ class PageCacheModel:
         current = DROPPABLE[pages.states[ids]] & (pages.since[ids] < asked)
         pages.since[ids[current]] = asked
         whole = current & ~np.isin(ids, failed)
+        held = current & pages.absent[ids] & (pages.states[ids] == HELD)
+        self._note_sought(int(np.count_nonzero(held)), int(np.count_nonzero(held & ~whole)))
         pages.states[ids[whole]] = HELD
         self._refused(pages, ids[current & ~whole & (pages.states[ids] == HELD)])
 
@@ -313,6 +331,9 @@ class PageCacheModel:
         absent = ids[INCOMPLETE[pages.states[ids]]]
         if len(absent) and self._plan.spaces.get(blocks.snapshot) is not None:
             self.late += int(np.count_nonzero(~np.isin(absent, tripped))) if len(tripped) else len(absent)
+        # A read that comes here although the pages should be there has found them gone.
+        gone = int(np.count_nonzero((pages.states[ids] == HELD) & pages.absent[ids] & (now - pages.since[ids] > 1.0)))
+        self._note_sought(gone, gone)
         pages.unread[ids] = False
         pages.asked_for[ids] = True
         self._candidates.consider(Blocks(blocks.snapshot, ids))

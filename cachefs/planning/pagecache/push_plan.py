@@ -226,9 +226,9 @@ class PushPlan:
 
     def _horizon(self) -> float:
         """Seconds within which those blocks are read that the tiers keep, as they keep what is read soonest; inf where
-        they have room for all that is read."""
+        they have room for all that is read, and where the page cache has no room for more than the budget."""
         capacity, spaces = self._capacity(), self.pages.spaces
-        if capacity >= sum(int(space.sizes.sum(dtype=np.int64)) for space in spaces.values()):
+        if self.pages.is_losing or capacity >= sum(int(space.sizes.sum(dtype=np.int64)) for space in spaces.values()):
             return math.inf
         due = [self._plan.next_use_of(name, np.arange(space.count)) for name, space in spaces.items()]
         seconds = np.concatenate(due)

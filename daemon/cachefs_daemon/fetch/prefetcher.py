@@ -125,7 +125,7 @@ class Prefetcher:
 
     def _ended(self, one: Upcoming, flight: Flight) -> None:
         if isinstance(flight.outcome, Location):
-            self._readers.fetched(one.consumer, one.size, flight.via)
+            self._readers.fetched(one.consumer, one.number, one.size, flight.via)
         self._report(one, flight.outcome)
         self._pace.wake()
 

@@ -12,9 +12,9 @@ class Readers:
 
     # By consumer, seconds by which it may be ahead of where the plan has it.
     margins: Callable[[], Mapping[str, float]]
-    # Is told of a consumer (its key in the plan), of bytes that were fetched for its sake, and what has brought them:
-    # empty for an origin.
-    fetched: Callable[[str, int, str], None]
+    # Is told of a consumer (its key in the plan), of a block that was fetched for its sake (its number in the space of
+    # what the consumer reads, and its bytes), and what has brought it: empty for an origin.
+    fetched: Callable[[str, int, int, str], None]
     # True while pages are pushed to mounts straight from the SSD tier, so that a copy in memory would be one too many.
     pushing: Callable[[], bool]
 

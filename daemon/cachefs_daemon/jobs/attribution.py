@@ -49,9 +49,10 @@ class _Followed:
 
 @dataclass(frozen=True, slots=True)
 class _Owner:
-    """For whom a block was fetched, and the bytes of the block."""
+    """For whom a block was fetched, and the block: its number in its space, and bytes."""
 
     consumer: Consumer
+    block: int
     size: int
 
 
@@ -126,7 +127,8 @@ class Attribution:
                 waited[owner.key] = waited.get(owner.key, 0.0) + stall.seconds
                 if _is_fetch(stall.source):
                     late.append(stall.seconds)
-                    self._jobs.fetched(owner.key, found.size, "" if stall.source == "origin" else stall.source)
+                    via = "" if stall.source == "origin" else stall.source
+                    self._jobs.fetched(owner.key, found.block, found.size, via)
         return waited, late
 
     def waiting(self, reads: Sequence[Stall]) -> list[StallRow]:
@@ -154,7 +156,7 @@ class Attribution:
                 theirs = one.follower.may_read(blocks) if len(followed) == 1 else _claims(one.follower, blocks)
                 for place in here[theirs].tolist():
                     if owners[place] is None:
-                        owners[place] = _Owner(one.consumer, int(space.sizes[ids[place]]))
+                        owners[place] = _Owner(one.consumer, int(ids[place]), int(space.sizes[ids[place]]))
         return owners
 
     def _by_snapshot(self) -> dict[str, list[_Followed]]:

@@ -1,6 +1,7 @@
 """The jobs that have said how they will read, from their first word to their end."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.jobs.consumer import Consumer
 from cachefs_daemon.jobs.consumer_reads import check_size, order_of
 from cachefs_daemon.jobs.epoch_loader import EpochLoader
+from cachefs_daemon.jobs.fetched_again import FetchedBlock, RefetchLog
 from cachefs_daemon.jobs.owners import given_name, no_such_job, owner_of, owner_words
 from cachefs_daemon.jobs.publish_checks import check, fits
 from cachefs_daemon.jobs.records import JobRecord, Places
@@ -80,8 +82,17 @@ class Job:
 class JobRegistry:
     """All jobs of the node, and the life of each. Used from the event loop only."""
 
-    def __init__(self, datasets: Catalog, plan: Plan, presence: Presence, loader: EpochLoader) -> None:
+    def __init__(
+        self,
+        datasets: Catalog,
+        plan: Plan,
+        presence: Presence,
+        loader: EpochLoader,
+        capacity: Callable[[], float] = lambda: math.inf,
+    ) -> None:
+        """capacity: bytes that the node's tiers keep."""
         self.stalls = Stalls()
+        self._refetched = RefetchLog(plan, presence, capacity)
         # What is wrong with reads of snapshots with these ids, since a unix time in seconds; the second one: as it is
         # at this moment.
         self.troubles: Callable[[Sequence[str], float], list[Trouble]] = lambda snapshots, began: []
@@ -149,6 +160,7 @@ class JobRegistry:
             stall_seconds=seconds,
             fetched_bytes=job.fetched_bytes,
             peer_bytes=job.peer_bytes,
+            fetched_again=self._refetched.of(job.name),
             reason=job.reason,
             troubles=self.troubles_of(job),
             waiting=sum(row.waiting for row in waiting),
@@ -366,15 +378,18 @@ class JobRegistry:
         positions = ((key, consumer.position) for key, consumer in self._consumers.items())
         return {key: one.margin(now) if one is not None else REPORT_SECONDS for key, one in positions}
 
-    def fetched(self, key: str, size: int, via: str = "") -> None:
-        """*size* bytes were fetched for the consumer *key*. via: what brought them; empty for an origin."""
+    def fetched(self, key: str, block: int, size: int, via: str = "") -> None:
+        """A block of *size* bytes was fetched for the consumer *key*. block: its number in the space of the consumer's
+        snapshot; via: what brought it; empty for an origin."""
         consumer = self._consumers.get(key)
         job = self._jobs.get(consumer.request.job) if consumer is not None else None
-        if job is not None:
+        if consumer is not None and job is not None:
             if via:
                 job.peer_bytes += size
             else:
                 job.fetched_bytes += size
+                one = FetchedBlock(consumer.snapshot.id, block)
+                self._refetched.note(job.name, consumer.shown_epoch, one, time.monotonic())
 
     # --- their ends ---------------------------------------------------------------------------------------------------
 
@@ -386,6 +401,7 @@ class JobRegistry:
                 reason = consumer.liveness.lapsed(now)
                 if reason:
                     self._end_consumer(job, consumer, reason)
+        self._refetched.keep({consumer.snapshot.id for consumer in self._consumers.values()})
         await self._loader.close_unused(
             lambda: {*self.also_used(), *(consumer.snapshot.id for consumer in self._consumers.values())}
         )
@@ -446,6 +462,7 @@ class JobRegistry:
     def _forget(self, job: Job) -> None:
         del self._jobs[job.name]
         self.stalls.forget(job.name)
+        self._refetched.forget(job.name)
 
     def _snapshot(self, request: JobPublish) -> Snapshot:
         """The snapshot that the request names by its first digits, else the dataset's current one."""

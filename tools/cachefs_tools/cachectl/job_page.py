@@ -10,7 +10,7 @@ from rich.text import Text
 
 from cachefs.counts import counted
 from cachefs.identity import OWNER_MARK
-from cachefs.job_messages import GuessView, JobList, JobView
+from cachefs.job_messages import FetchedAgain, GuessView, JobList, JobView
 from cachefs.job_progress import (
     ENDED,
     RUNNING,
@@ -80,6 +80,8 @@ def describe(view: JobView, *, each_rank: bool = False) -> Iterator[str | Text |
     yield waiting_words(loaders)
     if view.fetched_bytes or view.peer_bytes or view.stalls:
         yield fetched_words(view)
+    if view.fetched_again:
+        yield fetched_again_words(view.fetched_again)
     yield ""
     rows = [Loader(one.name, [each]) for one in loaders for each in one.consumers] if each_rank else loaders
     yield loader_table(rows, each_rank=each_rank)
@@ -112,6 +114,18 @@ def fetched_words(view: JobView) -> str:
     waited = f"{counted(view.stalls, 'read')} waited at the mount, {view.stall_seconds:.1f} s in all"
     still = f", and {view.waiting:,} of them still wait, the first for {duration(view.longest)}" if view.waiting else ""
     return f"fetched for it: {size(view.fetched_bytes)}{peers}; {waited}{still}"
+
+
+def fetched_again_words(epochs: Sequence[FetchedAgain]) -> str:
+    """What a job has fetched although the node had it before, and why, as far as that is known."""
+    last = epochs[-1]
+    words = f"fetched again: {size(last.bytes)} in epoch {last.epoch + 1}"
+    if len(epochs) > 1:
+        words += f", {size(sum(one.bytes for one in epochs))} in {counted(len(epochs), 'epoch')}"
+    if last.tiers < last.dataset:
+        words += f"; the tiers have room for {size(last.tiers)} of {size(last.dataset)}"
+        words += ", and the page cache has lost the rest"
+    return words
 
 
 def progress_words(view: JobView, loaders: Sequence[Loader]) -> str:

@@ -50,7 +50,7 @@ class Node:
     def keys(self, blocks: Any) -> list[bytes]:
         return self.space.keys(np.asarray(blocks))
 
-    def _fetched(self, key: str, size: int, via: str) -> None:
+    def _fetched(self, key: str, block: int, size: int, via: str) -> None:
         name = f"{key} {via}".strip()
         self.fetched[name] = self.fetched.get(name, 0) + size
 

@@ -267,3 +267,14 @@ def test_what_was_read_and_no_tier_will_keep_is_left_to_the_kernel(plan: Plan, p
     pages.follow_tiers(on_node())
     assert pages.used == 10 * SIZE
     assert [one.ids.tolist() for one in pages.victims(2 * SIZE, -1.0, 9, 2.0)] == [[0, 1]]
+
+
+def test_a_page_cache_that_loses_only_copies_is_known(pages: PageCacheModel) -> None:
+    hold(pages, *range(40))
+    pages.follow_tiers(on_node(*range(40)))
+    pages.checked(blocks(*range(36)), blocks(1, 2, 3).ids, 10.0)
+    assert not pages.is_losing
+    pages.read(blocks(0, 4), tripped=blocks().ids, now=10.5)
+    assert not pages.is_losing, "their pages may just have come"
+    pages.read(blocks(36, 37), tripped=blocks().ids, now=20.0)
+    assert pages.is_losing, "5 of 38"

@@ -1,0 +1,72 @@
+"""What jobs fetch although this node had it before: bytes by job and epoch, and what the tiers had room for."""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from cachefs.job_messages import FetchedAgain
+from cachefs.planning.blocks.presence import ABSENT, Presence
+from cachefs.planning.sequences.plan import Plan
+
+# Epochs of one job that are kept: the latest.
+MOST_EPOCHS: Final = 64
+# A fetch that a reader waits for is told of twice within so many seconds.
+ONE_FETCH: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class FetchedBlock:
+    """A block that was fetched: its snapshot, and its number in the space of the snapshot."""
+
+    snapshot: str
+    number: int
+
+
+class RefetchLog:
+    """Used from the event loop only."""
+
+    def __init__(self, plan: Plan, presence: Presence, capacity: Callable[[], float]) -> None:
+        """capacity: bytes that the node's tiers keep."""
+        self._plan = plan
+        self._presence = presence
+        self._capacity = capacity
+        # By snapshot: when each of its blocks was fetched last, in seconds; -inf where it was not. Blocks that were on
+        # the node when the first one was fetched count as fetched at 0.
+        self._fetched: dict[str, npt.NDArray[np.float64]] = {}
+        self._of_jobs: dict[str, dict[int, FetchedAgain]] = {}  # by job and epoch
+
+    def note(self, job: str, epoch: int, block: FetchedBlock, now: float) -> None:
+        """A block was fetched for a job. epoch: as the job counts them; now: monotonic seconds."""
+        space = self._plan.spaces.get(block.snapshot)
+        if space is None:
+            return
+        fetched = self._fetched.get(block.snapshot)
+        if fetched is None:
+            states = self._presence.states.get(block.snapshot)
+            here = np.zeros(space.count, np.bool_) if states is None else states != ABSENT
+            fetched = self._fetched[block.snapshot] = np.where(here, 0.0, -np.inf)
+            fetched[block.number] = -np.inf
+        before_this, fetched[block.number] = float(fetched[block.number]), now
+        if -np.inf < before_this < now - ONE_FETCH:
+            epochs = self._of_jobs.setdefault(job, {})
+            before = epochs.get(epoch)
+            size = int(space.sizes[block.number]) + (before.bytes if before is not None else 0)
+            total = int(space.sizes.sum(dtype=np.int64)) if before is None else before.dataset
+            epochs[epoch] = FetchedAgain(epoch=epoch, bytes=size, dataset=total, tiers=int(self._capacity()))
+            if len(epochs) > MOST_EPOCHS:
+                del epochs[min(epochs)]
+
+    def of(self, job: str) -> list[FetchedAgain]:
+        """What a job has fetched again, by epoch, in their order."""
+        return sorted(self._of_jobs.get(job, {}).values(), key=lambda one: one.epoch)
+
+    def forget(self, job: str) -> None:
+        """The job is not shown any more."""
+        self._of_jobs.pop(job, None)
+
+    def keep(self, snapshots: Collection[str]) -> None:
+        """Forget what was fetched of all snapshots but these."""
+        self._fetched = {name: fetched for name, fetched in self._fetched.items() if name in snapshots}

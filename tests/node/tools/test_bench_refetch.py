@@ -1,0 +1,44 @@
+"""`cachefs run` fetches no more than the mount alone: cells of `cachefs-bench refetch`, with a real node and torch.
+
+What the page cache of a real kernel keeps is counted, so nobody may drop pages meanwhile.
+"""
+
+from pathlib import Path
+
+import pytest
+from cachefs_tools.bench import refetch
+from cachefs_tools.bench.refetch import Cell, Load, PageCache, Tiers
+from cachefs_tools.bench.refetch_command import table
+from rich.console import Console
+
+LOAD = Load(files=240, epochs=3, rate=120.0)
+
+
+def test_the_chosen_cells_have_all_pairs_and_each_kind_of_small_tiers() -> None:
+    cells = refetch.chosen_cells()
+    assert len(set(cells)) == len(cells) < 40
+    for name, values in refetch.VALUES.items():
+        assert {getattr(cell, name) for cell in cells} == set(values)
+    small = {(cell.tiers, cell.page_cache, cell.push) for cell in cells if not cell.hold_all}
+    assert small >= {(tiers, pages, push) for tiers in Tiers for pages in PageCache for push in (True, False)}
+
+
+@pytest.mark.usefixtures("steady_page_cache")
+@pytest.mark.parametrize(
+    ("cell", "most"),
+    [
+        # The page cache has all, and the tiers have half: 2.1 to 2.9 datasets before.
+        pytest.param(Cell(), 1.1, id="memory"),
+        pytest.param(Cell(push=False), 1.1, id="no_push"),
+        pytest.param(Cell(tiers=Tiers.BOTH, small_budget=True, workers=0), 1.3, id="budget"),
+        # The page cache has nothing for long: 1.5 times the least before.
+        pytest.param(Cell(page_cache=PageCache.NONE), 1.25, id="dropped"),
+    ],
+)
+def test_published_jobs_fetch_hardly_more_than_the_least_possible(tmp_path: Path, cell: Cell, most: float) -> None:
+    document = refetch.measure(tmp_path, LOAD, [cell], lambda text: None, bare=False)
+    (row,) = document["cells"]
+    assert row["over_least"] <= most, row
+    console = Console(width=132, record=True, quiet=True)
+    console.print(table(document))
+    assert f"{row['run']['fetched']:.2f}" in console.export_text()

@@ -1,0 +1,66 @@
+"""What a job fetches although the node had it, as `job show` says it."""
+
+import numpy as np
+from cachefs_daemon.jobs.fetched_again import MOST_EPOCHS, ONE_FETCH, FetchedBlock, RefetchLog
+from cachefs_tools.cachectl.job_page import fetched_again_words
+
+from cachefs.job_messages import FetchedAgain
+from cachefs.planning.blocks.presence import IN_SSD, Presence
+from cachefs.planning.sequences.plan import Plan
+from tests.simulated import space_of
+
+MIB = 1 << 20
+
+
+def log_of(*here: int, capacity: int = 6 * MIB) -> RefetchLog:
+    """Of a snapshot of 10 blocks of 1 MiB, of which the blocks *here* are on the node."""
+    plan, presence, space = Plan(), Presence(), space_of([MIB] * 10, "s")
+    plan.add_space(space)
+    presence.watch(space)
+    presence.set_all("s", np.array(here, np.int32), [IN_SSD] * len(here))
+    return RefetchLog(plan, presence, lambda: capacity)
+
+
+def block(number: int) -> FetchedBlock:
+    return FetchedBlock("s", number)
+
+
+def test_only_what_the_node_had_before_is_fetched_again() -> None:
+    log = log_of(7)
+    for number in range(4):
+        log.note("job", 0, block(number), 100.0)
+    assert log.of("job") == []
+    log.note("job", 2, block(3), 200.0)
+    log.note("job", 2, block(7), 200.0)
+    log.note("other", 1, block(2), 200.0)
+    assert log.of("job") == [FetchedAgain(epoch=2, bytes=2 * MIB, dataset=10 * MIB, tiers=6 * MIB)]
+    log.forget("job")
+    assert log.of("job") == []
+    assert log.of("other") != []
+
+
+def test_a_fetch_that_somebody_has_waited_for_counts_once() -> None:
+    log = log_of()
+    log.note("job", 0, block(3), 100.0)
+    log.note("job", 0, block(3), 100.0 + ONE_FETCH / 2)
+    assert log.of("job") == []
+
+
+def test_the_latest_epochs_are_kept_and_snapshots_that_nobody_reads_are_not() -> None:
+    log = log_of(3)
+    for epoch in range(MOST_EPOCHS + 2):
+        log.note("job", epoch, block(3), 100.0 * (1 + epoch))
+    assert [one.epoch for one in log.of("job")] == list(range(2, MOST_EPOCHS + 2))
+    log.keep(())
+    log.note("job", 200, block(3), 1e6)
+    assert log.of("job")[-1].epoch == MOST_EPOCHS + 1
+    log.note("job", 1, FetchedBlock("unknown", 3), 1e6)
+
+
+def test_what_is_said_of_it() -> None:
+    first, third = (FetchedAgain(epoch=n, bytes=n * MIB, dataset=10 * MIB, tiers=6 * MIB) for n in (1, 2))
+    because = "; the tiers have room for 6 MiB of 10 MiB, and the page cache has lost the rest"
+    assert fetched_again_words([third]) == f"fetched again: 2 MiB in epoch 3{because}"
+    assert fetched_again_words([first, third]) == f"fetched again: 2 MiB in epoch 3, 3 MiB in 2 epochs{because}"
+    enough = FetchedAgain(epoch=0, bytes=MIB, dataset=10 * MIB, tiers=20 * MIB)
+    assert fetched_again_words([enough]) == "fetched again: 1 MiB in epoch 1"
