@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from cachefs.job_messages import SampleMap
+from cachefs.job_messages import JobPublish, SampleMap
 from cachefs.planning.sequences.sampler import Order
 from cachefs.sizes import format_size
 from cachefs_daemon.jobs.consumer import Consumer
@@ -43,8 +43,10 @@ class _Told:
     orders: dict[int, tuple[Order, OrderRef]] = field(default_factory=dict)
     # Digest and bytes of its sample map; None: not computed yet.
     map: tuple[str, int] | None = None
-    # What was published last, in this form: only what differs is encoded.
+    # What was published last, and what that was made of: the same objects mean that nothing is new.
     facts: ConsumerFacts | None = None
+    request: JobPublish | None = None
+    published: dict[int, Order] = field(default_factory=dict)
     # Monotonic seconds when facts that were not taken are published again; 0: they were taken.
     again: float = 0.0
 
@@ -91,11 +93,15 @@ class SharedConsumers:
 
     async def _tell_of(self, name: str, consumer: Consumer) -> None:
         told = self._told.setdefault(consumer.key, _Told())
+        published, now = consumer.published_orders, time.monotonic()
+        is_due = 0 < told.again <= now
+        if told.request is consumer.request and _are_same(told.published, published) and not is_due:
+            return
         if told.map is None:
             told.map = await self._map_of(consumer)
-        facts = await self._facts(consumer, told, told.map)
-        now = time.monotonic()
-        if facts == told.facts and not 0 < told.again <= now:
+        facts = await self._facts(consumer, told, published, told.map)
+        told.request, told.published = consumer.request, published
+        if facts == told.facts and not is_due:
             return
         if facts.map_size > MOST_BLOB:
             refusal = f"its sample map has {format_size(facts.map_size)}, and they take {format_size(MOST_BLOB)}"
@@ -112,7 +118,9 @@ class SharedConsumers:
             if place is not None and self._shared.says(CONSUMERS, name):
                 self._shared.publish(PROGRESS, name, ConsumerProgress(*place, round(consumer.rate, 3)))
 
-    async def _facts(self, consumer: Consumer, told: _Told, sample_map: tuple[str, int]) -> ConsumerFacts:
+    async def _facts(
+        self, consumer: Consumer, told: _Told, published: dict[int, Order], sample_map: tuple[str, int]
+    ) -> ConsumerFacts:
         request = consumer.request
         return ConsumerFacts(
             job=request.job,
@@ -122,7 +130,7 @@ class SharedConsumers:
             rank=request.rank,
             world_size=request.world_size,
             spec=request.spec,
-            orders=await self._orders_of(consumer, told),
+            orders=await self._orders_of(published, told),
             map=sample_map[0],
             map_size=sample_map[1],
             workers=request.workers,
@@ -130,8 +138,7 @@ class SharedConsumers:
             prefetch=request.prefetch,
         )
 
-    async def _orders_of(self, consumer: Consumer, told: _Told) -> list[OrderRef]:
-        published = consumer.published_orders
+    async def _orders_of(self, published: dict[int, Order], told: _Told) -> list[OrderRef]:
         nearest = sorted(published)[:MOST_ORDERS]
         known: dict[int, tuple[Order, OrderRef]] = {}
         for epoch in nearest:
@@ -155,6 +162,11 @@ class SharedConsumers:
         called = await self._blobs.add(lambda: msgspec.msgpack.encode(sample_map))
         self._maps.append((sample_map, called))
         return called
+
+
+def _are_same(before: dict[int, Order], now: dict[int, Order]) -> bool:
+    """Return whether both have the same arrays, which are not looked into."""
+    return len(before) == len(now) and all(before.get(epoch) is order for epoch, order in now.items())
 
 
 def _name(consumer: Consumer) -> str:

@@ -53,7 +53,7 @@ def test_a_consumer_is_encoded_when_something_of_it_is_new(monkeypatch: pytest.M
             for _ in range(5):
                 await sharing._tell()
             assert encoded == ["train/0", "train/1"]
-            two.published_orders[0] = np.arange(7, dtype=np.uint32)
+            two.published_orders = {0: np.arange(7, dtype=np.uint32)}
             for _ in range(5):
                 await sharing._tell()
             assert encoded == ["train/0", "train/1", "train/1"]
