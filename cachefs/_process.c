@@ -127,10 +127,10 @@ static char **texts_of(PyObject *tuple) {
 static PyObject *start(PyObject *module, PyObject *given) {
     PyObject *arguments, *environment;
     const char *path;
-    int descriptors[4] = {-1, -1, -1, -1};
+    int descriptors[5] = {-1, -1, -1, -1, -1};
     (void)module;
-    if (!PyArg_ParseTuple(given, "yOO(iii)", &path, &arguments, &environment, descriptors, descriptors + 1,
-                          descriptors + 2)) {
+    if (!PyArg_ParseTuple(given, "yOO(iiii)", &path, &arguments, &environment, descriptors, descriptors + 1,
+                          descriptors + 2, descriptors + 3)) {
         return NULL;
     }
     struct program program = {.path = path, .descriptors = descriptors};

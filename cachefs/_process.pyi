@@ -1,6 +1,6 @@
 """Types of _process.c."""
 
 def start(
-    path: bytes, arguments: tuple[bytes, ...], environment: tuple[bytes, ...], descriptors: tuple[int, int, int], /
+    path: bytes, arguments: tuple[bytes, ...], environment: tuple[bytes, ...], descriptors: tuple[int, int, int, int], /
 ) -> int: ...
 def spare_isatty() -> None: ...

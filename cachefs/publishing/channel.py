@@ -49,7 +49,6 @@ MAX_BULK: Final = 2 << 30
 SEND_SECONDS: Final = 2.0
 # A Python that needs longer to start counts as one that does not start. It usually takes 20 ms.
 START_SECONDS: Final = 10.0
-_LOOK: Final = 2  # milliseconds between two looks whether it has started
 # The inode number of the pid namespace in which a machine starts (PROC_PID_INIT_INO of Linux).
 _FIRST_NAMESPACE: Final = 0xEFFFFFFC
 # A job may have restored the default action of SIGPIPE, which would end it.
@@ -128,11 +127,13 @@ class Line:
         if number is None:
             self._descriptor = _connected(self._directory)
             number = self._descriptor.number
+        if number is None:
+            raise OSError("another thread has closed the connection")
         with _borrowed(number) as line:
             try:
                 line.sendmsg([packet], ancillary, _AT_ONCE)
             except BlockingIOError:
-                if not seconds or not _has_room(number, seconds):
+                if not seconds or not _is_ready(number, select.POLLOUT, seconds):
                     raise
                 line.sendmsg([packet], ancillary, _AT_ONCE)
 
@@ -350,10 +351,8 @@ def _connected(directory: Path) -> OwnDescriptor:
 
 
 @contextlib.contextmanager
-def _borrowed(number: int | None) -> Iterator[socket.socket]:
-    """A socket of Python with this descriptor, which stays open. Raises OSError."""
-    if number is None:
-        raise OSError("the connection was closed")
+def _borrowed(number: int) -> Iterator[socket.socket]:
+    """A socket of Python with this descriptor, which stays open."""
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, number)
     try:
         line.setblocking(False)  # whatever the job's default timeout is
@@ -362,10 +361,10 @@ def _borrowed(number: int | None) -> Iterator[socket.socket]:
         line.detach()
 
 
-def _has_room(number: int | None, seconds: float) -> bool:
-    """Waits until the connection takes a message."""
+def _is_ready(number: int, event: int, seconds: float) -> bool:
+    """Waits until the descriptor is ready for *event*, or its other side is gone."""
     poll = select.poll()
-    poll.register(number or 0, select.POLLOUT)
+    poll.register(number, event)
     return bool(poll.poll(round(1000 * seconds)))
 
 
@@ -477,29 +476,23 @@ def _launch(directory: Path, arguments: Sequence[str], fds: tuple[int, int, int]
         _launch_child([*command, *arguments, "child"], fds, environment)
         return
     pairs = tuple(os.fsencode(f"{name}={value}") for name, value in environment.items())
-    orphan = tuple(map(os.fsencode, [*command, *arguments, "orphan"]))
+    reader, ready = map(_above_stderr, os.pipe())
     try:
-        number = _process.start(os.fsencode(shutil.which(python) or python), orphan, pairs, fds)
+        orphan = tuple(map(os.fsencode, [*command, *arguments, str(ready)]))
+        number = _process.start(os.fsencode(shutil.which(python) or python), orphan, pairs, (*fds, ready))
     except OSError as error:
+        os.close(reader)
         raise OSError(error.errno, os.strerror(error.errno or 0), python) from None
-    _await(directory / PAGE_NAME, number, python)
-
-
-def _await(sign: Path, number: int, python: str) -> None:
-    """Waits until the process has made this file. Raises OSError where it has ended before, or takes too long."""
-    process = os.pidfd_open(number)
-    try:
-        end = select.poll()
-        end.register(process, select.POLLIN)
-        for _ in range(round(1000 * START_SECONDS / _LOOK)):
-            if os.path.lexists(sign):
-                return
-            if end.poll(_LOOK) and not os.path.lexists(sign):
-                raise OSError(f"{python} cannot run {_LAUNCH}")
     finally:
-        os.close(process)
-    os.kill(number, signal.SIGKILL)
-    raise OSError(f"{python} does not start within {START_SECONDS:.0f} s")
+        os.close(ready)
+    try:
+        if not _is_ready(reader, select.POLLIN, START_SECONDS):
+            os.kill(number, signal.SIGKILL)
+            raise OSError(f"{python} does not start within {START_SECONDS:.0f} s")
+    finally:
+        os.close(reader)
+    if not os.path.lexists(directory / PAGE_NAME):
+        raise OSError(f"{python} cannot run {_LAUNCH}")
 
 
 def _launch_child(command: Sequence[str], fds: Sequence[int], environment: dict[str, str]) -> None:

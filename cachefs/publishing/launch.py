@@ -1,10 +1,10 @@
-"""Starts the helper: `python -I -S launch.py DIRECTORY OWNER ALIVE LISTENER PAGE JOB HOW` (see `main` of the helper).
+"""Starts the helper: `python -I -S launch.py DIRECTORY OWNER ALIVE LISTENER PAGE JOB READY` (see `main` of the helper).
 
 It is a script, and not imported by anything. The helper is no child of the training process, so that one that waits for
-its children never meets it: where this process is a child (HOW is `child` and not `orphan`), it leaves another one
-behind. The interpreter is isolated (-I): the job's PYTHONPATH may have packages for another
-Python, or the hooks of `cachefs run`. So cachefs is found by its path, and all else in the interpreter's own
-directories.
+its children never meets it: where this process is a child (READY is `child`), it leaves another one behind. Otherwise
+READY is a descriptor to which a byte is written once Python has started. The interpreter is isolated (-I): the job's
+PYTHONPATH may have packages for another Python, or the hooks of `cachefs run`. So cachefs is found by its path, and all
+else in the interpreter's own directories.
 """
 
 import importlib.util
@@ -13,13 +13,16 @@ import site
 import sys
 
 if __name__ == "__main__":
-    directory, owner, alive, listener, page, job, how = sys.argv[1:]
-    child = os.fork() if how == "child" else 0
-    if child or how != "child":
+    directory, owner, alive, listener, page, job, ready = sys.argv[1:]
+    child = os.fork() if ready == "child" else 0
+    if child or ready != "child":
         # For workers that were spawned. The page has no path of its own.
         os.symlink(f"/proc/{child or os.getpid()}/fd/{page}", os.path.join(directory, "page"))
     if child:
         os._exit(0)
+    if ready != "child":
+        os.write(int(ready), b"1")  # a process that the job has just forked may have the other end open too
+        os.close(int(ready))
     # Here nothing may be in use that somebody wants to unmount.
     os.chdir("/")
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))

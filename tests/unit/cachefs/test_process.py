@@ -22,7 +22,7 @@ def said_by(what: str, environment: tuple[bytes, ...] = ()) -> str:
     reader, writer = os.pipe()
     code = SAY.format(fd=writer, what=what)
     arguments = (sys.executable, "-I", "-S", "-c", code)
-    number = _process.start(os.fsencode(sys.executable), tuple(map(os.fsencode, arguments)), environment, (writer,) * 3)
+    number = _process.start(os.fsencode(sys.executable), tuple(map(os.fsencode, arguments)), environment, (writer,) * 4)
     os.close(writer)
     with os.fdopen(reader) as pipe, contextlib.suppress(ProcessLookupError):
         text = pipe.read().replace(str(number), "NUMBER").replace(str(os.getpid()), "THIS")
@@ -65,9 +65,9 @@ def test_a_program_has_nothing_of_the_job(tmp_path: Path) -> None:
 
 def test_what_cannot_be_run_is_an_error() -> None:
     with pytest.raises(FileNotFoundError):
-        _process.start(b"/nowhere/python", (b"python",), (), (0, 0, 0))
+        _process.start(b"/nowhere/python", (b"python",), (), (0, 0, 0, 0))
     with pytest.raises(TypeError):
-        _process.start(b"/bin/true", ("text",), (), (0, 0, 0))
+        _process.start(b"/bin/true", ("text",), (), (0, 0, 0, 0))
 
 
 def answers(code: str, *descriptors: int) -> str:
