@@ -46,6 +46,7 @@ class Stream:
         weakref.finalize(self, opened.note_end, self.number, self._mark, os.getpid())
         self._files: tuple[str, ...] = ()  # that were published
         self._is_elsewhere = False  # its files are below no mount
+        self._takes_too_long = False  # to compute their order
         # Shards whose order is not known are brought one after the other, as who reads one shows.
         self._is_told = lists_files_of_a_mount(listing(settings.get("dataset")))
 
@@ -55,9 +56,10 @@ class Stream:
         self._begun += 1
         shards = self._shards(dataset)
         # A loader that goes on in the middle of an epoch has its workers leave out the shards that were read.
-        if shards is None or self._publication is None or skipped(iterator):
+        if shards is None or self._publication is None or skipped(iterator) or self._takes_too_long:
             return
         found = shards.orders(number, self._workers, keeps_workers=self._keeps_workers)
+        self._takes_too_long = not found
         orders = dict(enumerate(found, number))
         for epoch, order in orders.items():
             if self._orders.get(epoch) != order:

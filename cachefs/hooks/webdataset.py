@@ -9,9 +9,11 @@ import copy
 import inspect
 import random
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from math import inf
 from typing import Any, Final
 
 from cachefs.hooks.shards import in_turns, local_path
@@ -20,10 +22,13 @@ from cachefs.publishing.pure import Versions, is_installed, qualified_name
 
 _WEBDATASET: Final = Versions("webdataset", (0, 2), (1, 1))
 # Shards, and stages of a pipeline, that are looked at.
-MOST_SHARDS: Final = 1 << 20
+MOST_SHARDS: Final = 1 << 18
 MOST_STAGES: Final = 16
 # Passes over the shards that are told of an epoch which goes over them again and again.
 PASSES: Final = 2
+# Seconds after which an order is given up, for which the job waits, and shards between two looks at the clock.
+SECONDS: Final = 0.2
+PIECE: Final = 1 << 12
 _LIST: Final = "webdataset.shardlists.SimpleShardList"
 _SHUFFLE: Final = "webdataset.filters.detshuffle"
 _CURRIED: Final = "webdataset.filters.FilterFunction"
@@ -46,32 +51,76 @@ class Shards:
     def orders(self, begun: int, workers: int, *, keeps_workers: bool) -> list[list[int]]:
         # Workers that begin anew with each epoch have the pipeline as it is here; others have gone on with theirs.
         gone = begun if keeps_workers else 0
-        follows = keeps_workers or not workers
-        return [self.order(workers, gone), self.order(workers, gone + follows)]
+        deadline = time.monotonic() + SECONDS
+        try:
+            first = self.order(workers, gone, deadline)
+            follows = keeps_workers or not workers
+            return [first, self.order(workers, gone + 1, deadline) if follows else first]
+        except TooLong:
+            return []
 
-    def order(self, workers: int, ahead: int = 0) -> list[int]:
-        """Of the epoch that begins, or the *ahead*-th one of the same workers after it."""
+    def order(self, workers: int, ahead: int = 0, deadline: float = inf) -> list[int]:
+        """Of the epoch that begins, or the *ahead*-th one of the same workers after it. Raises TooLong."""
         found: list[int] = []
         for one in range(ahead * self.passes, (ahead + 1) * self.passes):
-            found += in_turns(list(self._of_worker(worker, max(1, workers), one)) for worker in range(max(1, workers)))
+            found += in_turns(self._of_workers(max(1, workers), one, deadline))
         return found
 
-    def _of_worker(self, worker: int, workers: int, ahead: int) -> Iterator[int]:
-        shards: Iterator[int] = iter(self.listed)
-        lists = sys.modules["webdataset.shardlists"]
+    def _of_workers(self, workers: int, ahead: int, deadline: float) -> list[list[int]]:
+        """The shards of each worker. What stands before the workers take turns is the same for all of them."""
+        shards: Iterable[int] = self.listed
+        for number, stage in enumerate(self.stages):
+            if stage is sys.modules["webdataset.shardlists"].split_by_worker:
+                shared = _within(deadline, shards)
+                rest = self.stages[number + 1 :]
+                parts = [shared[worker::workers] for worker in range(workers)]
+                return [
+                    _within(deadline, _after_all(rest, part, ahead, (worker, workers)))
+                    for worker, part in enumerate(parts)
+                ]
+            shards = _after(stage, iter(shards), ahead, (0, 1))
+        shared = _within(deadline, shards)
+        if len(shared) * workers > MOST_SHARDS:
+            raise TooLong
+        return [shared] * workers
+
+
+class TooLong(Exception):
+    """The job would wait too long for an order of shards."""
+
+
+def _after_all(stages: tuple[Any, ...], shards: Iterable[int], ahead: int, turn: tuple[int, int]) -> Iterable[int]:
+    for stage in stages:
+        shards = _after(stage, iter(shards), ahead, turn)
+    return shards
+
+
+def _after(stage: Any, shards: Iterator[int], ahead: int, turn: tuple[int, int]) -> Iterator[int]:
+    """What a stage gives of these shards, in the pass *ahead* of those that it has given. turn: worker, and workers."""
+    kind = qualified_name(type(stage))
+    if stage is sys.modules["webdataset.shardlists"].split_by_worker:
+        return islice(shards, turn[0], None, turn[1])
+    if stage is sys.modules["webdataset.shardlists"].split_by_node:
         rank, world_size, *_ = sys.modules["webdataset.utils"].pytorch_worker_info()
-        for stage in self.stages:
-            if stage is lists.split_by_worker:
-                shards = islice(shards, worker, None, workers)
-            elif stage is lists.split_by_node:
-                shards = islice(shards, rank, None, world_size)
-            elif qualified_name(type(stage)) == _SHUFFLE:
-                shuffle = copy.copy(stage)
-                shuffle.epoch += ahead
-                shards = shuffle.run(shards)
-            elif qualified_name(type(stage)) == _CURRIED:
-                shards = stage.f(shards, *stage.args, **stage.kw)
-        return shards
+        return islice(shards, rank, None, world_size)
+    if kind == _SHUFFLE:
+        shuffle = copy.copy(stage)
+        shuffle.epoch += ahead
+        return iter(shuffle.run(shards))
+    if kind == _CURRIED:
+        return iter(stage.f(shards, *stage.args, **stage.kw))
+    return shards
+
+
+def _within(deadline: float, shards: Iterable[int]) -> list[int]:
+    """All shards. Raises TooLong where they do not come in time."""
+    found: list[int] = []
+    waiting = iter(shards)
+    while part := list(islice(waiting, PIECE)):
+        found += part
+        if time.monotonic() > deadline:
+            raise TooLong
+    return found
 
 
 def shards_of(dataset: Any) -> Shards | None:

@@ -132,3 +132,13 @@ def test_a_stream_that_is_below_no_mount_costs_nothing_further(job: Job) -> None
     for _ in range(3):
         job.epoch()
     assert (job.published, job.dataset.asked) == ([], 1)
+
+
+def test_an_order_that_takes_too_long_is_asked_for_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(job.dataset, "orders", lambda begun, workers, keeps_workers: asked.append(begun) or [])
+    for _ in range(3):
+        job.epoch()
+    assert asked == [0]
+    [published] = job.published
+    assert (published.files, published.orders) == (FILES, {})

@@ -9,6 +9,7 @@ import webdataset as wds
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cachefs.hooks import webdataset
 from cachefs.hooks.webdataset import shards_of
 
 URLS = [f"/data/train-{number:03}.tar" for number in range(23)]
@@ -91,6 +92,36 @@ def test_paths_are_those_that_the_library_opens(tmp_path: Path, monkeypatch: pyt
     shards = shards_of(wds.WebDataset(["a.tar", "file:/b.tar", "file:///c.tar"], shardshuffle=False))
     assert shards is not None
     assert shards.files == (str(tmp_path / "a.tar"), "/b.tar", "/c.tar")
+
+
+@pytest.mark.parametrize("workers", [0, 1, 16])
+def test_what_all_workers_share_is_computed_once(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = wds.DataPipeline(
+        wds.SimpleShardList(URLS), wds.detshuffle(100, seed=1), wds.split_by_worker, wds.tarfile_to_samples()
+    ).repeat(2)
+    shards = shards_of(dataset)
+    assert shards is not None
+    run = wds.filters.detshuffle.run
+    runs: list[int] = []
+    monkeypatch.setattr(wds.filters.detshuffle, "run", lambda self, source: runs.append(1) or run(self, source))
+    first, following = shards.orders(0, workers, keeps_workers=False)
+    assert len(runs) == (2 if workers else 4), "one for each pass; workers begin the next epoch as this one"
+    assert sorted(first) == sorted(following) == sorted([*range(len(URLS))] * 2)
+
+
+def test_an_order_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = shards_of(wds.WebDataset(URLS, shardshuffle=100, detshuffle=True, seed=1))
+    assert shards is not None
+    monkeypatch.setattr(webdataset, "SECONDS", -1.0)
+    assert shards.orders(0, 4, keeps_workers=True) == []
+
+
+def test_workers_that_all_read_all_shards_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    shards = shards_of(wds.DataPipeline(wds.SimpleShardList(URLS), wds.tarfile_to_samples()))
+    assert shards is not None
+    assert len(shards.order(4)) == 4 * len(URLS)
+    monkeypatch.setattr(webdataset, "MOST_SHARDS", 4 * len(URLS) - 1)
+    assert shards.orders(0, 4, keeps_workers=False) == []
 
 
 @given(st.integers(0, 2**32), st.integers(1, 60), st.integers(0, 7))
