@@ -17,6 +17,7 @@ from tests.daemon import Daemon
 from tests.mounting import mounted
 from tests.node.equivalence.datasets import FILES
 from tests.node.equivalence.library_setups import LIBRARY_SETUPS, WRITE_MDS
+from tests.node.equivalence.own_code_setups import OWN_CODE_SETUPS
 from tests.node.equivalence.process_setups import PROCESS_SETUPS
 from tests.node.equivalence.setups import SETUPS
 
@@ -24,7 +25,7 @@ from tests.node.equivalence.setups import SETUPS
 pytestmark = pytest.mark.timeout(900)
 
 HERE = Path(__file__).parent
-ALL = [*SETUPS, *PROCESS_SETUPS]
+ALL = [*SETUPS, *PROCESS_SETUPS, *OWN_CODE_SETUPS]
 # That has the libraries of the programs: `make programs`.
 PYTHON = os.environ.get("PROGRAMS_PYTHON")
 CACHEFS = Path(sys.executable).with_name("cachefs")
@@ -185,7 +186,13 @@ def test_the_hooks_were_there(seen: tuple[Path, Path]) -> None:
     assert "cachefs: loader Stream (setups.py:" in said
 
 
-@pytest.mark.parametrize(("fault", "name"), [("draw", "shuffle"), ("replace", "sequential"), ("leak", "own")])
+FAULTS = [
+    ("draw", "shuffle"), ("replace", "sequential"), ("leak", "own"), ("ask", "length-counted"), ("swallow", "timers"),
+    ("close", "logs"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fault", "name"), FAULTS)
 def test_a_fault_is_found(node: Node, seen: tuple[Path, Path], tmp_path: Path, fault: str, name: str) -> None:
     process = node.start(tmp_path / fault, [name], watched=True, extra={"EQUIVALENCE_FAULT": fault})
     said, _ = process.communicate(timeout=300)

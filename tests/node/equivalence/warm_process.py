@@ -23,10 +23,11 @@ import numpy  # noqa: E402
 import torch  # noqa: E402
 
 from tests.node.equivalence.library_setups import LIBRARY_SETUPS  # noqa: E402
+from tests.node.equivalence.own_code_setups import OWN_CODE_SETUPS  # noqa: E402
 from tests.node.equivalence.process_setups import PROCESS_SETUPS  # noqa: E402
 from tests.node.equivalence.setups import SETUPS, SetUp  # noqa: E402
 
-ALL = {**SETUPS, **PROCESS_SETUPS, **LIBRARY_SETUPS}
+ALL = {**SETUPS, **PROCESS_SETUPS, **OWN_CODE_SETUPS, **LIBRARY_SETUPS}
 
 # Processes at a time.
 AT_ONCE = int(os.environ.get("EQUIVALENCE_AT_ONCE", "2"))
