@@ -36,7 +36,7 @@ LOOK_SECONDS: Final = 2.0
 # Seconds for which a snapshot is kept after the last node has said that it reads it: the node may come back, or this
 # one has just started.
 GRACE_SECONDS: Final = 600.0
-# Snapshots that are kept for other nodes, and bytes of all snapshots that are not current.
+# Snapshots that are kept for other nodes, and bytes of those that are beside the generations that each dataset has.
 MOST_KEPT: Final = 64
 MOST_BYTES: Final = 32 << 30
 # Seconds until a snapshot is asked for again that could not be had: doubled each time, from the first to the second.

@@ -37,7 +37,7 @@ from cachefs_daemon.datasets.listing_journal import journal_path, remove_stale
 from cachefs_daemon.datasets.origin_upkeep import OriginUpkeep
 from cachefs_daemon.datasets.reaching import OriginWay
 from cachefs_daemon.datasets.records import DatasetRecord, Registry, RemovedRecord, SnapshotRecord
-from cachefs_daemon.datasets.stamps import NO_STAMP, Elsewhere, Removals, Stamp
+from cachefs_daemon.datasets.stamps import NO_STAMP, Elsewhere, Removals, Stamp, is_floor
 from cachefs_daemon.origin.base import Origin, OriginSettings, open_origin
 from cachefs_daemon.origin.endpoint import told_apart
 from cachefs_daemon.origin.unusable import UnusableOrigin
@@ -292,7 +292,7 @@ class Catalog:
             *([known] if known is not None else []),
             *(one for one in self._departed if one.record.name == wanted.name),
         ]
-        added = set(wanted.added)
+        added = {stamp for stamp in wanted.added if not is_floor(stamp)}
         return next((one for one in alike if not added.isdisjoint(one.record.added)), None)
 
     async def keep(self, snapshot_id: str, wanted: DatasetRecord, received: Path) -> Dataset:
@@ -325,8 +325,8 @@ class Catalog:
         return dataset
 
     def kept_bytes(self) -> int:
-        """Bytes of the files of all snapshots that are not current."""
-        older = (one.record.snapshots[1:] for one in self)
+        """Bytes of the files of all snapshots that are kept since they are read."""
+        older = (one.record.snapshots[KEPT_GENERATIONS:] for one in self)
         gone = (one.record.snapshots for one in self._departed)
         ids = {record.id for snapshots in (*older, *gone) for record in snapshots}
         return sum(self._held.file_size(one) for one in ids)
