@@ -202,7 +202,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(daemon: Daemon, tree
     assert (forecast["wanted"]["blocks"], forecast["here"]["files"], forecast["here"]["blocks"]) == (25, 5, 5)
     said = run(daemon, "warmup", "tree", "-n").stdout
     assert "tree: would fetch 20 blocks, " in said
-    assert "; 5 files are here as a whole" in said
+    assert "; 5 whole files" in said
     answer(daemon, "pin", "tree", "images/class1/001.jpg")
     before = daemon.status()
     found = answer(daemon, "evict", "tree", "--dry-run")

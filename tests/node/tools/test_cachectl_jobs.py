@@ -45,7 +45,7 @@ def test_explicit_orders_and_lists_of_files(tmp_path: Path) -> None:
         answer(daemon, *options, *orders, stdin=b"00007\n00003\n00011\n")
         wait_until(lambda: daemon.status().fetched_blocks == 3)
         [consumer] = answer(daemon, "job", "show", "train")["consumers"]
-        assert (consumer["known_epochs"], consumer["epoch_length"], consumer["problem"]) == ([0, 1], 3, "")
+        assert (consumer["known_epochs"], consumer["epoch_length"], consumer["problem"]) == ([[0, 1]], 3, "")
         usage = run(daemon, *options[:-2])
         assert usage.returncode == 2
         assert "--order and --sampler explicit need each other" in usage.stderr
