@@ -25,6 +25,8 @@ CAUSE_SECONDS: Final = 5.0
 # Exceptions of a chain that are looked at.
 MOST_CHAINED: Final = 16
 _OF_READS: Final = (errno.EACCES, errno.ESTALE, errno.EIO)
+# What was said of the end of this program already.
+_said: Final[list[str]] = []
 _WHY: Final = Path(__file__).with_name("why.py")
 
 
@@ -33,6 +35,7 @@ def say_cause(error: BaseException) -> None:
     number, path = failed_read(error)
     line = _cause(number, path) if number else ""
     if line and run_record.is_first_to_say(line):
+        _said.append(line)
         channel.say(line)
 
 
@@ -74,7 +77,8 @@ def say(top: str) -> None:
             if found and type(sys.stdout) is io.TextIOWrapper:
                 _flush_stdout()
             for line in found:
-                channel.say(line)
+                if line not in _said:
+                    channel.say(line)
     if os.path.basename(directory).split("-")[1:2] == [top]:
         run_record.remove(directory)
 

@@ -20,7 +20,6 @@ class _Known:
     """A trouble of the job."""
 
     latest: Trouble
-    first_seen: float  # unix seconds
     is_told: bool = False
     is_over: bool = False
     seconds: float = 0.0  # of all times that it was there
@@ -36,6 +35,7 @@ class TroubleLines:
         self._began = clock()
         self._known: dict[tuple[str, str], _Known] = {}
         self._lines = 0
+        self._over: dict[str, float] = {}  # by subject: when reads last ceased to wait for it
 
     @property
     def has_any(self) -> bool:
@@ -47,22 +47,22 @@ class TroubleLines:
         now = self._clock()
         # A server that is away is none of the job's, as long as all that it reads is on the node.
         present = {(one.cause, one.subject): one for one in troubles if one.waiting or one.cause != Cause.ORIGIN}
+        for key, before in self._known.items():
+            if key not in present and not before.is_over and not is_failing(before.latest.cause):
+                self._end(before, now)
         for key, trouble in present.items():
             known = self._known.get(key)
             if known is None and len(self._known) >= MOST_TROUBLES:
                 continue
             if known is None:
-                known = self._known[key] = _Known(trouble, now)
+                known = self._known[key] = _Known(trouble)
             elif known.is_over:
-                known.is_over, known.is_told, known.first_seen = False, False, now
+                known.is_over = known.is_told = False
             known.latest = trouble
-            lasts = now - max(trouble.since, self._began)
+            lasts = self._lasts(known, now)
             if not known.is_told and (lasts >= TOLD_AFTER or is_failing(trouble.cause)):
                 known.is_told = True
                 self._tell(_begin_words(trouble, now), f"{key} {trouble.since:.0f}")
-        for key, known in self._known.items():
-            if key not in present and not known.is_over and not is_failing(known.latest.cause):
-                self._end(known, now)
 
     def records(self) -> list[TroubleRecord]:
         """All that the job has met, for the summary of its run."""
@@ -78,11 +78,14 @@ class TroubleLines:
 
     def _lasts(self, known: _Known, now: float) -> float:
         """How long it has been there this time, in the time of the job."""
-        return max(0.0, now - max(known.latest.since, self._began))
+        # What a read waits for may change: an origin that answers again is slow at first.
+        return max(0.0, now - max(known.latest.since, self._began, self._over.get(known.latest.subject, 0.0)))
 
     def _end(self, known: _Known, now: float) -> None:
         known.is_over = True
         known.seconds += self._lasts(known, now)
+        if is_of_reads(known.latest.cause):
+            self._over[known.latest.subject] = now
         if known.is_told:
             self._tell(over_words(known.latest, now), f"{known.latest.cause} {known.latest.subject} {now:.0f} over")
 

@@ -24,7 +24,7 @@ def why(number: int, path: str, job: str) -> str:
     from cachefs.publishing.route import Route
     from cachefs.rpc import JOB_SHOW, STATUS, DaemonClient
     from cachefs.socket_path import refusal, socket_path
-    from cachefs.troubles import SEE_ERRORS, Cause, cause_of, is_failing, words
+    from cachefs.troubles import SEE_ERRORS, Cause, cause_of, is_failing, past_words, words
 
     mounts = mount_points()
     if not mounts or (path and not any(path.startswith(os.path.join(mount.path, "")) for mount in mounts)):
@@ -42,7 +42,11 @@ def why(number: int, path: str, job: str) -> str:
     found = next((one for one in failing if one.cause == cause_of(number)), None)
     if found is None and cause_of(number) == Cause.FAILED:
         found = next((one for one in troubles if one.cause == Cause.ORIGIN), None)
-    return f"{words(found, now)}; {SEE_ERRORS}" if found is not None else ""
+    if found is None:
+        return ""
+    if is_failing(found.cause):
+        return past_words(found.cause, found.subject, 0.0, found.failed, found.reason)  # as the summary has it
+    return f"{words(found, now)}; {SEE_ERRORS}"
 
 
 if __name__ == "__main__":

@@ -99,7 +99,10 @@ def _why(read: WaitingRead, server: Server | None, datasets: dict[str, str]) -> 
         return Cause.ORIGIN, name
     if read.peers:
         return Cause.PEER, read.peers[0]
-    return (Cause.SLOW if read.has_slot else Cause.SLOT), name
+    # One that has failed rests until its next attempt, and wants no slot.
+    is_throttled = server is not None and server.status.width < server.status.most
+    has_failed = read.trouble is not None and not is_throttled
+    return (Cause.SLOW if read.has_slot or has_failed else Cause.SLOT), name
 
 
 def _reason(cause: Cause, reads: Sequence[WaitingRead], server: Server | None) -> str:

@@ -76,9 +76,13 @@ def test_a_read_that_waits_for_a_slot_says_how_many_there_are() -> None:
     well = server()
     [one] = derive(found(well, reads=[read(well, 480.0, has_slot=False)]), NOW)
     assert one.reason == "it gets 8 of 8 requests at once"
-    throttled = [read(well, 480.0, has_slot=False, trouble=OriginUnavailable("SlowDown"))]
-    [one] = derive(found(well, reads=throttled), NOW)
-    assert one.reason == "it gets 8 of 8 requests at once: SlowDown"
+    width = type(well.status)("S3 at x", 2, 8, 9, 0.0, 0, 0, 0)
+    busy = Server(well.endpoint, width, ["one"])
+    waiting = [read(well, 480.0, has_slot=False, trouble=OriginUnavailable("SlowDown"))]
+    [one] = derive(found(busy, reads=waiting), NOW)
+    assert (one.cause, one.reason) == (Cause.SLOT, "it gets 2 of 8 requests at once: SlowDown")
+    [one] = derive(found(well, reads=waiting), NOW)
+    assert (one.cause, one.reason) == (Cause.SLOW, "SlowDown")
 
 
 def test_an_origin_that_is_gone_from_the_catalog_has_a_name_all_the_same() -> None:

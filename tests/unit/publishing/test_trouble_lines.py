@@ -49,6 +49,19 @@ def test_an_outage_is_told_when_it_has_lasted_and_when_it_is_over() -> None:
     assert (record.line, record.seconds, record.waited) == ("S3 at x did not answer for 35 s", 35.0, 35.0)
 
 
+def test_a_read_that_waits_on_after_an_outage_waits_for_the_rest_only() -> None:
+    job = Job()
+    job.now = 1030.0
+    job.see(outage(1000.0))
+    slow = Trouble(Cause.SLOW, "S3 at x", 1000.0, 1030.0, "", 1, 30.0)
+    job.see(slow)
+    job.now = 1031.0
+    job.see(slow)
+    job.see()
+    assert [line.partition(",")[0] for line in job.lines[1:]] == ["S3 at x answers again"]
+    assert [record.line for record in job.troubles.records()] == ["S3 at x did not answer for 30 s"]
+
+
 def test_an_outage_that_no_read_waits_for_is_not_the_jobs() -> None:
     job = Job()
     job.now = 1010.0

@@ -112,7 +112,10 @@ def fetched_words(view: JobView) -> str:
     """What was fetched for a job, and how many of its reads waited, as far as they are known to be its own."""
     peers = f" from origins, {size(view.peer_bytes)} from other nodes" if view.peer_bytes else ""
     waited = f"{counted(view.stalls, 'read')} waited at the mount, {view.stall_seconds:.1f} s in all"
-    still = f", and {view.waiting:,} of them still wait, the first for {duration(view.longest)}" if view.waiting else ""
+    verb = "waits" if view.waiting == 1 else "wait"
+    still = (
+        f", and {view.waiting:,} of them still {verb}, the first for {duration(view.longest)}" if view.waiting else ""
+    )
     return f"fetched for it: {size(view.fetched_bytes)}{peers}; {waited}{still}"
 
 
