@@ -236,7 +236,7 @@ class Sweeping:
         for sweep in sorted(self._sweeps.values(), key=_nearest_first):
             if sweep.looking or sweep.has_failed or now - sweep.seen > ACTIVE_SECONDS:
                 continue
-            allowed = max(sweep.allowance, self._credit(sweep.area.snapshot).left if sweep.in_order else 0)
+            allowed = max(self._allowance(sweep), self._credit(sweep.area.snapshot).left if sweep.in_order else 0)
             if allowed <= 0 or sweep.rest > room:
                 continue
             places = sweep.next_places(PLACES_LOOKED_AT)
@@ -244,6 +244,10 @@ class Sweeping:
                 sweep.looking = True
                 return [AreaSearch(sweep, places, int(min(allowed, size)) or 1)]
         return []
+
+    def _allowance(self, sweep: Sweep) -> float:
+        """Bytes that may be brought of an area for what was read of it."""
+        return sweep.allowance if sweep.is_wanted(self._covering(sweep.area)) else 0
 
     def choose(self, search: AreaSearch, found: AreaFound) -> list[Swept]:
         """What is to be brought of what a search has *found*. For each of these there is one call of `landed` or
@@ -260,7 +264,7 @@ class Sweeping:
         for one in found.missing:
             if one.key in self._unread or len(self._unread) >= MOST_UNREAD:
                 continue
-            on_credit = sweep.allowance <= 0
+            on_credit = self._allowance(sweep) <= 0
             if on_credit and not (sweep.in_order and credit.left > 0):
                 sweep.forget(one.place)
                 continue

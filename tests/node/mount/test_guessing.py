@@ -158,6 +158,17 @@ def read_whole(mount: Path, tree: Path, names: Sequence[str]) -> None:
         assert (mount / name).read_bytes() == (tree / name).read_bytes()
 
 
+def test_a_random_reader_that_stops_early_has_fetched_what_it_has_read(tmp_path: Path, tree: Path) -> None:
+    """Counted by the daemon at its origin, at several points at which it might stop."""
+    names = [f"d{d}/{n:04d}" for d in range(DIRECTORIES) for n in range(FILES)]
+    order = [names[n] for n in np.random.default_rng(11).permutation(len(names)).tolist()]
+    with node(tmp_path, tree, memory=ROOM) as (daemon, mount):
+        for first, stop in ((0, 8), (8, 30), (30, 75)):
+            read_whole(mount, tree, order[first:stop])
+            counters(daemon.client, mount)
+            assert daemon.status().fetched_bytes <= 1.05 * stop * SIZE
+
+
 def test_what_is_read_in_any_order_is_brought_once_and_shown(tmp_path: Path, tree: Path) -> None:
     """By two programs, through two mounts."""
     names = [f"d{d}/{n:04d}" for d in range(DIRECTORIES) for n in range(FILES)]

