@@ -10,6 +10,7 @@ the sequence is not what is being read.
 cachefs.planning.sequences.plan).
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, ParamSpec, TypeVar
@@ -22,7 +23,7 @@ from cachefs.planning.blocks.space import Ids
 from cachefs.planning.sequences.epoch import UNKNOWN, Epoch
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.rate import ReadRate
-from cachefs.planning.sequences.search import FEWEST, NOWHERE, Cluster, Evidence, densest
+from cachefs.planning.sequences.search import DEVIATIONS, ENOUGH, FEWEST, NOWHERE, Cluster, Evidence, densest
 from cachefs.planning.sequences.tripwires import MISSING, FarOnes, are_tripwires, next_ones
 from cachefs.planning.sequences.visibility import Visibility
 
@@ -52,6 +53,10 @@ BY_CHANCE: Final = 1 / 4
 # Where the consumer's next tripwires may lie beyond that distance, the nearer ones prove something only if tripwires
 # are at least this part of the reads that show: pages of most other blocks are in the page cache then.
 MOSTLY: Final = 1 / 3
+
+# The share of the latest reads that fit where a consumer is, from which on it is followed again without being looked
+# for elsewhere, where chance explains less.
+FITTING: Final = 2 / 3
 
 # Reads, counted from the start of an epoch.
 Places = npt.NDArray[np.int64]
@@ -391,7 +396,12 @@ class Follower:
         evidence = self.evidence
         if not self.begun and not evidence.is_enough and evidence.mismatched >= FEWEST:
             self._resynchronise()  # soon: till then its epoch's beginning is fetched, though it may resume further on
-        if not evidence.is_enough or (self.following and evidence.share >= self._by_chance()):
+        if not evidence.is_enough:
+            return
+        # What was lost among the reads of others, such as of a rank that had published nothing yet, goes on where most
+        # reads fit again.
+        if evidence.share >= (self._by_chance() if self.following else self._by_no_chance()):
+            self._follow(True)
             return
         if self.following:
             evidence.on_lost()
@@ -410,6 +420,14 @@ class Follower:
         step = self._step(here)
         places = _behind(step, here) + step * (1 + len(self._front.early) + self.reorder_window / self.batch)
         return min(0.5, max(0.1, 3 * places / len(here.blocks)))
+
+    def _by_no_chance(self) -> float:
+        """The share of fitting reads from which on the consumer is where it was followed to."""
+        here = self._here
+        if here is None or not len(here.blocks):
+            return 1.0
+        chance = min(1.0, (_behind(self._step(here), here) + self.reorder_window) / len(here.blocks))
+        return max(FITTING, chance + DEVIATIONS * math.sqrt(chance * (1 - chance) / ENOUGH))
 
     def _resynchronise(self) -> bool:
         """Look for where the latest reads lie close together, in the epochs the plan knows."""

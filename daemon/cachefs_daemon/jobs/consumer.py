@@ -496,7 +496,10 @@ class Consumer:
             preparing = self._epochs.samples is None
             return ConsumerState.PREPARING if preparing else ConsumerState.WAITING, "; ".join(problems)
         if not follower.following:
-            elsewhere = f"{1 - follower.evidence.share:.0%} of the latest reads are not where the sequence has them"
+            elsewhere = (
+                f"{1 - follower.evidence.share:.0%} of the latest reads are not where the sequence has them: it reads "
+                "other files than it publishes, or a program without `cachefs run` reads the same ones"
+            )
             return ConsumerState.NOT_FOLLOWED, "; ".join([elsewhere, *problems])
         if not follower.begun:
             return ConsumerState.WAITING, "; ".join(problems)

@@ -474,3 +474,24 @@ def test_what_fits_nobody_for_long_is_forgotten() -> None:
     observe([follower], order[64:85])
     observe([follower], order[86:96])
     assert (follower.place, follower.span) == ((0, 85), 11), "somebody else has read it"
+
+
+def test_a_rank_whose_peer_publishes_late_is_followed_again_as_soon_as_the_reads_fit() -> None:
+    """Two ranks of a DistributedSampler read the same files. Until the second one has published, its reads speak
+    against the first one. Two workers of batches of 64 may be ahead by a third of so short an epoch: latest reads lie
+    nowhere closer together than that."""
+    count, batch = 950, 64
+    order = shuffled(3, 2 * count)
+    mine, theirs = order[::2], order[1::2]
+    plan = Plan()
+    plan.add_space(space_of(2 * count))
+    first = followed(mine, mine[::-1], plan=plan, name="rank 0", reorder_window=4 * batch, batch=batch)
+    read(np.concatenate((mine[:32], theirs[:128])), first)
+    assert not first.following, "so many reads of others are no reason to believe in it"
+    second = followed(theirs, theirs[::-1], plan=plan, name="rank 1", reorder_window=4 * batch, batch=batch)
+    for at in range(32, 640, 32):
+        first.on_heartbeat(0, at)
+        second.on_heartbeat(0, at + 96)
+        read(np.concatenate((mine[at : at + 32], theirs[at + 96 : at + 128])), first, second)
+    assert first.evidence.share > 0.9
+    assert first.following
