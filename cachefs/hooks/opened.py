@@ -408,18 +408,27 @@ def _make_mark(number: int, owner: int, path: str) -> None:
             directory.mkdir(0o700)
         if directory.lstat().st_uid != os.geteuid():
             return  # somebody else may have put a link there
-        for old in directory.glob("opened-*"):
-            if not os.path.exists(f"/proc/{old.name.split('-')[1]}"):
-                old.unlink()  # of a job that has ended before it has seen it
+        for old in os.listdir(directory):
+            if old.startswith("opened-"):
+                try:
+                    os.stat(f"/proc/{old.split('-')[1]}")
+                except FileNotFoundError:
+                    os.unlink(directory / old)  # of a job that has ended before it has seen it
         os.symlink(path, mark_of(number, owner))
 
 
 def helper_of(number: int, owner: int) -> Helper | None:
-    """The helper of the process *owner*, once it knows this loader."""
-    for directory in _directory().glob(f"*/{owner}-*"):
-        with suppress_own(OSError, ValueError):
-            slot, _, length = os.readlink(directory / f"loader-{number}").partition(":")
-            return Helper(directory, int(slot), int(length))
+    """The helper of the process *owner*, once it knows this loader. Nothing here is asked of pathlib, which would take
+    what a signal handler of the job raises for a failure of its own."""
+    top = _directory()
+    with suppress_own(OSError):
+        for job in os.listdir(top):
+            with suppress_own(NotADirectoryError, FileNotFoundError):
+                for name in os.listdir(top / job):
+                    if name.startswith(f"{owner}-"):
+                        with suppress_own(OSError, ValueError):  # the loader is not known there
+                            slot, _, length = os.readlink(top / job / name / f"loader-{number}").partition(":")
+                            return Helper(top / job / name, int(slot), int(length))
     return None
 
 

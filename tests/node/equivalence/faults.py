@@ -9,6 +9,7 @@ import torch
 
 from cachefs.hooks.loader import Progress
 from cachefs.hooks.watch import Watch
+from cachefs.publishing.descriptors import OwnDescriptor
 
 
 class Impostor:
@@ -62,5 +63,6 @@ def put_in(fault: str) -> None:
         "ask": (Watch, "begin", asking),
         "swallow": (Progress, "after", swallowing),
         "close": (Watch, "begin", closing),
+        "number": (OwnDescriptor, "number", property(lambda self: self._fd)),
     }
     setattr(*faults[fault])
