@@ -329,7 +329,7 @@ class PageCacheModel:
         pages = self._pages[blocks.snapshot]
         ids = distinct(blocks.ids)
         absent = ids[INCOMPLETE[pages.states[ids]]]
-        if len(absent) and self._plan.spaces.get(blocks.snapshot) is not None:
+        if len(absent) and self.budget and self._plan.spaces.get(blocks.snapshot) is not None:
             self.late += int(np.count_nonzero(~np.isin(absent, tripped))) if len(tripped) else len(absent)
         # A read that comes here although the pages should be there has found them gone.
         gone = int(np.count_nonzero((pages.states[ids] == HELD) & pages.absent[ids] & (now - pages.since[ids] > 1.0)))

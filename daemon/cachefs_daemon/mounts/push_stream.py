@@ -29,6 +29,7 @@ class PushStream:
         seconds; lead: seconds before its read that a block must be fetched."""
         self.pages = plan.pages  # the model of the mount's page cache
         self.listening = False  # somebody takes orders
+        self.pushes = True  # and not only says which pages are there
         self.guessed = 0  # blocks that were to be pushed on a guess
         self._plan = plan
         self._audience = audience
@@ -70,7 +71,7 @@ class PushStream:
         or when another pusher of the mount subscribes."""
         held = [_file_blocks(one) for one in request.held]
         self._plan.begin(request.budget, held, asyncio.get_running_loop().time(), pushes=request.pushes)
-        self.listening = True
+        self.listening, self.pushes = True, request.pushes
         if not self._subscription:
             self._earlier = Counter(request.counters)
         self._subscription += 1

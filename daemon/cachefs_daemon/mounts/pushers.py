@@ -185,13 +185,13 @@ class Pushers:
 
     def held(self) -> tuple[int, int]:
         """Bytes in the page caches of all mounts, and how many there may be."""
-        pages = [stream.pages for stream in self._streams.values()]
+        pages = [stream.pages for stream in self._streams.values() if stream.pushes]
         return sum(one.used for one in pages), sum(one.budget for one in pages)
 
     def shown(self, view: MountView) -> MountView:
         """*view* with counters of what is pushed."""
         stream = self._streams.get(view.id)
-        if stream is None:
+        if stream is None or not stream.pushes:
             return view
         pages = stream.pages
         counters = {f"push_{name}": value for name, value in stream.counters.items()}

@@ -278,3 +278,10 @@ def test_a_page_cache_that_loses_only_copies_is_known(pages: PageCacheModel) -> 
     assert not pages.is_losing, "their pages may just have come"
     pages.read(blocks(36, 37), tripped=blocks().ids, now=20.0)
     assert pages.is_losing, "5 of 38"
+
+
+def test_nothing_is_late_where_nothing_is_pushed(plan: Plan) -> None:
+    pages = PageCacheModel(plan, 0)
+    pages.follow_plan()
+    pages.read(blocks(1, 2), tripped=blocks().ids, now=1.0)
+    assert pages.late == 0
