@@ -38,6 +38,8 @@ STALE_SECONDS: Final = 4.0
 # is left to bring it: 3 times in an hour. It is believed to be there for twice as long.
 LOOKED_FOR: Final = 4.0
 BELIEVED: Final = 2.0
+# Where many only copies are gone they are looked for again after so many seconds, or after the time that is left.
+LOSING_SECONDS: Final = 0.5
 # Only copies that must have been looked for before their loss means anything, and after which earlier ones count half.
 FEWEST_SOUGHT: Final = 32
 MOST_SOUGHT: Final = 512
@@ -167,6 +169,12 @@ class PageCacheModel:
             self._leave_to_kernel(pages, changed.astype(np.int32))
             self.sole_bytes += int(pages.space.sizes[there & pages.absent].sum(dtype=np.int64))
 
+    def _trusted(self, left: Seconds) -> Seconds:
+        """Seconds after which only copies that are needed in *left* seconds (shape (n,)) are looked for again: sooner
+        where many are gone. Shape (n,)."""
+        seconds: Seconds = np.maximum(STALE_SECONDS, LOOKED_FOR * left)
+        return np.maximum(LOSING_SECONDS, left) if self.is_losing else seconds
+
     @property
     def is_losing(self) -> bool:
         """Does the kernel take pages back, or a program drop them? More than a tenth of the only copies that were
@@ -246,9 +254,7 @@ class PageCacheModel:
         if pages is None:
             return ids[:0]
         age = now - pages.since[ids]
-        unsure: Ids = ids[
-            pages.absent[ids] & DROPPABLE[pages.states[ids]] & (age > np.maximum(STALE_SECONDS, LOOKED_FOR * left))
-        ]
+        unsure: Ids = ids[pages.absent[ids] & DROPPABLE[pages.states[ids]] & (age > self._trusted(left))]
         return unsure
 
     def has(self, snapshot: str, ids: Ids, left: Seconds, now: float) -> npt.NDArray[np.bool_]:
@@ -257,7 +263,7 @@ class PageCacheModel:
         pages = self._pages.get(snapshot)
         if pages is None:
             return np.zeros(len(ids), np.bool_)
-        believed = BELIEVED * np.maximum(STALE_SECONDS, LOOKED_FOR * left)
+        believed = BELIEVED * self._trusted(left)
         found: npt.NDArray[np.bool_] = (pages.states[ids] == HELD) & (now - pages.since[ids] <= believed)
         return found
 

@@ -278,6 +278,10 @@ def test_a_page_cache_that_loses_only_copies_is_known(pages: PageCacheModel) -> 
     assert not pages.is_losing, "their pages may just have come"
     pages.read(blocks(36, 37), tripped=blocks().ids, now=20.0)
     assert pages.is_losing, "5 of 38"
+    # From now on they are looked for sooner, and believed for a shorter time.
+    assert pages.unsure("s", blocks(36).ids, np.ones(1), 20.9).tolist() == []
+    assert pages.unsure("s", blocks(36).ids, np.ones(1), 21.1).tolist() == [36]
+    assert not pages.has("s", blocks(36).ids, np.zeros(1), 21.1).any()
 
 
 def test_nothing_is_late_where_nothing_is_pushed(plan: Plan) -> None:
