@@ -35,7 +35,7 @@ class RefetchLog:
         self._capacity = capacity
         # By snapshot: when each of its blocks was fetched last, in seconds; -inf where it was not. Blocks that were on
         # the node when the first one was fetched count as fetched at 0.
-        self._fetched: dict[str, npt.NDArray[np.float64]] = {}
+        self._fetched: dict[str, npt.NDArray[np.float32]] = {}
         self._of_jobs: dict[str, dict[int, FetchedAgain]] = {}  # by job and epoch
 
     def note(self, job: str, epoch: int, block: FetchedBlock, now: float) -> None:
@@ -47,7 +47,7 @@ class RefetchLog:
         if fetched is None:
             states = self._presence.states.get(block.snapshot)
             here = np.zeros(space.count, np.bool_) if states is None else states != ABSENT
-            fetched = self._fetched[block.snapshot] = np.where(here, 0.0, -np.inf)
+            fetched = self._fetched[block.snapshot] = np.where(here, np.float32(0), np.float32(-np.inf))
             fetched[block.number] = -np.inf
         before_this, fetched[block.number] = float(fetched[block.number]), now
         if -np.inf < before_this < now - ONE_FETCH:

@@ -289,3 +289,16 @@ def test_nothing_is_late_where_nothing_is_pushed(plan: Plan) -> None:
     pages.follow_plan()
     pages.read(blocks(1, 2), tripped=blocks().ids, now=1.0)
     assert pages.late == 0
+
+
+def test_a_block_that_was_read_twice_is_left_to_the_kernel_once(plan: Plan) -> None:
+    plan.set_epoch("r", "s", 0, np.array([5, 5, 6, 5, 7, 8]))
+    pages = PageCacheModel(plan, 100 * SIZE)
+    pages.follow_plan()
+    hold(pages, 5, 6)
+    plan.set_progress("r", 0, 0, 1000.0)
+    pages.follow_plan()
+    pages.keep_until(0.0001)
+    plan.set_progress("r", 0, 4)
+    pages.follow_plan()
+    assert pages.used >= 0
