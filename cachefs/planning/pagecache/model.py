@@ -204,8 +204,9 @@ class PageCacheModel:
         self._leave_to_kernel(pages, ids)
 
     def _leave_to_kernel(self, pages: _Pages, ids: Ids) -> None:
-        """Leave the pages of those of these blocks to the kernel that no tier keeps, and take back the others. A block may
-        be named twice, as a reader may read it twice."""
+        """Leave the pages of those of these blocks to the kernel that no tier keeps, and take back the others.
+
+        A block may be named twice, as a reader may read it twice."""
         ids = distinct(ids)
         left = DROPPABLE[pages.states[ids]] & (pages.absent[ids] | pages.beyond[ids])
         changed = left != pages.left[ids]

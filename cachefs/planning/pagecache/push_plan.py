@@ -56,7 +56,7 @@ FORESEE_SECONDS: Final = 5e-6
 RELIABLE: Final = 0.8
 # Blocks of all snapshots that this look takes into account: every n-th one.
 SAMPLED: Final = 1 << 16
-# Seconds, for each block of the snapshots, between two looks at all pages for only copies: one of 10^7 blocks takes 80 ms.
+# Seconds, for each block of the snapshots, between two looks at all pages for only copies: 80 ms for 10^7 blocks.
 FOLLOW_SECONDS: Final = 1e-6
 # Weight of a new observation of the time that an order takes.
 _LEARN: Final = 0.2
@@ -224,11 +224,11 @@ class PushPlan:
         if now - self._looked > LOOK_AGAIN:
             self._looked = now
             self._lookahead.rewind()
-            blocks = sum(space.count for space in self.pages.spaces.values())
-            if now - self._foreseen > FORESEE_SECONDS * blocks:
+            count = sum(space.count for space in self.pages.spaces.values())
+            if now - self._foreseen > FORESEE_SECONDS * count:
                 self._foreseen = now
                 self.pages.keep_until(self._horizon())
-            if now - self._followed > FOLLOW_SECONDS * blocks:
+            if now - self._followed > FOLLOW_SECONDS * count:
                 self._followed = now
                 self.pages.follow_tiers(self._presence.states)
 
