@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, assert_never
 
-from cachefs_daemon.cluster.secret import ClusterSecret, is_proof
-from cachefs_daemon.cluster.view import PROTOCOL, ClusterView
+from cachefs_daemon.cluster.secret import ClusterSecret, ProofScope, is_proof
+from cachefs_daemon.cluster.view import PROTOCOL, ClusterView, NodeRecord
 
 SECRET_HINT: Final = (
     "daemons of one cluster without certificates need one cluster.secret_file; by default those of one user share one "
@@ -37,9 +37,10 @@ class Greeting:
     nonce: str = ""
     proof: str = ""
 
-    def expected_proof(self, secret: ClusterSecret) -> str:
-        """Return the proof that this greeting has to have."""
-        return secret.request_proof(self.nonce, self.sender, self.addressee, self.incarnation, BLOCKS)
+    def scope(self, addressee: str, port: int) -> ProofScope:
+        """Return what its proof has to be for, where *addressee* is the node that is asked and *port* that of its data
+        plane."""
+        return ProofScope(self.nonce, self.sender, addressee, self.incarnation, port, BLOCKS)
 
 
 class Verdict(StrEnum):
@@ -85,7 +86,7 @@ def judge(view: ClusterView, cluster: str, greeting: Greeting, secret: ClusterSe
     # A proof for no start in particular could be kept and used again, so it counts for none.
     if greeting.incarnation not in ("", mine.incarnation) or (secret is not None and not greeting.incarnation):
         return Verdict.OTHER_INCARNATION
-    if secret is not None and not is_proof(greeting.proof, greeting.expected_proof(secret)):
+    if secret is not None and not _is_proven(greeting, mine, secret):
         return Verdict.UNPROVEN
     if view.source == "static":
         return _judge_by_list(view, greeting)
@@ -94,6 +95,10 @@ def judge(view: ClusterView, cluster: str, greeting: Greeting, secret: ClusterSe
     if view.get(greeting.sender) is None:
         return Verdict.STRANGER
     return Verdict.WELCOME if greeting.epoch == view.epoch else Verdict.OLD_EPOCH
+
+
+def _is_proven(greeting: Greeting, mine: NodeRecord, secret: ClusterSecret) -> bool:
+    return is_proof(greeting.proof, secret.request_proof(greeting.scope(mine.id, mine.data_port)))
 
 
 def _judge_by_list(view: ClusterView, greeting: Greeting) -> Verdict:

@@ -1,9 +1,11 @@
 """The secret that daemons on loopback share, and how each side of a request proves that it knows the secret.
 
 A port of loopback is open to every user of the machine, and so is the port of a daemon that has ended. So each request
-has a nonce and a proof (a keyed BLAKE2b) for one addressee and one start of it, and each answer has a proof for that
-nonce. The secret itself never leaves the daemon. A proof that was sent to a port which another user has taken is of no
-use elsewhere: it names the node, and a start of its daemon that is over.
+has a nonce and a proof (a keyed BLAKE2b), and so has each answer. The secret itself never leaves the daemon. Another
+user who has taken the port of a daemon that is down may relay what comes there, so a proof is of no use elsewhere: that
+of a request names the node, the start of its daemon and the port that are meant; that of an answer names all of these,
+who has asked, and whether the request is served or refused. Only a request that proves itself is served, so no node
+gives another user, who proves nothing, what a block could be answered with.
 
 Nodes with certificates have no such secret, and nor have those with `insecure_peers`.
 """
@@ -11,6 +13,7 @@ Nodes with certificates have no such secret, and nor have those with `insecure_p
 import hashlib
 import hmac
 import os
+import re
 import secrets
 import stat
 from contextlib import suppress
@@ -29,6 +32,21 @@ _SAFELY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
+class ProofScope:
+    """The one request that a proof, and the proof of its answer, are for."""
+
+    nonce: str
+    # Ids of the node that asks and of the one that is asked.
+    sender: str
+    addressee: str
+    # The start of the addressee's daemon that is meant.
+    incarnation: str
+    # Where the addressee is reached.
+    port: int
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterSecret:
     """A secret of _LEAST to _MOST bytes."""
 
@@ -37,16 +55,26 @@ class ClusterSecret:
     def __repr__(self) -> str:
         return "ClusterSecret(...)"
 
-    def request_proof(self, nonce: str, sender: str, addressee: str, incarnation: str, what: str) -> str:
-        """Prove to one start (*incarnation*) of the node *addressee* that the node *sender* asks it for *what*."""
-        return self._proof("request", nonce, sender, addressee, incarnation, what)
+    def request_proof(self, scope: ProofScope) -> str:
+        """Prove to the addressee that the sender asks it."""
+        return self._proof("request", scope)
 
-    def response_proof(self, nonce: str, node: str, incarnation: str) -> str:
-        """Prove to the sender of *nonce* that this start of *node* answers."""
-        return self._proof("response", nonce, node, incarnation)
+    def response_proof(self, scope: ProofScope, incarnation: str, *, serves: bool) -> str:
+        """Prove to the sender that the start *incarnation* of the addressee answers, and serves or refuses."""
+        return self._proof("served" if serves else "refused", scope, incarnation)
 
-    def _proof(self, *parts: str) -> str:
-        return hashlib.blake2b("\n".join(parts).encode(), key=self.key, digest_size=32).hexdigest()
+    def _proof(self, kind: str, scope: ProofScope, answers: str = "") -> str:
+        # What is asked comes last: the others have no line ends.
+        said = f"{kind}\n{scope.nonce}\n{scope.sender}\n{scope.addressee}\n{scope.incarnation}\n{scope.port}\n{answers}"
+        text = f"{said}\n{scope.what}".encode("utf-8", "backslashreplace")
+        return hashlib.blake2b(text, key=self.key, digest_size=32).hexdigest()
+
+
+_NONCE: Final = re.compile(r"[0-9a-f]{32}")
+
+
+def is_nonce(text: str) -> bool:
+    return _NONCE.fullmatch(text) is not None
 
 
 def make_nonce() -> str:

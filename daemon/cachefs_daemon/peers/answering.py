@@ -125,7 +125,7 @@ class Answering:
     proven: frozenset[str] | None
     # Who it is, once that is known.
     node: str = ""
-    _nonce: str = ""  # of the request that is being answered
+    _greeting: Greeting | None = None  # of the request that is being answered
     _kept: bytearray = field(default_factory=bytearray)  # what came behind the last question
 
     @property
@@ -151,7 +151,7 @@ class Answering:
         self.host.note_used(self.caller)
         until = time.monotonic() + QUESTION_SECONDS
         head = self._read_head(until)
-        self._nonce = head.greeting.nonce if head.greeting is not None else ""
+        self._greeting = head.greeting
         body = self._read_body(head.length, until)
         if head.target == "/health" and head.method == "GET":
             return self._tell_health(head)
@@ -212,17 +212,22 @@ class Answering:
                 return False
             if not host.signs.answers():
                 text, remark = "the daemon does not answer", NO_DAEMON
-        self.wire.send(refusal(200, self._who(), text, remark))
+        self.wire.send(refusal(200, self._who(serves=True), text, remark))
         return False
 
     def _refuse(self, status: int, text: str, verdict: str = "") -> None:
         with contextlib.suppress(Gone):
-            self.wire.send(refusal(status, self._who(), text, verdict))
+            self.wire.send(refusal(status, self._who(serves=False), text, verdict))
 
-    def _who(self) -> tuple[str, str, int, str]:
-        view, secret = self.host.view, self.host.secret
-        incarnation = view.mine.incarnation if view.mine is not None else ""
-        proof = secret.response_proof(self._nonce, view.me, incarnation) if secret is not None and self._nonce else ""
+    def _who(self, *, serves: bool) -> tuple[str, str, int, str]:
+        """Say who answers. serves: the request is served, so its greeting, if it has one, was judged."""
+        view, secret, greeting = self.host.view, self.host.secret, self._greeting
+        if view.mine is None:
+            return view.me, "", view.epoch, ""
+        proof, incarnation = "", view.mine.incarnation
+        if secret is not None and greeting is not None and greeting.nonce:
+            scope = greeting.scope(view.me, view.mine.data_port)
+            proof = secret.response_proof(scope, incarnation, serves=serves)
         return view.me, incarnation, view.epoch, proof
 
     # --- what it asks ---------------------------------------------------------------------------------------------
@@ -255,7 +260,7 @@ class Answering:
         until = time.monotonic() + seconds
         before = self.wire.retransmitted()
         given = self.host.given(self.node)
-        self.wire.send(answer_head(*self._who()), more=True)
+        self.wire.send(answer_head(*self._who(serves=True)), more=True)
         here: list[tuple[int, AskedBlock, Location]] = []
         missing: list[tuple[int, AskedBlock, bytes]] = []  # with the place where it is wrong
         for at, block in enumerate(question.blocks):

@@ -55,7 +55,7 @@ class Arrivals:
                 exchange.first - exchange.sent, batch.connection.round_trip(), exchange.first
             )
         if sender.node != peer.record.id:
-            return  # a refusal follows, or blocks that prove themselves
+            return  # a refusal follows: blocks of another node are no answer
         peer.liveness.served()
         if peer.heard_of != sender.incarnation or exchange.first - peer.heard > _HEARD_SECONDS:
             peer.heard_of, peer.heard = sender.incarnation, exchange.first

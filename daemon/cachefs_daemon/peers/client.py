@@ -243,7 +243,8 @@ class PeerClient:
         how = asks[0].how
         lengths = [ask.wanted.length for ask in asks]
         greeting = self._reaching.greeting(peer.record)
-        exchange = Exchange([ask.wanted.key for ask in asks], lengths, now, self._reaching.proves(greeting))
+        check = self._reaching.checks(peer.record, greeting)
+        exchange = Exchange([ask.wanted.key for ask in asks], lengths, now, check)
         if lane == HERE and lengths[-1] > self._window.size // 2:
             exchange.tail = protocol.answer_room(()) + self._window.size // 2
         batch = Batch(peer, lane, how.ahead, connection, exchange, asks, set(range(len(asks))), sum(lengths))

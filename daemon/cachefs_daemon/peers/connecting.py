@@ -9,7 +9,7 @@ from typing import Final
 
 from cachefs_daemon.cluster.handshake import Greeting
 from cachefs_daemon.cluster.view import NodeRecord
-from cachefs_daemon.peers.protocol import NO_DAEMON, AnswerParser, BadAnswer, Proves, Refused, Sender, encode_probe
+from cachefs_daemon.peers.protocol import NO_DAEMON, AnswerParser, BadAnswer, Refused, Sender, SenderCheck, encode_probe
 from cachefs_daemon.peers.tls import Certificates, names_of
 from cachefs_daemon.peers.wire import prepare
 
@@ -100,14 +100,14 @@ def _exchange(connection: socket.socket, incoming: ssl.MemoryBIO, outgoing: ssl.
 
 
 def probe(
-    record: NodeRecord, certificates: Certificates | None, greeting: Greeting, proves: Proves | None = None
+    record: NodeRecord, certificates: Certificates | None, greeting: Greeting, check: SenderCheck
 ) -> tuple[Sender, bool]:
     """Who answers at the node's address, and whether the daemon behind that server lives. Raises CannotConnect where
     nobody answers, or somebody who is not that node."""
     connection, tls = connect(record, certificates)
     until = time.monotonic() + PROBE_SECONDS
     try:
-        sender, refused = _ask(connection, tls, encode_probe(greeting), until, proves)
+        sender, refused = _ask(connection, tls, encode_probe(greeting), until, check)
     except (OSError, BadAnswer, EOFError) as error:
         reason = str(error) or type(error).__name__
         raise CannotConnect(f"{_shown(record)} does not answer as it should: {reason}") from None
@@ -122,10 +122,10 @@ def probe(
 
 
 def _ask(
-    connection: socket.socket, tls: Tls | None, request: bytes, until: float, proves: Proves | None
+    connection: socket.socket, tls: Tls | None, request: bytes, until: float, check: SenderCheck
 ) -> tuple[Sender, Refused]:
     """Raises OSError, BadAnswer, EOFError."""
-    parser, room, filled = AnswerParser([], proves), memoryview(bytearray(_MOST_PROBED)), 0
+    parser, room, filled = AnswerParser([], check), memoryview(bytearray(_MOST_PROBED)), 0
     if tls is not None:
         tls.session.write(request)
         request = tls.outgoing.read()

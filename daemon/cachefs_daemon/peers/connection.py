@@ -25,8 +25,8 @@ from cachefs_daemon.peers.protocol import (
     BadAnswer,
     Block,
     NoBlock,
-    Proves,
     Refused,
+    SenderCheck,
     answer_room,
     tier_of,
 )  # fmt: skip
@@ -58,8 +58,8 @@ class Exchange:
     lengths: Sequence[int]
     # Monotonic seconds.
     sent: float
-    # Whether who answers knows the cluster's secret; None where there is none.
-    proves: Proves | None = None
+    # Of who answers; None: any node may.
+    check: SenderCheck | None = None
     parser: AnswerParser = field(init=False)
     first: float = 0.0  # when the first byte of the answer came; 0 before
     last: float = 0.0  # when the last bytes came, or were sent
@@ -68,7 +68,7 @@ class Exchange:
     tail: int = 0
 
     def __post_init__(self) -> None:
-        self.parser = AnswerParser(self.lengths, self.proves)
+        self.parser = AnswerParser(self.lengths, self.check)
         self.last = self.sent
 
 

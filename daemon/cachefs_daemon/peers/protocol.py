@@ -11,9 +11,8 @@ connections of each node such a chunk comes every SIGN_SECONDS and says that the
 Nothing of what comes is trusted: everything has a bound, and an answer has what was asked for or is none.
 """
 
-import re
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final, NamedTuple
 
@@ -22,6 +21,7 @@ from msgspec import Meta
 
 from cachefs.block import KEY_SIZE, SSD, piece_count
 from cachefs_daemon.cluster.handshake import Greeting
+from cachefs_daemon.cluster.secret import ClusterSecret, is_nonce, is_proof
 from cachefs_daemon.cluster.view import PROTOCOL, is_id
 from cachefs_daemon.origin.http_head import END, MOST_BYTES, Malformed, parse_head, parse_lines
 
@@ -69,9 +69,8 @@ _LINE_END: Final = b"\r\n"
 # Hexadecimal digits of the size of a chunk: of 64 MiB and a little.
 _MOST_DIGITS: Final = 8
 
-# Of a proof that the cluster's secret is known; a nonce, in hex digits.
+# Of a proof that the cluster's secret is known.
 PROOF: Final = b"x-cachefs-proof"
-_NONCE: Final = re.compile(r"[0-9a-f]{32}")
 
 _PHRASES: Final = {200: "OK", 403: "Forbidden", 404: "Not Found", 409: "Conflict", 503: "Service Unavailable"}
 
@@ -192,7 +191,7 @@ def _greeting(headers: dict[bytes, bytes]) -> Greeting | None:
     epoch = _number(headers, b"x-cachefs-epoch", 0, _MOST_EPOCH)
     protocol = _number(headers, b"x-cachefs-protocol", PROTOCOL, 1 << 16)
     nonce, proof = (headers.get(name, b"").decode("ascii", "replace") for name in (b"x-cachefs-nonce", PROOF))
-    if nonce and not _NONCE.fullmatch(nonce):
+    if nonce and not is_nonce(nonce):
         raise BadQuestion("the nonce of a request is no 32 hex digits")
     return Greeting(cluster, sender, addressee, incarnation, epoch, protocol, nonce, proof)
 
@@ -313,8 +312,29 @@ class Sender(NamedTuple):
 
 Item = Block | NoBlock | Refused
 
-# Says whether an answer of that node and incarnation has the right proof.
-Proves = Callable[[str, str, str], bool]
+
+class SenderCheck(NamedTuple):
+    """Finds out whether an answer comes from the node that was asked: only that one gives blocks."""
+
+    # Of the request.
+    greeting: Greeting
+    # Where the node is reached; and the cluster's secret, None where there is none.
+    port: int
+    secret: ClusterSecret | None
+
+    def objection(self, sender: Sender, proof: str, *, serves: bool) -> str:
+        """Return why the answer is not taken; "" where it is."""
+        asked = self.greeting
+        if sender.node != asked.addressee and (serves or self.secret is not None):
+            return f"node {sender.node} answers at its address, not {asked.addressee}"
+        if self.secret is None:
+            return ""
+        if serves and sender.incarnation != asked.incarnation:
+            return "another start of its daemon gives blocks than the one that was asked"
+        scope = asked.scope(asked.addressee, self.port)
+        if is_proof(proof, self.secret.response_proof(scope, sender.incarnation, serves=serves)):
+            return ""
+        return "it does not prove that it knows this cluster's secret; see cluster.secret_file"
 
 
 def answer_room(lengths: Sequence[int]) -> int:
@@ -325,10 +345,9 @@ def answer_room(lengths: Sequence[int]) -> int:
 class AnswerParser:
     """One answer, as it comes into a buffer. It keeps positions and no bytes."""
 
-    def __init__(self, lengths: Sequence[int], proves: Proves | None = None) -> None:
-        """lengths: of the blocks that were asked for. proves: whether the sender of the answer knows the cluster's
-        secret; None where there is none."""
-        self._proves = proves
+    def __init__(self, lengths: Sequence[int], check: SenderCheck | None = None) -> None:
+        """lengths: of the blocks that were asked for. check: of who answers; None: any node may."""
+        self._sender_check = check
         self.sender: Sender | None = None  # once the head was read
         self.is_done = False
         self.is_last = False  # the server closes the connection behind it
@@ -386,10 +405,11 @@ class AnswerParser:
         epoch = head.headers.get(b"x-cachefs-epoch", b"0")
         if not is_id(node) or not is_id(incarnation) or not epoch.isdigit() or len(epoch) > 20:
             raise BadAnswer(f"an answer with status {head.status} does not say which node it is from")
-        if self._proves is not None:
+        sender = Sender(node, incarnation, int(epoch))
+        if self._sender_check is not None:
             proof = head.headers.get(PROOF, b"").decode("ascii", "replace")
-            if not self._proves(node, incarnation, proof):
-                raise BadAnswer("it does not prove that it knows this cluster's secret; see cluster.secret_file")
+            if objection := self._sender_check.objection(sender, proof, serves=head.status == 200):
+                raise BadAnswer(objection)
         if head.status != 200 or head.length is not None:
             if head.length is None or head.length > _MOST_REFUSAL:
                 raise BadAnswer(f"an answer with status {head.status} has no length, or a large one")
@@ -397,7 +417,7 @@ class AnswerParser:
             self._refused = head.status, head.headers.get(b"x-cachefs-verdict", b"")[:40].decode("ascii", "replace")
         elif head.headers.get(b"transfer-encoding", b"").lower() != b"chunked":
             raise BadAnswer("an answer does not come in chunks")
-        self.sender = Sender(node, incarnation, int(epoch))
+        self.sender = sender
         return True
 
     def _parse_chunk(self, view: memoryview) -> Item | bool | None:

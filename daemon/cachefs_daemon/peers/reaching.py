@@ -9,11 +9,11 @@ from typing import Final
 
 from cachefs_daemon.cluster.handshake import Greeting
 from cachefs_daemon.cluster.membership import Membership
-from cachefs_daemon.cluster.secret import ClusterSecret, is_proof, make_nonce
+from cachefs_daemon.cluster.secret import ClusterSecret, make_nonce
 from cachefs_daemon.cluster.view import NodeRecord
 from cachefs_daemon.peers.connecting import connect, probe
 from cachefs_daemon.peers.connection import PeerConnection
-from cachefs_daemon.peers.protocol import Proves, Sender
+from cachefs_daemon.peers.protocol import Sender, SenderCheck
 from cachefs_daemon.peers.tls import Certificates
 
 # Threads that connect and probe. A dead peer takes one for 2 s at a time.
@@ -46,22 +46,17 @@ class Reaching:
         if self._secret is None:
             return greeting
         greeting = dataclasses.replace(greeting, nonce=make_nonce())
-        return dataclasses.replace(greeting, proof=greeting.expected_proof(self._secret))
+        proof = self._secret.request_proof(greeting.scope(record.id, record.data_port))
+        return dataclasses.replace(greeting, proof=proof)
 
     def _incarnation(self, record: NodeRecord) -> str:
         """Return which start of the node is meant; "" while none is known."""
         known = self.membership.view.get(record.id)
         return record.incarnation or (known.incarnation if known is not None else "")
 
-    def proves(self, greeting: Greeting) -> Proves | None:
-        """Return what says whether an answer to *greeting* comes from a node that knows the cluster's secret; None
-        where there is no secret."""
-        secret = self._secret
-        if secret is None:
-            return None
-        return lambda node, incarnation, proof: is_proof(
-            proof, secret.response_proof(greeting.nonce, node, incarnation)
-        )
+    def checks(self, record: NodeRecord, greeting: Greeting) -> SenderCheck:
+        """Return the check of who answers the *greeting* to that node."""
+        return SenderCheck(greeting, record.data_port, self._secret)
 
     async def connect(self, record: NodeRecord) -> PeerConnection:
         """Raises CannotConnect."""
@@ -75,7 +70,7 @@ class Reaching:
         """Who answers there, and whether the daemon behind that server lives. Raises CannotConnect where nobody
         answers, or somebody else."""
         greeting = self.greeting(record)
-        work = partial(probe, record, self._certificates, greeting, self.proves(greeting))
+        work = partial(probe, record, self._certificates, greeting, self.checks(record, greeting))
         return await self._loop.run_in_executor(self._threads, work)
 
     def run(self, work: Coroutine[None, None, None]) -> None:

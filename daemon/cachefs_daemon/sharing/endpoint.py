@@ -19,7 +19,7 @@ from cachefs.errors import AccessDenied, Busy, CachefsError, ConfigError
 from cachefs.observe_messages import OBSERVE, OBSERVER
 from cachefs_daemon.cluster.handshake import SECRET_HINT
 from cachefs_daemon.cluster.membership import Membership
-from cachefs_daemon.cluster.secret import is_proof
+from cachefs_daemon.cluster.secret import ProofScope, is_nonce, is_proof
 from cachefs_daemon.cluster.view import NodeRecord, encode_record, format_address
 from cachefs_daemon.runtime.connection_limits import Bounds, ConnectionLimits
 from cachefs_daemon.sharing.observers import NOBODY, Observers
@@ -230,7 +230,7 @@ class ControlEndpoint:
         return (
             self._security.secret is not None
             and mine is not None
-            and NONCE in request.headers
+            and is_nonce(request.headers.get(NONCE, ""))
             and request.headers.get(ADDRESSEE, "") != mine.incarnation
         )
 
@@ -240,30 +240,38 @@ class ControlEndpoint:
         secret, mine = self._security.secret, self._membership.view.mine
         if secret is None or mine is None:
             return ""
-        headers = request.headers
-        expected = secret.request_proof(
-            headers.get(NONCE, ""),
-            headers.get(SENDER, ""),
-            mine.id,
-            mine.incarnation,
-            f"{request.method} {request.path}",
-        )
-        if is_proof(headers.get(PROOF, ""), expected):
+        scope = _scope(request, mine)
+        if scope is not None and is_proof(request.headers.get(PROOF, ""), secret.request_proof(scope)):
             return ""
         return f"it does not prove that it knows this cluster's secret: {SECRET_HINT}"
 
     async def _sign(self, request: web.Request, response: web.StreamResponse) -> None:
-        view, secret, nonce = self._membership.view, self._security.secret, request.headers.get(NONCE, "")
+        """Say who answers. That the request is served is proven only to those who have proven themselves."""
+        view, secret = self._membership.view, self._security.secret
         response.headers[ANSWERED_BY] = view.me
-        if secret is not None and nonce and view.mine is not None:
-            response.headers[ADDRESSEE] = view.mine.incarnation
-            response.headers[PROOF] = secret.response_proof(nonce, view.me, view.mine.incarnation)
+        if secret is None or view.mine is None or (scope := _scope(request, view.mine)) is None:
+            return
+        serves = response.status < 300
+        if serves and self._unproven(request):
+            return
+        response.headers[ADDRESSEE] = view.mine.incarnation
+        response.headers[PROOF] = secret.response_proof(scope, view.mine.incarnation, serves=serves)
 
     async def _node(self, request: web.Request) -> web.Response:
         mine = self._membership.view.mine
         if mine is None:
             return web.Response(status=503, text="this node is in no cluster yet")
         return web.Response(body=encode_record(mine), content_type="application/json")
+
+
+def _scope(request: web.Request, mine: NodeRecord) -> ProofScope | None:
+    """Return what the proof of a request to this node has to be for; None where it has no nonce."""
+    headers = request.headers
+    nonce = headers.get(NONCE, "")
+    if not is_nonce(nonce):
+        return None
+    what = f"{request.method} {request.path}"
+    return ProofScope(nonce, headers.get(SENDER, ""), mine.id, headers.get(ADDRESSEE, ""), mine.control_port, what)
 
 
 def _refusal(status: int, why: str) -> web.Response:

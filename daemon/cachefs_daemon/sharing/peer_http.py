@@ -11,7 +11,7 @@ from aiohttp.connector import Connection
 
 from cachefs.errors import CachefsError
 from cachefs_daemon.cluster.handshake import SECRET_HINT
-from cachefs_daemon.cluster.secret import is_proof, make_nonce
+from cachefs_daemon.cluster.secret import ProofScope, is_proof, make_nonce
 from cachefs_daemon.cluster.view import NodeRecord, format_address
 from cachefs_daemon.cluster_section import MOST_NODES
 from cachefs_daemon.sharing.security import INSECURE, Security
@@ -139,12 +139,11 @@ class PeerHttp:
         raises."""
         if self._session is None:
             self._session = self._open()
-        secret, proof, nonce = self._security.secret, {}, ""
+        secret, proof = self._security.secret, {}
+        meant = self._incarnations.get(node.id) or node.incarnation
+        scope = ProofScope(make_nonce(), self._me, node.id, meant, node.control_port, f"{method} {path}")
         if secret is not None:
-            nonce, meant = make_nonce(), self._incarnations.get(node.id) or node.incarnation
-            what = f"{method} {path}"
-            proof = {NONCE: nonce, ADDRESSEE: meant}
-            proof[PROOF] = secret.request_proof(nonce, self._me, node.id, meant, what)
+            proof = {NONCE: scope.nonce, ADDRESSEE: meant, PROOF: secret.request_proof(scope)}
         async with self._session.request(
             method,
             f"{self._scheme}://{format_address(node.host, node.control_port)}{path}",
@@ -155,9 +154,9 @@ class PeerHttp:
         ) as answer:
             assert isinstance(answer, _Answer)
             if secret is not None:
-                answered_by, incarnation = answer.headers.get(ANSWERED_BY, ""), answer.headers.get(ADDRESSEE, "")
-                expected = secret.response_proof(nonce, answered_by, incarnation)
-                if not is_proof(answer.headers.get(PROOF, ""), expected):
+                incarnation, serves = answer.headers.get(ADDRESSEE, ""), answer.status < 300
+                expected = secret.response_proof(scope, incarnation, serves=serves)
+                if (serves and incarnation != meant) or not is_proof(answer.headers.get(PROOF, ""), expected):
                     answer.hang_up()
                     raise PeerFailed(f"it does not prove that it knows this cluster's secret: {SECRET_HINT}")
             yield answer

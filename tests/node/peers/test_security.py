@@ -11,14 +11,17 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
+from cachefs_daemon.cluster.handshake import Greeting
 from cachefs_daemon.cluster.secret import ClusterSecret
+from cachefs_daemon.peers import protocol
 from cachefs_daemon.peers.answers import Failed, PeerBlock, Why
 from cachefs_daemon.peers.server import BOUNDS
 from cachefs_daemon.peers.tls import Certificates
 
+from cachefs.block import piece_checksums
 from tests.blockstore import data_of
 from tests.certificates import Authority
-from tests.peering import DEADLINE, ME, ServingNode, asker, node_id, until, wanted
+from tests.peering import DEADLINE, ME, ServingNode, asker, node_id, record, until, wanted
 
 SIZE = 100_000
 
@@ -289,5 +292,100 @@ def test_with_a_secret_only_those_who_know_it_are_answered_and_believed(root: Pa
                 refused = await deceived.ask(impostor.record, wanted(1))
                 assert isinstance(refused, Failed)
                 assert "does not prove that it knows this cluster's secret" in refused.reason
+
+    asyncio.run(scenario())
+
+
+async def _said(port: int, request: bytes) -> bytes:
+    """Send a request there, as any user of the machine can, and return the whole answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(request)
+        return await asyncio.wait_for(reader.read(), DEADLINE)
+    finally:
+        writer.close()
+
+
+def _head_of(answer: bytes, name: str) -> str:
+    lines = answer.partition(b"\r\n\r\n")[0].decode().split("\r\n")[1:]
+    return {key.lower(): value for key, value in (line.split(": ", 1) for line in lines)}.get(name, "")
+
+
+@pytest.mark.parametrize("answers_as", ["itself", "the one that is down"])
+@pytest.mark.parametrize("relayed_to", ["another node", "the same node, started again elsewhere"])
+@pytest.mark.parametrize("request_of", ["the sender", "the thief"])
+def test_what_a_live_node_says_to_another_user_makes_no_answer_of_a_node_that_is_down(
+    root: Path, answers_as: str, relayed_to: str, request_of: str
+) -> None:
+    key, wrong = ClusterSecret(b"0123456789abcdef"), b"evil" * (SIZE // 4)
+
+    async def scenario() -> None:
+        number = 2 if relayed_to == "another node" else 1
+        async with ServingNode(root, number=number, secret=key) as live:
+            asked: list[bytes] = []
+
+            async def steal(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                """Listen on the port of a node that is down, and answer with a live node's proof."""
+                request = await reader.readuntil(b"\r\n\r\n")
+                asked.append(request)
+                me, nonce = _head_of(request, "x-cachefs-from"), _head_of(request, "x-cachefs-nonce")
+                if request_of == "the thief":
+                    greeting = Greeting(
+                        _head_of(request, "x-cachefs-cluster"), me, live.record.id, live.record.incarnation, 7,
+                        nonce=nonce, proof="0" * 64,
+                    )  # fmt: skip
+                    forwarded = protocol.encode_probe(greeting)
+                else:
+                    forwarded = request.replace(b"POST /blocks", b"GET /health")
+                    forwarded = forwarded.replace(b"Content-Length", b"X-Length").replace(
+                        b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"
+                    )
+                proof = _head_of(await _said(live.record.data_port, forwarded), "x-cachefs-proof")
+                node = live.record if answers_as == "itself" else down
+                checksums = piece_checksums(wanted(1).key, wrong)
+                writer.write(
+                    protocol.answer_head(node.id, node.incarnation, 7, proof)
+                    + protocol.block_start(0, 0, len(wrong), checksums)
+                    + wrong
+                    + protocol.block_end(stayed=True)
+                    + protocol.last_chunk(0)
+                )
+                await writer.drain()
+                writer.close()
+
+            thief = await asyncio.start_server(steal, "127.0.0.1", 0)
+            port = thief.sockets[0].getsockname()[1]
+            down = dataclasses.replace(live.record, id=node_id(1), incarnation="e" * 16, data_port=port)
+            async with asker(down, secret=key) as deceived:
+                answer = await deceived.ask(down, wanted(1))
+            thief.close()
+            assert asked, "the thief is asked"
+            assert isinstance(answer, Failed)
+
+    asyncio.run(scenario())
+
+
+def test_blocks_of_another_node_are_no_answer_also_without_a_secret(root: Path) -> None:
+    async def scenario() -> None:
+        async def answer_as_another(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await reader.readuntil(b"\r\n\r\n")
+            data = data_of(1, SIZE)
+            writer.write(
+                protocol.answer_head(node_id(3), "f" * 16, 7)
+                + protocol.block_start(0, 0, SIZE, piece_checksums(wanted(1).key, data))
+                + data
+                + protocol.block_end(stayed=True)
+                + protocol.last_chunk(0)
+            )
+            await writer.drain()
+            writer.close()
+
+        other = await asyncio.start_server(answer_as_another, "127.0.0.1", 0)
+        meant = record(2, other.sockets[0].getsockname()[1])
+        async with asker(meant) as deceived:
+            answer = await deceived.ask(meant, wanted(1))
+        other.close()
+        assert isinstance(answer, Failed)
+        assert "answers at its address" in answer.reason
 
     asyncio.run(scenario())

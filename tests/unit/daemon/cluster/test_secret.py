@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cachefs_daemon.cluster import secret
 from cachefs_daemon.cluster.handshake import Greeting, Verdict, explain, judge
-from cachefs_daemon.cluster.secret import ClusterSecret, is_proof, load_secret, make_nonce
+from cachefs_daemon.cluster.secret import ClusterSecret, ProofScope, is_proof, load_secret, make_nonce
 from cachefs_daemon.cluster.view import ClusterView
 from cachefs_daemon.cluster_section import ClusterSection
 
@@ -17,6 +17,7 @@ from tests.members import member_id, member_record
 
 NODES = ("a=127.0.0.1:7000", "b=127.0.0.1:7100")
 KEY = ClusterSecret(b"0123456789abcdef")
+PORT = member_record(1).data_port
 VIEW = ClusterView(7, member_id(1), (member_record(1), member_record(2)), (), "etcd", "", 0.0)
 
 
@@ -86,17 +87,18 @@ def test_what_another_user_may_have_prepared_is_not_used(tmp_path: Path) -> None
             load_secret(section(tmp_path / "real"))
 
 
-def greeting(key: ClusterSecret = KEY, **change: object) -> Greeting:
+def greeting(key: ClusterSecret = KEY, port: int = PORT, **change: object) -> Greeting:
     """A greeting with its proof."""
     plain = Greeting("c", member_id(2), member_id(1), member_record(1).incarnation, 7, nonce=make_nonce())
     plain = dataclasses.replace(plain, **change)  # type: ignore[arg-type]
-    return dataclasses.replace(plain, proof=plain.expected_proof(key))
+    return dataclasses.replace(plain, proof=key.request_proof(plain.scope(plain.addressee, port)))
 
 
 def test_only_a_proof_for_this_node_and_this_start_of_it_is_taken() -> None:
     assert judge(VIEW, "c", greeting(), KEY) is Verdict.WELCOME
     for wrong in (
         greeting(ClusterSecret(b"another-secret-of-it")),
+        greeting(port=PORT + 1),  # caught on another port
         dataclasses.replace(greeting(), proof=""),
         dataclasses.replace(greeting(), nonce=make_nonce()),
         dataclasses.replace(greeting(), sender=member_id(3)),
@@ -108,16 +110,25 @@ def test_only_a_proof_for_this_node_and_this_start_of_it_is_taken() -> None:
     assert "cluster.secret_file" in explain(Verdict.UNPROVEN, VIEW, "c", greeting())
 
 
-def test_an_answer_proves_its_sender_for_one_nonce() -> None:
-    nonce, node, start = make_nonce(), member_id(1), "f" * 16
-    proof = KEY.response_proof(nonce, node, start)
-    assert is_proof(proof, KEY.response_proof(nonce, node, start))
+def test_an_answer_proves_its_sender_for_one_request() -> None:
+    start = "f" * 16
+    scope = ProofScope(make_nonce(), member_id(2), member_id(1), start, 7000, "blocks")
+    proof = KEY.response_proof(scope, start, serves=True)
+    assert is_proof(proof, KEY.response_proof(dataclasses.replace(scope), start, serves=True))
+    others = [
+        {"nonce": make_nonce()},
+        {"sender": member_id(3)},
+        {"addressee": member_id(2)},
+        {"incarnation": "e" * 16},
+        {"port": 7001},
+        {"what": "GET /state"},
+    ]
     for other in (
-        KEY.response_proof(make_nonce(), node, start),
-        KEY.response_proof(nonce, member_id(2), start),
-        KEY.response_proof(nonce, node, "e" * 16),
-        ClusterSecret(b"another-secret-of-it").response_proof(nonce, node, start),
-        KEY.request_proof(nonce, node, start, "", ""),
+        *(KEY.response_proof(dataclasses.replace(scope, **one), start, serves=True) for one in others),  # type: ignore[arg-type]
+        KEY.response_proof(scope, "e" * 16, serves=True),
+        KEY.response_proof(scope, start, serves=False),
+        ClusterSecret(b"another-secret-of-it").response_proof(scope, start, serves=True),
+        KEY.request_proof(scope),
     ):
         assert not is_proof(proof, other)
     assert not is_proof("", proof)

@@ -94,3 +94,63 @@ def test_a_user_who_says_that_he_is_a_member_is_refused_and_what_was_asked_of_hi
                         assert answer.status in (403, 421)
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("path", [NODE, "/observe/nodes"])
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_what_a_live_node_says_to_another_user_makes_no_answer_of_a_node_that_is_down(
+    path: str, is_restarted: bool
+) -> None:
+    async def scenario() -> None:
+        async with nodes_with(KEY, KEY, KEY) as (one, two, three):
+            live = two if is_restarted else three
+            live.record = dataclasses.replace(live.record, incarnation="d" * 16)
+            live.meet(one)
+
+            async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                """Listen on the port of node 2, which is down, and answer with what a live node says to the nonce."""
+                lines = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")[1:-2]
+                headers = dict(line.split(": ", 1) for line in lines)
+                headers["Cachefs-Addressee"] = live.record.incarnation
+                if path != NODE:
+                    headers["Cachefs-Observer"] = "scheduler"
+                async with (
+                    aiohttp.ClientSession() as session,
+                    session.get(f"http://127.0.0.1:{live.record.control_port}{path}", headers=headers) as answer,
+                ):
+                    said = {name: value for name, value in answer.headers.items() if name.startswith("Cachefs-")}
+                said["Cachefs-Answered-By"] = two.record.id
+                lines = [f"{name}: {value}" for name, value in said.items()]
+                writer.write("\r\n".join(["HTTP/1.1 200 OK", *lines, "Content-Length: 2", "", "ok"]).encode())
+                await writer.drain()
+                writer.close()
+
+            thief = await asyncio.start_server(relay, "127.0.0.1", 0)
+            down = dataclasses.replace(two.record, control_port=thief.sockets[0].getsockname()[1])
+            for known in (down, dataclasses.replace(down, incarnation=live.record.incarnation)):
+                with pytest.raises(PeerFailed, match="does not prove"):
+                    await one.shared.http.get(known, path, 10, 1 << 16)
+            thief.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_nonce_that_is_none_is_refused_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario() -> None:
+        async with nodes_with(KEY, KEY) as (one, _):
+            for line in (
+                b"Cachefs-Nonce: \xff",
+                b"Cachefs-Nonce: 12",
+                b"Cachefs-Node: \xff\r\nCachefs-Nonce: " + b"0" * 32,
+            ):
+                reader, writer = await asyncio.open_connection("127.0.0.1", one.record.control_port)
+                proof = b"Cachefs-Addressee: %s\r\nCachefs-Proof: \xff" % one.record.incarnation.encode()
+                writer.write(
+                    b"GET /node HTTP/1.1\r\nHost: x\r\nCachefs-Cluster: test\r\n" + line + b"\r\n" + proof + b"\r\n\r\n"
+                )
+                assert (await reader.read()).startswith(b"HTTP/1.1 403 ")
+                writer.close()
+
+    asyncio.run(scenario())
+    assert not any(record.exc_info for record in caplog.records)
+    assert len(caplog.records) <= 3
