@@ -82,7 +82,7 @@ class Entry:
 class Meta(msgspec.Struct, frozen=True):
     """Facts about the whole."""
 
-    # Name of the snapshot: 32 hex digits, a function of everything in it but *created_ns*.
+    # Name of the snapshot: 32 hex digits, a function of everything in it but *created_ns* and *archived*.
     id: str
     url: str
     block_size: int
@@ -95,7 +95,8 @@ class Meta(msgspec.Struct, frozen=True):
     created_ns: int
     # Keys of the origin that are not in the tree.
     problem_count: int
-    # Files that could not be read when they were listed, before they are restored from an archive.
+    # Files that could not be read when the snapshot was first made, before they are restored from an archive. It is
+    # not part of the id: nodes of earlier releases compute the id without it.
     archived: int = 0
 
 

@@ -112,9 +112,8 @@ class BuilderState(msgspec.Struct, frozen=True):
     # The first problems by key, and the number of all.
     problems: list[tuple[bytes, str]] = []
     problem_count: int = 0
-    # Objects of them that are files, and that are archived.
+    # Objects of them that are files.
     files: int = 0
-    archived: int = 0
 
 
 class SnapshotBuilder:
@@ -132,10 +131,10 @@ class SnapshotBuilder:
         self._runs: list[list[Segment]] = []  # sorted runs of each depth
         self._recent: set[bytes] = set()  # directories that have got rows lately
         self._root_mtime_ns = 0
-        self._problems: list[tuple[bytes, str]] = []  # (key, reason): the first MAX_PROBLEMS, and a few more
+        self._problems: set[tuple[bytes, str]] = set()  # (key, reason): the first MAX_PROBLEMS, and a few more
         self._problem_count = 0
-        self._files = 0  # added so far, and of them those that are archived
-        self._archived = 0
+        self._files = 0  # added so far
+        self._archived = 0  # archived files of the tree, as far as it is written
         self.objects = 0  # added so far
         self.bytes = 0  # of these objects
 
@@ -158,18 +157,21 @@ class SnapshotBuilder:
             else:
                 path = key.replace(b"/", b"\0")
                 self._files += 1
-                self._archived += listed.is_archived
-                self._keep(path.count(b"\0"), file_row(path, mtime_ns, listed.size, listed.version))
+                row = file_row(path, mtime_ns, listed.size, listed.version, listed.is_archived)
+                self._keep(path.count(b"\0"), row)
                 self._add_directory(path.rpartition(b"\0")[0])
         if self._held > _ROOM:
             self._spill_rows()
 
     def report(self, key: bytes, reason: str) -> None:
-        """Note that the origin's *key* is not in the tree."""
+        """Note that the origin's *key* is not in the tree. A key that is listed twice counts once, unless there are more
+        than MAX_PROBLEMS."""
+        if (key, reason) in self._problems:
+            return
         self._problem_count += 1
-        self._problems.append((key, reason))
+        self._problems.add((key, reason))
         if len(self._problems) > 2 * MAX_PROBLEMS:
-            self._problems = sorted(self._problems)[:MAX_PROBLEMS]
+            self._problems = set(sorted(self._problems)[:MAX_PROBLEMS])
 
     def left_out(self) -> str:
         """Why there are no files though some were listed, for people; else empty."""
@@ -184,7 +186,7 @@ class SnapshotBuilder:
         return BuilderState(
             self._spill.end, [list(runs) for runs in self._runs], self.objects, self.bytes,
             self._root_mtime_ns, sorted(self._problems)[:MAX_PROBLEMS], self._problem_count,
-            self._files, self._archived,
+            self._files,
         )  # fmt: skip
 
     def restore(self, state: BuilderState) -> None:
@@ -200,8 +202,8 @@ class SnapshotBuilder:
         self._runs = [list(runs) for runs in state.runs]
         self.objects, self.bytes = state.objects, state.total_bytes
         self._root_mtime_ns = state.root_mtime_ns
-        self._problems, self._problem_count = list(state.problems), state.problem_count
-        self._files, self._archived = state.files, state.archived
+        self._problems, self._problem_count = set(state.problems), state.problem_count
+        self._files = state.files
 
     def write(self, directory: Path, progress: Progress = lambda phase, objects, size: None) -> Path:
         """Write `<id>.snapshot` into *directory*, durably and at once. A file of the same name is replaced if it is
@@ -258,7 +260,8 @@ class SnapshotBuilder:
         self._levels, self._held = [], 0
 
     def _entry(self, row: TreeRow) -> Entry:
-        number, parent, path, is_dir, mtime_ns, size, version, first_child, children = row
+        number, parent, path, is_dir, mtime_ns, size, version, first_child, children, is_archived = row
+        self._archived += is_archived
         name = path[path.rfind(b"\0") + 1 :]
         content = b""
         if not is_dir:
@@ -269,6 +272,7 @@ class SnapshotBuilder:
     def _write_tables(self, path: Path, entries: Iterator[Entry], progress: Progress) -> str:
         """Write the LMDB file. Returns the snapshot's id."""
         digest = hashlib.blake2b(b"%d %b\0" % (self._block_size, self._url.encode()), digest_size=16)
+        self._archived = 0
         files = directories = size = 0
         env = lmdb.open(str(path), subdir=False, lock=False, sync=False, max_dbs=MAX_DBS, map_size=_MAP_SIZE)
         try:
@@ -289,8 +293,6 @@ class SnapshotBuilder:
             problems = _sealed_problems(self._problems)
             for _, record in problems:
                 digest.update(record)
-            if self._archived:
-                digest.update(b"archived %d" % self._archived)
             facts = Meta(
                 id=digest.hexdigest(), url=self._url, block_size=self._block_size, files=files,
                 directories=directories - 1, bytes=size, created_ns=time.time_ns(), problem_count=self._problem_count,
@@ -329,7 +331,7 @@ def _batches(entries: Iterator[Entry]) -> Iterator[list[Entry]]:
         yield batch
 
 
-def _sealed_problems(problems: list[tuple[bytes, str]]) -> list[tuple[bytes, bytes]]:
+def _sealed_problems(problems: set[tuple[bytes, str]]) -> list[tuple[bytes, bytes]]:
     first = sorted(problems)[:MAX_PROBLEMS]
     return [
         (NUMBER.pack(number), seal(number, msgspec.msgpack.encode(problem))) for number, problem in enumerate(first)

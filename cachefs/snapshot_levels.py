@@ -21,8 +21,8 @@ _DIRECTORY: Final = b"D"
 _FILE: Final = b"F"
 _IS_DIRECTORY: Final = _DIRECTORY[0]
 _EARLIEST: Final = -(1 << 63)
-# The time in ns since _EARLIEST, so that bytes sort by time; the size. The version follows.
-_FACTS: Final = struct.Struct(">QQ")
+# The time in ns since _EARLIEST, so that bytes sort by time; the size; whether it is archived. The version follows.
+_FACTS: Final = struct.Struct(">QQ?")
 _TIME: Final = struct.Struct(">Q")
 # Of a directory: the newest time in it, as above, and how many children it has. In _families its path follows.
 _FAMILY: Final = struct.Struct(">QQ")
@@ -51,6 +51,7 @@ class TreeRow(NamedTuple):
     # Of a directory: the number of its first child, and how many it has. 0 and 0 for a file.
     first_child: int
     children: int
+    is_archived: bool = False
 
 
 class _Level(NamedTuple):
@@ -63,9 +64,9 @@ class _Level(NamedTuple):
     size: int
 
 
-def file_row(path: bytes, mtime_ns: int, size: int, version: bytes) -> bytes:
+def file_row(path: bytes, mtime_ns: int, size: int, version: bytes, is_archived: bool = False) -> bytes:
     """path: as in TreeRow."""
-    return b"%b\0\0F%b%b" % (path, _FACTS.pack(mtime_ns - _EARLIEST, size), version)
+    return b"%b\0\0F%b%b" % (path, _FACTS.pack(mtime_ns - _EARLIEST, size, is_archived), version)
 
 
 def directory_row(path: bytes, mtime_ns: int | None = None) -> bytes:
@@ -180,13 +181,14 @@ class SnapshotLevels:
                 parent, left = next(parents)
             left -= 1
             path, _, facts = row.partition(_SEPARATOR)
-            time, more = _FACTS.unpack_from(facts, 1)
             if facts[0] == _IS_DIRECTORY:
+                time, more = _FAMILY.unpack_from(facts, 1)
                 yield TreeRow(number, parent, path, True, time + _EARLIEST, 0, b"", first_child, more)
                 first_child += more
             else:
+                time, size, is_archived = _FACTS.unpack_from(facts, 1)
                 version = facts[1 + _FACTS.size :]
-                yield TreeRow(number, parent, path, False, time + _EARLIEST, more, version, 0, 0)
+                yield TreeRow(number, parent, path, False, time + _EARLIEST, size, version, 0, 0, is_archived)
 
     def _numbered_parents(self, level: _Level, first: int) -> Iterator[tuple[int, int]]:
         for row in self._parents.read(level.parents):

@@ -228,6 +228,10 @@ class Cluster:
     def total(self, column: str) -> float:
         return float(self._values[column][: self._used].sum())
 
+    def is_read(self, snapshot: str) -> bool:
+        """Return whether a job reads the snapshot now, on any node."""
+        return bool(self._readers.get(snapshot))
+
     def jobs_on(self, snapshot: str) -> Mapping[str, int]:
         """By node, how many jobs read the snapshot there now."""
         rows = self._readers.get(snapshot, {})

@@ -26,7 +26,7 @@ from cachefs_daemon.origin.key_ranges import KeyRange, ListingPlace, Seam
 
 # Seconds after its last word in which a listing is gone on with. Who lists anew later wants to see what is new.
 FRESH: Final = 900.0
-_VERSION: Final = 2
+_VERSION: Final = 3
 _PLACE: Final = "place"
 _ROWS: Final = "rows"
 

@@ -56,6 +56,11 @@ class ListingPlace:
         self._seams: Mapping[bytes, Seam] = {}
 
     @property
+    def is_start(self) -> bool:
+        """Whether the listing begins with the first key."""
+        return self.first == [EVERYTHING]
+
+    @property
     def left(self) -> list[KeyRange] | None:
         """What is still to be listed; None where nobody could go on from here."""
         left = self._left() if self._left is not None else None

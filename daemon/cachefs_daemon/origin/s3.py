@@ -88,7 +88,7 @@ class S3Origin:
     async def list_from(self, report: Report, place: ListingPlace) -> AsyncIterator[list[ListedObject]]:
         """See cachefs_daemon.origin.base.ResumableOrigin."""
         pages = 0
-        is_empty = True
+        is_empty = place.is_start  # a listing that is gone on with may have nothing left
         try:
             async for objects in list_bucket(self._page, self._prefix, place):
                 pages += 1

@@ -76,7 +76,7 @@ class Cleaning:
         for one in facts.copies.keys() & snapshots:
             report = reports.get(one)
             is_counted = report is not None and self._reads.count(facts.name, one, report.reads, now)
-            is_read = bool(self._view.cluster.jobs_on(one)) or (facts.name, one) in placed or is_counted
+            is_read = self._view.cluster.is_read(one) or (facts.name, one) in placed or is_counted
             self._reads.note(facts.name, one, now if is_read else self._reads.last(facts.name, one, now))
 
     def _clean(self, node: NodeFacts, rules: Mapping[str, CleaningRule], names: Mapping[str, str], now: float) -> None:

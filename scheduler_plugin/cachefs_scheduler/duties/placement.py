@@ -130,7 +130,7 @@ class Placement:
         rules = {
             one: rule
             for one, rule in evictable.rules.items()
-            if one in facts.copies and not self._view.cluster.jobs_on(one) and not self._reads.is_in_use(one, now)
+            if one in facts.copies and not self._view.cluster.is_read(one) and not self._reads.is_in_use(one, now)
         }
         copies = {
             one: replace(copy, idle=max(0.0, now - self._reads.last(node, one, now)))

@@ -245,11 +245,25 @@ def test_the_same_object_listed_twice_is_no_problem(tmp_path: Path) -> None:
     assert (snapshot.files, snapshot.problem_count) == (1, 0)
 
 
-def test_archived_files_are_counted_and_a_restored_one_makes_another_snapshot(tmp_path: Path) -> None:
-    cold = replace(listed(b"a"), is_archived=True)
-    before, after = built(tmp_path, [cold, listed(b"b")]), built(tmp_path, [listed(b"a"), listed(b"b")])
+def test_a_key_that_is_no_path_and_is_listed_twice_is_one_problem(tmp_path: Path) -> None:
+    with contextlib.closing(SpillFile(tmp_path)) as spill:
+        builder = SnapshotBuilder("file:///d", 8, identity, spill)
+        builder.add([listed(b"a//b")])
+        builder.restore(builder.state())
+        builder.add([listed(b"a//b"), listed(b"c")])
+        snapshot = Snapshot(builder.write(tmp_path))
+    assert (snapshot.problem_count, len(snapshot.problems())) == (1, 1)
+
+
+def test_archived_files_are_counted_once_each_and_are_not_part_of_the_id(tmp_path: Path) -> None:
+    cold, warm = tmp_path / "cold", tmp_path / "warm"
+    cold.mkdir()
+    warm.mkdir()
+    archived = replace(listed(b"d/a"), is_archived=True)
+    before = built(cold, [archived, listed(b"d/b"), archived])
+    after = built(warm, [listed(b"d/a"), listed(b"d/b")])
     assert (before.archived, after.archived) == (1, 0)
-    assert before.id != after.id
+    assert before.id == after.id
 
 
 def test_directories_alone_are_no_dataset_where_files_were_left_out(tmp_path: Path) -> None:

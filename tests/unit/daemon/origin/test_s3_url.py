@@ -1,12 +1,17 @@
 """Which bucket and prefix an s3:// URL names, and which options belong to it."""
 
 import asyncio
+import contextlib
 
 import pytest
 from cachefs_daemon.origin.base import OriginSettings, open_origin
+from cachefs_daemon.origin.key_ranges import KeyRange, ListingPlace
+from cachefs_daemon.origin.s3 import S3Origin
+from cachefs_daemon.origin.s3_page import Page
 
-from cachefs.errors import ConfigError
+from cachefs.errors import ConfigError, NotFound
 from cachefs.messages import OriginOptions
+from cachefs.snapshot_builder import ListedObject
 
 POINT = "arn:aws:s3:us-east-1:123456789012:accesspoint"
 
@@ -38,6 +43,28 @@ def test_bucket_and_prefix(url: str, bucket: str, prefix: str) -> None:
             await origin.close()
 
     asyncio.run(scene())
+
+
+@pytest.mark.parametrize(("place", "is_refused"), [(ListingPlace(), True), (ListingPlace([KeyRange(b"z", None)]), False)])
+def test_only_a_listing_from_its_start_is_told_that_the_url_is_an_object(
+    place: ListingPlace, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bucket has an object `p` beside the directory `p/`, of which no key is left."""
+
+    async def page(self: S3Origin, **query: object) -> Page:
+        return Page([ListedObject(b"", 1, 0, b"e")] if query["Prefix"] == "p" else [], None)
+
+    async def scene() -> None:
+        origin = S3Origin("s3://b/p", OriginOptions(), OriginSettings())
+        try:
+            async for batch in origin.list_from(lambda key, reason: None, place):
+                assert batch == []
+        finally:
+            await origin.close()
+
+    monkeypatch.setattr(S3Origin, "_page", page)
+    with pytest.raises(NotFound, match="is an object") if is_refused else contextlib.nullcontext():
+        asyncio.run(scene())
 
 
 @pytest.mark.parametrize(

@@ -162,6 +162,25 @@ def test_a_file_that_only_looks_like_a_snapshot_is_refused(tmp_path: Path) -> No
             examine(sealed(changed))
 
 
+@pytest.mark.parametrize(
+    ("objects", "counts"),
+    [
+        ([ListedObject(b"a", 1, 1, b"v")], (1, 0, 0)),
+        ([ListedObject(b"a", 1, 1, b"v"), ListedObject(b"b", 1, 1, b"v", is_archived=True)], (2, 0, 1)),
+        ([ListedObject(b"a", 1, 1, b"v"), ListedObject(b"b//c", 1, 1, b"v")], (1, 1, 0)),
+        ([ListedObject(b"a", 1, 1, b"v"), ListedObject(b"a/b", 1, 1, b"v"), ListedObject(b"c/", 0, 1, b"")], (1, 1, 0)),
+        ([ListedObject(b"/", 0, 1, b""), ListedObject(b"\xff", 1, 1, b"v\0w", is_archived=True)], (1, 1, 1)),
+        ([], (0, 0, 0)),
+    ],
+)
+def test_a_node_takes_each_snapshot_that_a_listing_makes(
+    tmp_path: Path, objects: list[ListedObject], counts: tuple[int, int, int]
+) -> None:
+    path = build(objects, "s3://bucket/data", 4 << 20, lambda key: b"s3:" + key, tmp_path)
+    meta = examine(path)
+    assert (meta.id, meta.files, meta.problem_count, meta.archived) == (path.stem, *counts)
+
+
 def test_who_reads_it_may_die_of_it(tmp_path: Path) -> None:
     """The child is another process: what kills it costs the daemon nothing."""
     path = snapshot(tmp_path, 10)

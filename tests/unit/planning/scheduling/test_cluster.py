@@ -55,6 +55,8 @@ def test_changes_one_by_one_end_where_all_at_once_do(changes):
     again.look(now)
     names = ["a", "b", "c", "d"]
     assert cluster.jobs_on("s") == again.jobs_on("s")
+    for snapshot in (*sizes, "none"):
+        assert cluster.is_read(snapshot) == bool(again.jobs_on(snapshot))
     for mine, its in zip(estimates(job(), names, cluster).sources, estimates(job(), names, again).sources, strict=True):
         np.testing.assert_allclose(mine, its)
     for one in (cluster, again):
