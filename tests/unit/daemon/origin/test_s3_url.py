@@ -45,7 +45,9 @@ def test_bucket_and_prefix(url: str, bucket: str, prefix: str) -> None:
     asyncio.run(scene())
 
 
-@pytest.mark.parametrize(("place", "is_refused"), [(ListingPlace(), True), (ListingPlace([KeyRange(b"z", None)]), False)])
+@pytest.mark.parametrize(
+    ("place", "is_refused"), [(ListingPlace(), True), (ListingPlace([KeyRange(b"z", None)]), False)]
+)
 def test_only_a_listing_from_its_start_is_told_that_the_url_is_an_object(
     place: ListingPlace, is_refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
