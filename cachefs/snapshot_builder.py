@@ -164,8 +164,8 @@ class SnapshotBuilder:
             self._spill_rows()
 
     def report(self, key: bytes, reason: str) -> None:
-        """Note that the origin's *key* is not in the tree. A key that is listed twice counts once, unless there are more
-        than MAX_PROBLEMS."""
+        """Note that the origin's *key* is not in the tree. A key that is listed twice counts once, as long as there are no
+        more than MAX_PROBLEMS."""
         if (key, reason) in self._problems:
             return
         self._problem_count += 1
