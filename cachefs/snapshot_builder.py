@@ -164,7 +164,7 @@ class SnapshotBuilder:
             self._spill_rows()
 
     def report(self, key: bytes, reason: str) -> None:
-        """Note that the origin's *key* is not in the tree. A key that is listed twice counts once, as long as there are no
+        """Note that the origin's *key* is not in the tree. A key that is listed twice counts once, while there are no
         more than MAX_PROBLEMS."""
         if (key, reason) in self._problems:
             return

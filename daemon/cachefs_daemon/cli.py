@@ -162,6 +162,7 @@ async def _serve(config: Config, read: Callable[[], Config], storage: Storage, t
         collector.settle()
         log.info("ready on %s", settings.socket)
         notify("READY=1")
+        storage.report_former_tiers()
         await stopped.wait()
         notify("STOPPING=1")
         _enforce_stop()

@@ -1,19 +1,30 @@
 """Directories in which tiers have been, and which still hold segments: disk that is taken and that no daemon reads.
 
 The state directory has the file `tiers`: one directory a line, those of the current tiers and of former ones that had
-segments at the last start. So a changed `dir` is noticed at the next start, by doctor and by `cachefsd --check-config`.
+segments when they were looked at. So a changed `dir` is noticed once the daemon serves, by doctor and by `cachefsd
+--check-config`. The disk of a former directory may hang, so only threads with a deadline touch such a directory.
 """
 
+import logging
 import os
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+import time
+from collections.abc import Iterable
 from contextlib import suppress
+from functools import partial
+from itertools import islice
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Final, NamedTuple
 
 from cachefs.sizes import format_size
 from cachefs_daemon.store.segment_writer import segment_number
 
+_log: Final = logging.getLogger(__name__)
+
 FILE_NAME: Final = "tiers"
+# Seconds for looking at all of them.
+LOOK_SECONDS: Final = 5.0
 # Directories that are remembered, and bytes of the file, at most.
 _MOST: Final = 16
 _MOST_BYTES: Final = _MOST * (os.pathconf("/", "PC_PATH_MAX") + 1)
@@ -24,32 +35,77 @@ class FormerTier(NamedTuple):
     """A directory in which a tier has been."""
 
     directory: Path
-    # That its segments take of the disk.
-    bytes: int
+    # That its segments take of the disk; None: the directory cannot be looked at, or its disk does not answer.
+    bytes: int | None
 
     def __str__(self) -> str:
+        if self.bytes is None:
+            return f"{self.directory}, where a tier was before its dir was changed, cannot be looked at now"
         return (
             f"{format_size(self.bytes)} of segments are in {self.directory}, where a tier was before its dir was "
             'changed; move them (docs: "Moving a tier"), or remove that directory'
         )
 
 
-def find(state_dir: Path, current: Iterable[Path]) -> Iterator[FormerTier]:
-    """Former directories that still have segments. current: those of the tiers that the configuration has."""
-    used = {os.path.realpath(directory) for directory in current}
-    for directory in _remembered(state_dir):
-        if os.path.realpath(directory) not in used and (size := _size(directory)):
-            yield FormerTier(directory, size)
+def find(state_dir: Path, current: Iterable[Path]) -> list[FormerTier]:
+    """Return former directories, but for those without segments. Takes LOOK_SECONDS at most, also where a disk hangs.
+
+    current: the directories of the tiers that the configuration has.
+    """
+    return [former for former in _look(state_dir, tuple(current)) if former.bytes != 0]
 
 
-def remember(state_dir: Path, current: Sequence[Path]) -> None:
-    """Note the *current* directories, beside the former ones that still have segments. Raises OSError."""
-    kept = [*current, *(former.directory for former in find(state_dir, current))]
+def remember(state_dir: Path, current: Iterable[Path]) -> None:
+    """Note the *current* directories, beside former ones. Looks at none of them. Raises OSError."""
+    _write(state_dir, dict.fromkeys([*current, *_remembered(state_dir)]))
+
+
+def report(state_dir: Path, current: Iterable[Path]) -> None:
+    """Log the former directories that have segments, and forget those that have none."""
+    found = _look(state_dir, tuple(current))
+    for former in found:
+        if former.bytes != 0:
+            _log.warning("%s", former)
+    empty = {former.directory for former in found if former.bytes == 0}
+    if empty:
+        with suppress(OSError):  # they are looked at again after the next start
+            _write(state_dir, [directory for directory in _remembered(state_dir) if directory not in empty])
+
+
+def _look(state_dir: Path, current: tuple[Path, ...]) -> list[FormerTier]:
+    """Look at all former directories at once, each in a thread of its own, which a hung disk may keep for ever."""
+    directories = [directory for directory in _remembered(state_dir) if directory not in current]
+    answers: SimpleQueue[FormerTier] = SimpleQueue()
+    for directory in directories:
+        look = partial(_answer, answers, directory, current)
+        threading.Thread(target=look, name="former-tier", daemon=True).start()
+    deadline = time.monotonic() + LOOK_SECONDS
+    found: dict[Path, FormerTier] = {}
+    with suppress(Empty):
+        while len(found) < len(directories):
+            former = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+            found[former.directory] = former
+    return [found.get(directory, FormerTier(directory, None)) for directory in directories]
+
+
+def _answer(answers: SimpleQueue[FormerTier], directory: Path, current: tuple[Path, ...]) -> None:
+    try:
+        is_current = os.path.realpath(directory) in map(os.path.realpath, current)
+        size = 0 if is_current else _size(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        size = 0
+    except OSError:
+        answers.put(FormerTier(directory, None))
+        return
+    answers.put(FormerTier(directory, size))
+
+
+def _write(state_dir: Path, directories: Iterable[Path]) -> None:
     fresh = state_dir / f"{FILE_NAME}.new"
     fresh.unlink(missing_ok=True)
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFELY, 0o640)
     with open(descriptor, "wb") as file:
-        file.writelines(os.fsencode(directory) + b"\n" for directory in kept[:_MOST])
+        file.writelines(os.fsencode(directory) + b"\n" for directory in islice(directories, _MOST))
     fresh.rename(state_dir / FILE_NAME)
 
 
@@ -60,12 +116,14 @@ def _remembered(state_dir: Path) -> list[Path]:
         return []
     with open(descriptor, "rb") as file:
         lines = file.read(_MOST_BYTES).splitlines()
-    return [Path(os.fsdecode(line)) for line in lines[:_MOST] if line.startswith(b"/")]
+    paths = [Path(os.fsdecode(line)) for line in lines[:_MOST] if line.startswith(b"/") and b"\0" not in line]
+    return list(dict.fromkeys(paths))
 
 
 def _size(directory: Path) -> int:
+    """Return what segments take of the disk. Raises OSError."""
     size = 0
-    with suppress(OSError), os.scandir(directory) as entries:
+    with os.scandir(directory) as entries:
         for entry in entries:
             if segment_number(entry.name) is not None and entry.is_file(follow_symlinks=False):
                 size += 512 * entry.stat(follow_symlinks=False).st_blocks

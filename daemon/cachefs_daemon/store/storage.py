@@ -2,8 +2,8 @@
 
 import dataclasses
 import functools
-import logging
 import math
+import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -32,8 +32,6 @@ from cachefs_daemon.store.segment_writer import span
 from cachefs_daemon.store.state_dir import StateDirectory
 from cachefs_daemon.store.tier import Tier, TierConfig, check_budget, check_size
 from cachefs_daemon.store.transfers import Transfers
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +85,7 @@ class Storage:
     def __init__(self, config: StoreConfig, foresight: Foresight) -> None:
         """Open and recover. Raises ConfigError, Busy, or another CachefsError."""
         self.foresight = foresight
+        self._state_dir = config.state_dir
         with ExitStack() as undo:
             self._state = StateDirectory(config.state_dir)
             undo.callback(self._state.close)
@@ -106,19 +105,26 @@ class Storage:
             reconcile(self.index, self._tiers, self.tiering.unlocked.recovered)
             for tier in self._tiers:
                 self.maintenance.shrink(tier)
-            self._notice_former_tiers(config.state_dir)
+            self._remember_tiers(config.state_dir)
             undo.pop_all()
 
-    def _notice_former_tiers(self, state_dir: Path) -> None:
-        current = [tier.directory for tier in self._tiers]
-        for former in former_tiers.find(state_dir, current):
-            _log.warning("%s", former)
+    def _remember_tiers(self, state_dir: Path) -> None:
         try:
-            former_tiers.remember(state_dir, current)
+            former_tiers.remember(state_dir, [tier.directory for tier in self._tiers])
         except OSError as error:
             raise ConfigError(
                 f"state_dir {state_dir} cannot be written: {error.strerror}; free space there, or choose another"
             ) from None
+
+    def report_former_tiers(self) -> threading.Thread:
+        """Have a thread log the directories in which tiers were before. Nothing waits for the thread, since a disk may
+        hang."""
+        current = [tier.directory for tier in self._tiers]
+        thread = threading.Thread(
+            target=former_tiers.report, args=(self._state_dir, current), name="former-tiers", daemon=True
+        )
+        thread.start()
+        return thread
 
     @property
     def capacity(self) -> int:

@@ -1,7 +1,9 @@
 """A tier whose directory was changed: the old one is named while segments are in it, and a moved one stays warm."""
 
 import logging
+import os
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +28,7 @@ def has_block(config: StoreConfig) -> bool:
     """Start the store, and stop it: is the block there?"""
     store = OpenStore(config)
     try:
+        store.storage.report_former_tiers().join()
         return store.get(key_of(1)) is not None
     finally:
         store.close()
@@ -71,3 +74,40 @@ def test_a_file_of_directories_that_is_damaged_names_none(config: StoreConfig) -
     (config.state_dir / former_tiers.FILE_NAME).write_bytes(b"\xff\n../etc\n\n/nothing/there\n" * 1000)
     assert former(config) == []
     assert has_block(config)
+
+
+def test_a_disk_that_hangs_holds_up_no_start_and_no_check(
+    config: StoreConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every call that touches the old directory blocks until the test ends."""
+    old = config.memory.directory
+    changed = replace(config, memory=replace(config.memory, directory=tmp_path / "new"))
+    answers = threading.Event()
+    realpath = os.path.realpath
+
+    def hang(path: Path) -> str:
+        if path == old:
+            answers.wait()
+        return realpath(path)
+
+    monkeypatch.setattr(os.path, "realpath", hang)
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(former_tiers, "LOOK_SECONDS", 0.1)
+            assert has_block(changed) is False
+            [found] = former_tiers.find(changed.state_dir, [changed.memory.directory])
+            assert str(found) == f"{old}, where a tier was before its dir was changed, cannot be looked at now"
+    finally:
+        answers.set()
+    assert str(old) in (config.state_dir / former_tiers.FILE_NAME).read_text()
+    assert former(changed) == [old]
+
+
+def test_a_start_looks_at_no_former_directory(config: StoreConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(directory: Path) -> int:
+        raise AssertionError(f"{directory} is looked at")
+
+    monkeypatch.setattr(former_tiers, "_size", refuse)
+    moved = replace(config, memory=replace(config.memory, directory=config.memory.directory.with_name("new")))
+    OpenStore(moved).close()
+    assert str(config.memory.directory) in (config.state_dir / former_tiers.FILE_NAME).read_text()
