@@ -285,7 +285,7 @@ class Service:
                 async for progress in steps:
                     yield progress
         except CachefsError as error:
-            log.warning("dataset %s of %s is not added: %s", request.name, request.url, error)
+            log.warning("dataset %s is not added: %s", request.name, _without_url(str(error), request.url))
             raise
 
     async def dataset_try(self, request: DatasetAdd) -> AsyncGenerator[ListingProgress, None]:
@@ -407,6 +407,13 @@ class Service:
         pages = inventory.pages(self._node.storage.index, snapshot, files, pins)
         while (page := await self._node.threads.background(next, pages, None)) is not None:
             yield page
+
+
+def _without_url(text: str, url: str) -> str:
+    """Leave a refused URL out of a *text* for the log: a user, a password or a signature may be in it."""
+    for one in (repr(url), url, repr(url.rstrip("/")), url.rstrip("/")):
+        text = text.replace(one, "the URL") if one else text
+    return text.replace("URL the URL", "the URL")
 
 
 def _owned(request: FromJob, caller: Caller) -> FromJob:

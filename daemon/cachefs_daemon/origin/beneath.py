@@ -5,9 +5,10 @@ mount would see it. The kernel checks each step of the path while it opens the f
 the check and the opening. A relative link that stays beneath the directory is followed.
 
 The kernel refuses every absolute link, also one that leads back into the directory, as `ln -s $PWD/a b` and DVC make
-them. Such a path is resolved first, without opening what it leads to (O_PATH), and where its end lies in the directory,
-the path from there to the end is opened as any other. What is exchanged in between can change which file beneath the
-directory is opened, and nothing more.
+them. Such a path is resolved first, link by link. A link leads back where it names the directory by its real
+path: no other directory is looked at, since a link into a mount that hangs would keep the thread. Then the path without
+links is opened as any other. What is exchanged in between can change which file beneath the directory is opened, and
+nothing more.
 
 Where the kernel is older than 5.6 or a sandbox forbids openat2, the path is walked name by name, so that a link is
 followed in the second way only. Measured on a path of three names: 2.0 us with openat2, 9 us walked, 1.4 us for a plain
@@ -27,6 +28,8 @@ _RESOLVE_NO_MAGICLINKS: Final = 0x02
 _RESOLVE_BENEATH: Final = 0x08
 # Links with `..` cannot be resolved while anything is moved: the kernel asks for another try.
 _TRIES: Final = 50
+# As the kernel allows on one path.
+_MOST_LINKS: Final = 40
 
 
 class _OpenHow(ctypes.Structure):
@@ -56,17 +59,45 @@ def open_beneath(directory: int, path: bytes, flags: int) -> int:
 
 
 def _resolved(directory: int, path: bytes) -> bytes:
-    """The path of the end of a *path* with links, which leads over no link. Raises OSError, with EXDEV where the end is
-    not in the *directory*."""
-    fd = os.open(path, os.O_PATH | os.O_CLOEXEC, dir_fd=directory)
+    """Return the path of the end of *path*, without links. Raises OSError, with EXDEV where a link leads
+    out of the *directory*. Nothing outside of the directory is touched: there, names are compared with its own path."""
+    root = _names(os.readlink(b"/proc/self/fd/%d" % directory))
+    at, ahead = list(root), _names(path)[::-1]
+    links = 0
+    while ahead:
+        name = ahead.pop()
+        if name == b"..":
+            del at[-1:]
+            continue
+        at.append(name)
+        if at == root[: len(at)]:
+            continue
+        if at[: len(root)] != root:
+            break
+        if (target := _link(directory, b"/".join(at[len(root) :]))) is None:
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+        at = [] if target.startswith(b"/") else at[:-1]
+        ahead += _names(target)[::-1]
+    if at[: len(root)] != root or at == root:
+        raise OSError(errno.EXDEV, "is a link that leads out")
+    return b"/".join(at[len(root) :])
+
+
+def _names(path: bytes) -> list[bytes]:
+    return [name for name in path.split(b"/") if name not in (b"", b".")]
+
+
+def _link(directory: int, path: bytes) -> bytes | None:
+    """Where the link at *path* leads; None for no link. Raises OSError."""
+    flags = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = _try_openat2(directory, path, flags) if has_openat2() else os.open(path, flags, dir_fd=directory)
     try:
-        end, root = (os.readlink(b"/proc/self/fd/%d" % one) for one in (fd, directory))
+        return os.readlink(b"", dir_fd=fd) if stat.S_ISLNK(os.fstat(fd).st_mode) else None
     finally:
         os.close(fd)
-    inside = end.removeprefix(root.rstrip(b"/") + b"/")
-    if inside == end or not inside:
-        raise OSError(errno.EXDEV, "is a link that leads out")
-    return inside
 
 
 def _try_openat2(directory: int, path: bytes, flags: int) -> int:

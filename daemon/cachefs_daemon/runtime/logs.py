@@ -39,6 +39,16 @@ class _Json(logging.Formatter):
         return json.dumps(line)
 
 
+class _Text(logging.Formatter):
+    """Lines for people. What a user has chosen can be in a message, so control characters are escaped."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        line = super().formatMessage(record)
+        if line.isprintable():
+            return line
+        return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in line)
+
+
 class _WithPriority(logging.Formatter):
     """Puts the priority in front of each line, as sd-daemon(3) has it: a traceback has many lines."""
 
@@ -55,7 +65,7 @@ def set_up(level: str, form: LogFormat = LogFormat.TEXT) -> None:
     """Log to stderr from now on. It may be called again."""
     journal = is_journal()
     # The journal has the time itself.
-    text = logging.Formatter(_TEXT if journal else f"%(asctime)s {_TEXT}")
+    text = _Text(_TEXT if journal else f"%(asctime)s {_TEXT}")
     formatter = _Json() if form is LogFormat.JSON else text
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_WithPriority(formatter) if journal else formatter)

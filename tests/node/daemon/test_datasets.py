@@ -6,7 +6,7 @@ import errno
 import itertools
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -294,3 +294,24 @@ def test_of_what_is_mounted_origins_are_prepared_but_few_and_whatever_they_say(t
         assert origin.prepared == 2 + MOST_PREPARED
 
     with_datasets(tmp_path, scene)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://user:hunter2@127.0.0.1:1/x", "https://127.0.0.1:1/x?sig=hunter2", "htps://user:hunter2@host/",
+        "az:///?sig=hunter2", "s3:///hunter2/", "gs:///hunter2'\n", "hf://hunter2@/",
+    ],
+)  # fmt: skip
+def test_a_refused_url_is_not_in_the_log(refusing: Daemon, url: str) -> None:
+    with pytest.raises(CachefsError):
+        list(refusing.client.stream(DATASET_ADD, DatasetAdd(name="secretive", url=url)))
+    log = refusing.log.read_text()
+    assert "dataset secretive is not added: " in log
+    assert "hunter2" not in log
+
+
+@pytest.fixture(scope="module")
+def refusing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("refusing"), {}, {}) as daemon:
+        yield daemon

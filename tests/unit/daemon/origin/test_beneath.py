@@ -107,3 +107,36 @@ def test_to_walk_a_path_follows_no_link(directory: int) -> None:
     for path in (b"inside", b"sub/across", b"loop"):
         with pytest.raises(OSError, match="link"):
             walk_beneath(directory, path, os.O_RDONLY)
+
+
+@pytest.mark.parametrize("way", [open_beneath, without_openat2])
+@pytest.mark.parametrize("path", OUT)
+def test_nothing_outside_is_touched(directory: int, way: Open, path: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link into a mount that hangs must not keep a thread."""
+    opened = []
+    real = os.open
+
+    def note(path: bytes, flags: int, *, dir_fd: int | None = None) -> int:
+        fd = real(path, flags, dir_fd=dir_fd)
+        opened.append(os.readlink(f"/proc/self/fd/{fd}"))
+        return fd
+
+    has_openat2()
+    root = os.readlink(f"/proc/self/fd/{directory}")
+    monkeypatch.setattr(os, "open", note)
+    with pytest.raises(OSError, match=r"link|name"):
+        os.close(way(directory, path, os.O_RDONLY))
+    assert [one for one in opened if not f"{one}/".startswith(f"{root}/")] == []
+
+
+@pytest.mark.parametrize("way", [open_beneath, without_openat2])
+def test_dots_behind_a_link_go_up_from_where_it_leads(directory: int, way: Open, tmp_path: Path) -> None:
+    (tmp_path / "root" / "deep").write_text("another")
+    (tmp_path / "root" / "dotted").symlink_to(f"{tmp_path}/root/directory/../sub/deep")
+    assert content(way(directory, b"dotted", os.O_RDONLY)) == "deep"
+
+
+def test_links_without_an_end_are_an_error(directory: int) -> None:
+    with pytest.raises(OSError, match="symbolic links") as raised:
+        without_openat2(directory, b"loop", os.O_RDONLY)
+    assert raised.value.errno == errno.ELOOP
