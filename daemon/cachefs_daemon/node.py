@@ -122,7 +122,14 @@ class Node:
         self.warmups = Warmups(self.fetcher, threads)
         self.pins = Pins(storage.tiering, self.catalog, threads)
         self.quotas = DatasetQuotas(storage.tiering, storage.index, self.catalog, threads)
-        self.changes = DatasetChanges(self.catalog, self.pins, self.quotas, storage, threads)
+        self.changes = DatasetChanges(
+            self.catalog,
+            self.pins,
+            self.quotas,
+            storage,
+            threads,
+            lambda one: self.sharing is not None and self.sharing.used.keep_if_read(one),
+        )
         self.mounts = MountRegistry(self.instance, self._on_mounts)
         room = PlanRoom(config.plan_memory)
         loader = EpochLoader(plan, storage.watch, storage.blocks, self.fetcher, threads, room)

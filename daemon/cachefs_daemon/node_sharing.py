@@ -68,7 +68,7 @@ class NodeSharing:
             self.shared, lambda one: held.path(one) if held.get(one) is not None else None, around.threads
         )
         self.datasets = SharedDatasets(self.shared, self.files, around.here)
-        self.used = UsedSnapshots(self.shared, self.files, around.here)
+        self.used = UsedSnapshots(self.shared, self.files, around.here, self.datasets.is_coming)
         self.shared.counters = self._own_counters
         self._jobs = SharedConsumers(around.jobs, self.shared, self.blobs)
         self._tasks: list[asyncio.Task[None]] = []

@@ -1,6 +1,8 @@
 """What follows where a dataset has another snapshot, is reached in another way, or is removed: for its pins, its quota
 and its blocks."""
 
+from collections.abc import Callable
+
 from cachefs.errors import Busy
 from cachefs.messages import DatasetReached, DatasetSet, Freed
 from cachefs.snapshot import Snapshot
@@ -18,12 +20,22 @@ from cachefs_daemon.store.storage import Storage
 class DatasetChanges:
     """Used on the event loop."""
 
-    def __init__(self, catalog: Catalog, pins: Pins, quotas: DatasetQuotas, storage: Storage, threads: Threads) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        pins: Pins,
+        quotas: DatasetQuotas,
+        storage: Storage,
+        threads: Threads,
+        is_read_elsewhere: Callable[[str], bool],
+    ) -> None:
+        """is_read_elsewhere: whether another node reads a snapshot, which this node then keeps."""
         self._catalog = catalog
         self._pins = pins
         self._quotas = quotas
         self._storage = storage
         self._threads = threads
+        self._is_read_elsewhere = is_read_elsewhere
 
     async def follow(self, dataset: Dataset, before: Snapshot | None) -> None:
         """A dataset has another snapshot than *before*, or the same in a new file."""
@@ -76,13 +88,15 @@ class DatasetChanges:
             raise
 
     async def remove(self, name: str) -> Freed:
-        """Remove a dataset. Blocks that other datasets have as well stay. Raises NotFound, Busy."""
+        """Remove a dataset. Blocks stay that other datasets have as well, or snapshots that other nodes still read.
+        Raises NotFound, Busy."""
         removed = self._catalog.generations(self._catalog.get(name))
-        dataset = await self._catalog.remove(name)
+        dataset = await self._catalog.remove(name, self._is_read_elsewhere)
         await self._pins.follow(dataset.current, dataset.record.pins)
         self._quotas.removed(name)
         kept = self._catalog.read_snapshots(lambda _: True)
         blocks, index = self._storage.blocks, self._storage.index
         freed = await self._threads.background(inventory.evict_unshared, blocks, index, removed, kept)
-        await dataset.origin.close()
+        if not self._catalog.reaches_by(dataset.origin):
+            await dataset.origin.close()
         return freed

@@ -39,6 +39,8 @@ GRACE_SECONDS: Final = 600.0
 # Snapshots that are kept for other nodes, and bytes of those that are beside the generations that each dataset has.
 MOST_KEPT: Final = 64
 MOST_BYTES: Final = 32 << 30
+# The file of one snapshot may be so many times as large on one node as on another: they have listed it apart.
+_UNLIKE: Final = 2
 # Seconds until a snapshot is asked for again that could not be had: doubled each time, from the first to the second.
 FIRST_PAUSE: Final = 1.0
 LAST_PAUSE: Final = 60.0
@@ -82,6 +84,10 @@ class _Wanted:
     nodes: list[str] = field(default_factory=list)
 
 
+class _NotWanted(CachefsError):
+    """The snapshot is not to be fetched any more."""
+
+
 @dataclass(slots=True)
 class _Failure:
     """Why a snapshot could not be had."""
@@ -95,10 +101,15 @@ class _Failure:
 class UsedSnapshots:
     """Used on the event loop."""
 
-    def __init__(self, shared: SharedState, files: SnapshotFiles, here: ReadHere) -> None:
+    def __init__(
+        self, shared: SharedState, files: SnapshotFiles, here: ReadHere, has_otherwise: Callable[[str], bool]
+    ) -> None:
+        """has_otherwise: whether a snapshot is on its way here as the current one of its dataset."""
         self._shared = shared
         self._files = files
         self._here = here
+        self._has_otherwise = has_otherwise
+        self._reserved: dict[str, int] = {}  # by snapshot that is being fetched: bytes that its file may take
         self._wake = asyncio.Event()
         self._wanted: dict[str, _Wanted] = {}  # by snapshot: those that are kept, or should be
         self._beyond: dict[str, _Wanted] = {}  # those that are too many
@@ -111,6 +122,14 @@ class UsedSnapshots:
     def is_used(self, snapshot_id: str) -> bool:
         """Does another node read it, or has one a moment ago?"""
         return time.monotonic() < self._until.get(snapshot_id, 0.0)
+
+    def keep_if_read(self, snapshot_id: str) -> bool:
+        """Return whether another node says that it reads the snapshot, also a current one. Then it is kept as others
+        are."""
+        if not any(snapshot_id in values for values in self._shared.values(USED).values()):
+            return False
+        self._until[snapshot_id] = time.monotonic() + GRACE_SECONDS
+        return True
 
     def is_read(self, snapshot_id: str) -> bool:
         """Does any node read it now, this one included?"""
@@ -242,7 +261,8 @@ class UsedSnapshots:
         for snapshot_id, wanted in self._wanted.items():
             failure = self._failures.get(snapshot_id)
             is_time = failure is None or now >= failure.until
-            if is_time and self._here.held.get(snapshot_id) is None and snapshot_id not in self._bringing:
+            is_there = self._here.held.get(snapshot_id) is not None or self._has_otherwise(snapshot_id)
+            if is_time and not is_there and snapshot_id not in self._bringing:
                 task = self._bringing[snapshot_id] = asyncio.create_task(self._bring(snapshot_id, wanted))
                 task.add_done_callback(lambda _, one=snapshot_id: self._brought(one))  # type: ignore[misc]
 
@@ -272,6 +292,8 @@ class UsedSnapshots:
         try:
             await self._keep(snapshot_id, wanted)
             self._failures.pop(snapshot_id, None)
+        except _NotWanted:
+            pass  # it is looked at again where it is wanted again
         except Busy:
             self._failures[snapshot_id] = _Failure("the dataset is being changed", 1, time.monotonic() + FIRST_PAUSE)
         except CachefsError as error:
@@ -288,17 +310,28 @@ class UsedSnapshots:
                 f"it has blocks of {format_size(value.block_size)}, and daemon.block_size is "
                 f"{format_size(held.block_size)} here"
             )
-        room = MOST_BYTES - self._here.catalog.kept_bytes()
+        try:
+            with held.receiving() as path:
+                await self._files.fetch(snapshot_id, wanted.nodes, path, lambda: self._reserve(snapshot_id, value))
+                dataset = await self._here.catalog.keep(snapshot_id, _record(value), path)
+        finally:
+            self._reserved.pop(snapshot_id, None)
+        if self._here.catalog.find(value.dataset) is dataset:
+            await self._here.changes.follow_limits(dataset)
+        log.info("snapshot %s of dataset %s is kept here, as another node reads it", snapshot_id, value.dataset)
+
+    def _reserve(self, snapshot_id: str, value: UsedSnapshot) -> int:
+        """Return the bytes that the file may have, its own until it is kept. To be called when its turn comes,
+        which may be hours after another node has said that it reads it. Raises CachefsError."""
+        if snapshot_id not in self._wanted or self._has_otherwise(snapshot_id):
+            raise _NotWanted(f"snapshot {snapshot_id} is not wanted any more")
+        room = MOST_BYTES - self._here.catalog.kept_bytes() - sum(self._reserved.values())
         if value.file_size > room:
             raise CachefsError(
                 f"its file has {format_size(value.file_size)}, and older snapshots may take {format_size(MOST_BYTES)}"
             )
-        with held.receiving() as path:
-            await self._files.fetch(snapshot_id, wanted.nodes, path, most=room)
-            dataset = await self._here.catalog.keep(snapshot_id, _record(value), path)
-        if self._here.catalog.find(value.dataset) is dataset:
-            await self._here.changes.follow_limits(dataset)
-        log.info("snapshot %s of dataset %s is kept here, as another node reads it", snapshot_id, value.dataset)
+        most = self._reserved[snapshot_id] = min(room, _UNLIKE * value.file_size)
+        return most
 
     def _note_failure(self, snapshot_id: str, wanted: _Wanted, why: str) -> None:
         before = self._failures.get(snapshot_id)

@@ -226,12 +226,16 @@ class Catalog:
             )  # fmt: skip
         yield last
 
-    async def remove(self, name: str) -> Dataset:
-        """Forget the dataset and its snapshots; its blocks stay. Raises NotFound, Busy."""
+    async def remove(self, name: str, is_read_elsewhere: Callable[[str], bool] = lambda _: False) -> Dataset:
+        """Forget the dataset and its snapshots, but for those that *is_read_elsewhere* says yes of by their id; its
+        blocks stay. Raises NotFound, Busy."""
         dataset = self.get(name)
         with self._changing_name(name):
-            removals, added = self.removals, dataset.record.added
+            removals, added, departed = self.removals, dataset.record.added, self._departed
             del self._datasets[name]
+            if read := [one for one in dataset.record.snapshots if is_read_elsewhere(one.id)]:
+                record = msgspec.structs.replace(dataset.record, snapshots=read)
+                self._departed = [*departed, Dataset(record, dataset.origin, None)]
             if self.stamp() != NO_STAMP:  # outside of a cluster it concerns this node only
                 self.removals = removals.adding(name, added, self.elsewhere)
             else:
@@ -239,7 +243,7 @@ class Catalog:
             try:
                 await self._save()
             except CachefsError:
-                self._datasets[name], self.removals = dataset, removals
+                self._datasets[name], self.removals, self._departed = dataset, removals, departed
                 raise
         log.info("dataset %s removed", name)
         self.on_change(name)
@@ -323,6 +327,10 @@ class Catalog:
                     await dataset.origin.close()
                 raise
         return dataset
+
+    def reaches_by(self, origin: Origin) -> bool:
+        """Is *origin* that of a dataset, or of snapshots that are kept of one that was removed?"""
+        return any(one.origin is origin for one in [*self, *self._departed])
 
     def kept_bytes(self) -> int:
         """Bytes of the files of all snapshots that are kept since they are read."""

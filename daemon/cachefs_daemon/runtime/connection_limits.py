@@ -47,7 +47,8 @@ class ConnectionLimits(Generic[One]):
 
     def __len__(self) -> int:
         """Return how many connections are open."""
-        return self._unknown_count() + len(self._known) + len(self._dismissed)
+        with self._lock:
+            return self._unknown_count() + len(self._known) + len(self._dismissed)
 
     def enter(self, caller: One) -> One | None:
         """A connection has been made. Returns the one that has to go for it, which still has to `leave`; None where

@@ -70,8 +70,13 @@ class _Partial:
     def grow(self, size: int) -> None:
         """So many bytes more have come."""
         self.size += size
-        if self.deadline is not None and self.size >= self.next_size:
+        if self.size >= self.next_size:
             self.next_size = self.size + FURTHER
+            self.prolong()
+
+    def prolong(self) -> None:
+        """Begin the time anew after which the file is given up."""
+        if self.deadline is not None:
             self.deadline.reschedule(asyncio.get_running_loop().time() + FILE_SECONDS)
 
 
@@ -91,11 +96,14 @@ class SnapshotFiles:
     async def close(self) -> None:
         await self._checker.close()
 
-    async def fetch(self, snapshot_id: str, likely: Sequence[str], path: Path, most: int = MOST_FILE) -> Meta:
+    async def fetch(
+        self, snapshot_id: str, likely: Sequence[str], path: Path, most: Callable[[], int] = lambda: MOST_FILE
+    ) -> Meta:
         """Have the file of a snapshot at *path*, whole and checked. likely: ids of nodes that should have it, which are
-        asked first. most: bytes that it may have. Raises PeerFailed, StoreFull."""
+        asked first. most: gives the bytes that it may have, when its turn comes, or raises CachefsError where it is not
+        to come any more. Raises PeerFailed, StoreFull."""
         async with self._fetching:
-            partial = _Partial(path, min(most, MOST_FILE))
+            partial = _Partial(path, min(most(), MOST_FILE))
             try:
                 async with asyncio.timeout(FILE_SECONDS) as deadline:
                     partial.deadline = deadline
@@ -166,6 +174,7 @@ class SnapshotFiles:
 
     async def _checked(self, snapshot_id: str, partial: _Partial) -> Meta:
         """Raises PeerFailed."""
+        partial.prolong()  # all bytes are there; the check of a large file has a deadline of its own
         try:
             meta = await self._checker.check(partial.path, partial.size)
             if meta.id != snapshot_id:

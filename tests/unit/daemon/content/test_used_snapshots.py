@@ -24,6 +24,7 @@ from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.sharing.sections import USED
 from cachefs_daemon.sharing.snapshot_files import SnapshotFiles
 
+from cachefs.block import CONTENT_ID_SIZE
 from cachefs.errors import Busy, NotFound
 from cachefs.messages import BlockRef, MountElsewhere, OriginOptions
 from cachefs.snapshot_builder import ListedObject, build
@@ -52,6 +53,8 @@ class Node:
     held: HeldSnapshots
     used: UsedSnapshots
     errors: ErrorLog
+    changes: DatasetChanges
+    coming: set[str]  # snapshots that come as current ones
     reading: list[Reading] = field(default_factory=list)
 
     def has(self, snapshot: str) -> bool:
@@ -100,14 +103,15 @@ class Bench:
         catalog = self.catalog(state, held)
         pins = Pins(store.tiering, catalog, self.threads)
         quotas = DatasetQuotas(store.tiering, store.index, catalog, self.threads)
-        changes = DatasetChanges(catalog, pins, quotas, store.storage, self.threads)
         sharing, errors, reading = SharingNode(node_record(number), self.threads), ErrorLog(), list[Reading]()
         find = lambda one: held.path(one) if held.get(one) is not None else None  # noqa: E731
         files = SnapshotFiles(sharing.shared, find, self.threads)
+        coming = set[str]()
+        changes = DatasetChanges(catalog, pins, quotas, store.storage, self.threads, lambda one: used.keep_if_read(one))
         here = ReadHere(catalog, held, changes, errors, lambda name: "", lambda: reading)
-        used = UsedSnapshots(sharing.shared, files, here)
+        used = UsedSnapshots(sharing.shared, files, here, coming.__contains__)
         await sharing.start()
-        node = Node(store, sharing, catalog, held, used, errors, reading)
+        node = Node(store, sharing, catalog, held, used, errors, changes, coming, reading)
         self.nodes.append(node)
         introduce([one.sharing for one in self.nodes])
         used.start()
@@ -266,5 +270,87 @@ def test_a_peer_makes_this_node_keep_nothing_but_snapshots_of_datasets_of_the_cl
         assert set(strange.sharing.shared.values(USED)[f"{1:016x}"]) == {old}
         assert not strange.has(old)
         assert strange.used.problems() == []
+
+    on_bench(tmp_path, scene)
+
+
+def test_what_comes_as_a_current_snapshot_is_not_brought_a_second_time(tmp_path: Path) -> None:
+    old, current = snapshots(tmp_path, 2)
+
+    async def scene(bench: Bench) -> None:
+        reader = await bench.node([old])
+        other = await bench.node([current])
+        other.coming.add(old)
+        reader.reading.append(mount(old))
+        await until(lambda: other.used.is_read(old))
+        assert not other.used.is_coming(old)
+        other.coming.clear()
+        await until(lambda: other.has(old))
+
+    on_bench(tmp_path, scene)
+
+
+def test_snapshots_that_wait_for_their_turn_are_looked_at_again_when_it_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, third, current = snapshots(tmp_path, 4)
+    size = (tmp_path / f"{first}.snapshot").stat().st_size
+    monkeypatch.setattr(used_snapshots, "MOST_BYTES", 3 * size)
+    turns = asyncio.Semaphore(0)
+    fetched: list[tuple[str, int]] = []
+    real = SnapshotFiles.fetch
+
+    async def fetch(
+        self: SnapshotFiles, snapshot_id: str, likely: Sequence[str], path: Path, most: Callable[[], int]
+    ) -> object:
+        await turns.acquire()
+        allowed = most()
+        fetched.append((snapshot_id, allowed))
+        return await real(self, snapshot_id, likely, path, lambda: allowed)
+
+    async def scene(bench: Bench) -> None:
+        reader = await bench.node([current, first, second, third])
+        other = await bench.node([current])
+        monkeypatch.setattr(SnapshotFiles, "fetch", fetch)
+        reader.reading.append(mount(first, second, third))
+        await until(lambda: all(other.used.is_coming(one) for one in (first, second, third)))
+        # One of them is not read any more when the turns come.
+        reader.reading[:] = [mount(first, second)]
+        await until(lambda: not other.used.is_read(third))
+        for _ in range(3):
+            turns.release()
+        await until(lambda: not other.used.is_coming(third))
+        await until(lambda: len(fetched) == 2)
+        assert {one for one, _ in fetched} == {first, second}
+        assert sum(allowed for _, allowed in fetched) <= 3 * size, "the bound is of all of them"
+
+    on_bench(tmp_path, scene)
+
+
+def test_a_removal_that_is_followed_leaves_what_another_node_reads(tmp_path: Path) -> None:
+    old, current = snapshots(tmp_path, 2)
+
+    async def scene(bench: Bench) -> None:
+        reader = await bench.node([current, old])
+        other = await bench.node([current, old])
+        reader.reading.append(mount(current))
+        await until(lambda: other.used.keep_if_read(current))
+        source = other.held.source(BlockRef(current, 3, 0))
+        assert other.store.put(source.key, b"x" * 1000) is not None
+        other.store.index.commit()
+        await other.changes.remove(NAME)
+        assert list(other.catalog) == []
+        assert other.has(current)
+        assert not other.has(old)
+        assert list(other.store.index.blocks_of(source.key[:CONTENT_ID_SIZE]))
+        again = bench.as_started_anew(2)
+        assert [one.id for one in again.read_snapshots(lambda _: True)] == [current]
+        await again.close()
+        await other.prune()
+        assert other.has(current)
+        # Where no node reads it, nothing stays.
+        reader.reading.clear()
+        await reader.changes.remove(NAME)
+        assert not reader.has(current)
 
     on_bench(tmp_path, scene)

@@ -15,7 +15,7 @@ from cachefs_daemon.sharing.snapshot_check import examine
 from cachefs_daemon.sharing.snapshot_files import SnapshotFiles
 
 from cachefs.errors import SnapshotDamaged, StoreFull
-from cachefs.snapshot import FOOTER, MAGIC
+from cachefs.snapshot import FOOTER, MAGIC, Meta
 from cachefs.snapshot_builder import ListedObject, build
 from tests.sharing import SharingNode, introduce, node_record, until
 
@@ -203,3 +203,36 @@ def test_who_reads_it_may_die_of_it(tmp_path: Path) -> None:
             await checker.close()
 
     asyncio.run(scenario())
+
+
+def test_the_check_of_a_file_takes_no_time_from_its_transfer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = snapshot(tmp_path)
+    left: list[float] = []
+
+    async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+
+        async def check(received: Path, size: int) -> Meta:
+            partial = partials[0]
+            assert partial.deadline is not None
+            left.append((partial.deadline.when() or 0.0) - loop.time())
+            return examine(received)
+
+        async with nodes(None, path) as found:
+            files = found[0][1]
+            partials: list[snapshot_files._Partial] = []
+            real = snapshot_files._Partial.grow
+
+            def grow(self: snapshot_files._Partial, size: int) -> None:
+                real(self, size)
+                partials.append(self)
+                assert self.deadline is not None
+                self.deadline.reschedule(loop.time() + 60)  # the transfer has taken nearly all of the time
+
+            monkeypatch.setattr(snapshot_files._Partial, "grow", grow)
+            monkeypatch.setattr(files._checker, "check", check)
+            (received := tmp_path / "received").touch()
+            await files.fetch(path.stem, [f"{2:016x}"], received)
+
+    asyncio.run(scenario())
+    assert left[0] > snapshot_files.FILE_SECONDS / 2
