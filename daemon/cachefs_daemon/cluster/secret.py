@@ -12,7 +12,9 @@ Nodes with certificates have no such secret, and nor have those with `insecure_p
 
 import hashlib
 import hmac
+import logging
 import os
+import pwd
 import re
 import secrets
 import stat
@@ -28,7 +30,11 @@ from cachefs_daemon.cluster_section import ClusterSection
 _MADE: Final = 24
 _LEAST: Final = 16
 _MOST: Final = 64
-_SAFELY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_SAFELY: Final = os.O_NONBLOCK | os.O_CLOEXEC
+# Of the default file, below the home directory of the daemon's user.
+_BELOW_HOME: Final = ".local/state/cachefs/cluster-secret"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +94,23 @@ def is_proof(said: str, expected: str) -> bool:
 
 
 def default_file() -> Path:
-    """Return the file that all daemons of one user on one machine share."""
-    return Path(f"/dev/shm/cachefs-secret-{os.geteuid()}")
+    """Return the file that all daemons of one user on one machine share, whatever their state directories: below the
+    user's home directory, where no other user can make it first. Without such a directory it is in /dev/shm."""
+    user = os.geteuid()
+    with suppress(KeyError):
+        home = Path(pwd.getpwuid(user).pw_dir)
+        if _is_private(home, user) and os.access(home, os.W_OK | os.X_OK):
+            return home / _BELOW_HOME
+    return Path(f"/dev/shm/cachefs-secret-{user}")
+
+
+def _is_private(directory: Path, user: int) -> bool:
+    """Return whether only that user can make files in the directory."""
+    try:
+        found = directory.stat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == user and not found.st_mode & 0o022
 
 
 def load_secret(section: ClusterSection) -> ClusterSecret | None:
@@ -99,23 +120,31 @@ def load_secret(section: ClusterSection) -> ClusterSecret | None:
     """
     if not section.needs_secret:
         return None
-    path = section.secret_file or default_file()
+    path, is_named = section.secret_file or default_file(), section.secret_file is not None
+    # A file that the configuration names may be a link, as those of a mounted Kubernetes Secret are.
+    follow = 0 if is_named else os.O_NOFOLLOW
     try:
-        return ClusterSecret(_read(path) or _make(path))
+        if not is_named:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return ClusterSecret(_read(path, follow) or _make(path, follow))
     except OSError as error:
-        raise ConfigError(f"cluster.secret_file = {str(path)!r}: {error.strerror}") from None
+        hint = "" if is_named else "; name another file, the same for all daemons of the cluster"
+        raise ConfigError(f"cluster.secret_file = {str(path)!r}: {error.strerror}{hint}") from None
 
 
-def _read(path: Path) -> bytes:
-    """Return what is in the file; b"" where there is none. Raises OSError, ConfigError."""
+def _read(path: Path, follow: int) -> bytes:
+    """Return what is in the file; b"" where there is none. follow: O_NOFOLLOW where it may be no link. Raises OSError,
+    ConfigError."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | _SAFELY)
+        descriptor = os.open(path, os.O_RDONLY | _SAFELY | follow)
     except FileNotFoundError:
         return b""
     try:
         found = os.fstat(descriptor)
         if why := _objection(found):
             raise ConfigError(f"cluster.secret_file = {str(path)!r}: {why}")
+        if found.st_mode & 0o040:
+            log.info("cluster.secret_file = %r: members of group %d can act as nodes", str(path), found.st_gid)
         key = os.read(descriptor, _MOST + 2).strip()
     finally:
         os.close(descriptor)
@@ -138,10 +167,10 @@ def _objection(found: os.stat_result) -> str:
     return ""
 
 
-def _make(path: Path) -> bytes:
+def _make(path: Path, follow: int) -> bytes:
     """Make the file, or read the one that another daemon has made meanwhile. Raises OSError, ConfigError."""
     fresh = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _SAFELY, 0o600)
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | _SAFELY, 0o600)
     try:
         os.write(descriptor, secrets.token_hex(_MADE).encode() + b"\n")
         os.fsync(descriptor)
@@ -150,6 +179,6 @@ def _make(path: Path) -> bytes:
     finally:
         os.close(descriptor)
         fresh.unlink()
-    if not (key := _read(path)):
+    if not (key := _read(path, follow)):
         raise ConfigError(f"cluster.secret_file = {str(path)!r}: it was removed as it was made; start again")
     return key

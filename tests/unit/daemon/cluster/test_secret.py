@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import pwd
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -36,9 +37,26 @@ def test_daemons_that_start_together_make_one_secret(tmp_path: Path) -> None:
 
 
 def test_daemons_of_one_user_share_a_file_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert secret.default_file().name == f"cachefs-secret-{os.geteuid()}"
-    monkeypatch.setattr(secret, "default_file", lambda: tmp_path / "shared")
+    monkeypatch.setattr(secret, "default_file", lambda: tmp_path / "state" / "shared")
     assert load_secret(section(None)) == load_secret(section(None))
+    assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(("mode", "is_used"), [(0o755, True), (0o700, True), (0o1777, False), (0o775, False)])
+def test_the_default_file_is_where_no_other_user_can_make_it_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, is_used: bool
+) -> None:
+    user = pwd.getpwuid(os.geteuid())
+    assert user.pw_uid == os.geteuid()
+    (home := tmp_path / "home").mkdir()
+    home.chmod(mode)
+    made = pwd.struct_passwd((*user[:5], str(home), *user[6:]))
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: made)
+    assert (home in secret.default_file().parents) == is_used
+    made = pwd.struct_passwd((*user[:5], "/nonexistent", *user[6:]))
+    assert secret.default_file() == Path(f"/dev/shm/cachefs-secret-{os.geteuid()}")
+    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # a user without a name, as in containers
+    assert secret.default_file() == Path(f"/dev/shm/cachefs-secret-{os.geteuid()}")
 
 
 def test_a_node_that_has_certificates_or_asks_for_no_security_needs_none(tmp_path: Path) -> None:
@@ -73,11 +91,15 @@ def test_what_a_file_may_be(tmp_path: Path, content: bytes, mode: int, said: str
     assert "cluster.secret_file" in str(refused.value)
 
 
-def test_what_another_user_may_have_prepared_is_not_used(tmp_path: Path) -> None:
+def test_what_another_user_may_have_prepared_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "real").write_bytes(b"0123456789abcdef")
+    (tmp_path / "real").chmod(0o600)
     (tmp_path / "link").symlink_to(tmp_path / "real")
     os.mkfifo(tmp_path / "pipe")
-    for name in ("link", "pipe", "none/secret"):
+    monkeypatch.setattr(secret, "default_file", lambda: tmp_path / "link")
+    with pytest.raises(ConfigError, match="name another file, the same for all daemons of the cluster"):
+        load_secret(section(None))
+    for name in ("pipe", "none/secret"):
         with pytest.raises(ConfigError, match=r"cluster\.secret_file"):
             load_secret(section(tmp_path / name))
     if os.geteuid() == 0:
@@ -85,6 +107,21 @@ def test_what_another_user_may_have_prepared_is_not_used(tmp_path: Path) -> None
         (tmp_path / "real").chmod(0o600)
         with pytest.raises(ConfigError, match="it belongs to user 65534"):
             load_secret(section(tmp_path / "real"))
+
+
+def test_a_file_that_the_configuration_names_may_be_a_link_and_a_group_may_read_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    (tmp_path / "..data").mkdir()  # as the kubelet mounts a Secret
+    (tmp_path / "..data" / "secret").write_bytes(b"0123456789abcdef")
+    (tmp_path / "..data" / "secret").chmod(0o440)
+    (tmp_path / "secret").symlink_to("..data/secret")
+    assert load_secret(section(tmp_path / "secret")) == KEY
+    assert "members of group" in caplog.text
+    (tmp_path / "..data" / "secret").chmod(0o444)
+    with pytest.raises(ConfigError, match="lets other users read"):
+        load_secret(section(tmp_path / "secret"))
 
 
 def greeting(key: ClusterSecret = KEY, port: int = PORT, **change: object) -> Greeting:
