@@ -2,9 +2,9 @@
 
 import click
 import pytest
-from cachefs_tools.cachectl.dataset import Room, describe_set, limits, reached_by, room_of, url_of
+from cachefs_tools.cachectl.dataset import Room, describe, describe_set, limits, reached_by, room_of, url_of
 
-from cachefs.messages import DatasetReached, DatasetView, OriginOptions
+from cachefs.messages import DatasetDetail, DatasetReached, DatasetView, OriginOptions, Problem
 
 
 def test_options_are_shown_but_for_defaults() -> None:
@@ -61,3 +61,13 @@ def test_limits_are_said_in_words() -> None:
     assert (
         limits(view("d", most=200 << 30, ttl=60)) == "at most 200 GiB of each tier, dropped when not read for 1 min 0 s"
     )
+
+
+@pytest.mark.parametrize(("options", "start"), [(OriginOptions(), 11), (OriginOptions(requester_pays=True), 15)])
+def test_the_lines_of_a_dataset_are_aligned(options: OriginOptions, start: int) -> None:
+    detail = DatasetDetail(
+        view("d", archived=1, problems=2, ttl=60.0), 1 << 20, options, {}, [b""], [Problem("k", "is none")], ["1" * 32]
+    )
+    lines = describe(detail)
+    assert len(lines) == 12 + options.requester_pays
+    assert all(line[start - 1] == " " and line[start] != " " for line in lines), lines

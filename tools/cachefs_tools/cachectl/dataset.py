@@ -379,26 +379,26 @@ def archived(view: DatasetView) -> list[str]:
 def describe(detail: DatasetDetail) -> list[str]:
     """The lines of `dataset show`."""
     view = detail.dataset
-    lines = [
-        f"name       {view.name}",
-        f"url        {shown(view.url)}",
-        *(f"{key:<10} {shown(value)}" for key, value in reached_by(detail.options)),
-        f"snapshot   {view.snapshot}, listed {date(view.created_ns)}",
-        f"content    {content_of(view)}",
-        f"block size {size(detail.block_size)}",
-        f"cached     {cached_shares(detail)}",
+    facts = [
+        ("name", view.name),
+        ("url", shown(view.url)),
+        *((key, shown(value)) for key, value in reached_by(detail.options)),
+        ("snapshot", f"{view.snapshot}, listed {date(view.created_ns)}"),
+        ("content", content_of(view)),
+        ("block size", size(detail.block_size)),
+        ("cached", cached_shares(detail)),
     ]
     if view.archived:
-        lines.append(f"archived   {view.archived:,} of the files, which cannot be read before they are restored")
+        facts.append(("archived", f"{view.archived:,} of the files, which cannot be read before they are restored"))
     if limited := limits(view):
-        lines.append(f"limits     {limited}")
-    lines += [f"pinned     {shown(path) or '(everything)'}" for path in detail.pinned]
-    lines += [f"older      {snapshot}" for snapshot in detail.snapshots if snapshot != view.snapshot]
-    for problem in detail.problems[:SHOWN_PROBLEMS]:
-        lines.append(f"skipped    {shown(problem.key)}: {problem.reason}")
+        facts.append(("limits", limited))
+    facts += [("pinned", shown(path) or "(everything)") for path in detail.pinned]
+    facts += [("older", snapshot) for snapshot in detail.snapshots if snapshot != view.snapshot]
+    facts += [("skipped", f"{shown(one.key)}: {one.reason}") for one in detail.problems[:SHOWN_PROBLEMS]]
     if view.problems > SHOWN_PROBLEMS:
-        lines.append(f"skipped    {view.problems - SHOWN_PROBLEMS:,} more (--json shows the first 1,000)")
-    return lines
+        facts.append(("skipped", f"{view.problems - SHOWN_PROBLEMS:,} more (--json shows the first 1,000)"))
+    width = max(len(label) for label, _ in facts)
+    return [f"{label:<{width}} {text}" for label, text in facts]
 
 
 def reached_by(options: OriginOptions) -> list[tuple[str, str]]:
