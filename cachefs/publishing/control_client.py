@@ -48,14 +48,14 @@ class ControlClient:
         self._consumers: dict[str, Path] = {}
 
     def dataset_at(self, mount: MountPoint, slot: int) -> tuple[str, str]:
-        """Name and snapshot of the dataset whose files have inodes of that slot. Raises NotFound."""
+        """Name and snapshot of the dataset whose files have inodes of that slot. Raises ConfigError."""
         for name, directory in _datasets(mount):
             with contextlib.suppress(OSError):
                 shown, snapshot = shown_snapshot(directory)
                 if shown == slot:
                     self._shown[name, snapshot] = mount.path
                     return name, snapshot
-        raise NotFound(f"{mount.path} does not say which snapshot it shows")
+        raise _not_whole(mount.path / CONTROL_FILE, "it does not say which snapshot it shows")
 
     def call(self, method: Method[Request, Reply], request: Request, timeout: float = 30.0) -> Reply:
         """Raises the CachefsError that the daemon raised, DaemonUnavailable where nothing goes on for *timeout*
@@ -166,10 +166,7 @@ def _open(path: Path, flags: int, deadline: float) -> Iterator[int]:
             break
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS):
-                raise ConfigError(
-                    f"nothing can be published through {path} ({error.strerror}): it takes a mount as a whole, and not "
-                    "one of its directories, of this version of cachefs, and without a umask"
-                ) from None
+                raise _not_whole(path, str(error.strerror)) from None
             if error.errno not in (errno.ENXIO, errno.EINTR) or time.monotonic() >= deadline:
                 raise _unheard(path) from None
             time.sleep(_AGAIN_SECONDS)
@@ -177,6 +174,13 @@ def _open(path: Path, flags: int, deadline: float) -> Iterator[int]:
         yield fd
     finally:
         os.close(fd)
+
+
+def _not_whole(path: Path, why: str) -> ConfigError:
+    return ConfigError(
+        f"nothing can be published through {path} ({why}): it takes a mount as a whole, and not one of its "
+        "directories, of this version of cachefs, and without a umask"
+    )
 
 
 def _unheard(path: Path) -> DaemonUnavailable:

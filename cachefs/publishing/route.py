@@ -62,7 +62,10 @@ class Route:
         """Name and snapshot of the dataset whose files have inodes of that slot. Raises NotFound, and as `call`."""
         client = self._client
         if isinstance(client, ControlClient):
-            return client.dataset_at(mount, slot)
+            try:
+                return client.dataset_at(mount, slot)
+            except ConfigError as error:
+                raise ConfigError(f"{refusal(self._socket.socket)}, and {error}") from None
         views = self.call(DATASET_LIST, Empty(), timeout).datasets
         spec = MountSpec.parse(mount.spec)
         views = [view for view in views if spec.shows(view.name)]
