@@ -66,8 +66,8 @@ def test_limits_are_said_in_words() -> None:
 @pytest.mark.parametrize(("options", "start"), [(OriginOptions(), 11), (OriginOptions(requester_pays=True), 15)])
 def test_the_lines_of_a_dataset_are_aligned(options: OriginOptions, start: int) -> None:
     detail = DatasetDetail(
-        view("d", archived=1, problems=2, ttl=60.0), 1 << 20, options, {}, [b""], [Problem("k", "is none")], ["1" * 32]
+        view("d", archived=1, problems=2, ttl=60.0), 1 << 20, options, {}, [b""], [Problem(b"k", "is none")], ["1" * 32]
     )
     lines = describe(detail)
-    assert len(lines) == 12 + options.requester_pays
+    assert len(lines) == 11 + options.requester_pays
     assert all(line[start - 1] == " " and line[start] != " " for line in lines), lines
