@@ -46,9 +46,13 @@ MOST_SHOWN: Final = 20
 class SharedDatasets:
     """Used on the event loop."""
 
-    def __init__(self, shared: SharedState, files: SnapshotFiles, here: ReadHere) -> None:
+    def __init__(
+        self, shared: SharedState, files: SnapshotFiles, here: ReadHere, has_otherwise: Callable[[str], bool]
+    ) -> None:
+        """has_otherwise: whether a snapshot is on its way here since other nodes read it."""
         self._shared = shared
         self._files = files
+        self._has_otherwise = has_otherwise
         self._here = here
         self._clock = StampClock(shared.membership.view.me)
         self._news: set[str] = set()  # names to look at
@@ -222,6 +226,9 @@ class SharedDatasets:
             way = OriginWay(wanted.options, wanted.named, wanted.reached)
             await self._here.changes.follow_way(name, way)
         if wanted.snapshot and wanted.snapshot != own.snapshot:
+            if self._has_otherwise(wanted.snapshot):
+                self._again(name, FIRST_PAUSE)
+                return
             is_time = time.monotonic() >= self._retry.get(name, 0.0)
             if wanted.block_size == self._here.held.block_size and is_time:
                 self._coming[name] = wanted.snapshot

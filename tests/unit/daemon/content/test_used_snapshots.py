@@ -7,11 +7,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import pytest
-from cachefs_daemon.content import used_snapshots
+from cachefs_daemon.content import shared_datasets, used_snapshots
 from cachefs_daemon.content.dataset_changes import DatasetChanges
 from cachefs_daemon.content.pins import Pins
 from cachefs_daemon.content.quotas import DatasetQuotas
+from cachefs_daemon.content.shared_datasets import SharedDatasets
 from cachefs_daemon.content.used_snapshots import ReadHere, Reading, UsedSnapshots
 from cachefs_daemon.datasets import records
 from cachefs_daemon.datasets.catalog import Catalog
@@ -352,5 +354,34 @@ def test_a_removal_that_is_followed_leaves_what_another_node_reads(tmp_path: Pat
         reader.reading.clear()
         await reader.changes.remove(NAME)
         assert not reader.has(current)
+
+    on_bench(tmp_path, scene)
+
+
+def test_a_current_snapshot_that_comes_since_it_is_read_is_not_brought_a_second_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, current = snapshots(tmp_path, 2)
+    monkeypatch.setattr(shared_datasets, "FIRST_PAUSE", 0.01)
+    coming, asked = {current}, list[str]()
+
+    def comes(snapshot: str) -> bool:
+        asked.append(snapshot)
+        return snapshot in coming
+
+    async def scene(bench: Bench) -> None:
+        reader, other = await bench.node([current]), await bench.node([old])
+        for node in (reader, other):
+            shared = SharedDatasets(node.sharing.shared, node.used._files, node.used._here, comes)
+            await shared.start()
+            bench.running.append(asyncio.create_task(shared.run()))
+        fresh = reader.catalog.get(NAME)
+        fresh.record = msgspec.structs.replace(fresh.record, listed=Stamp(1000, f"{1:016x}", 1))
+        reader.catalog.on_change(NAME)
+        await until(lambda: current in asked)
+        assert not shared.is_coming(current)
+        assert not other.has(current)
+        coming.clear()
+        await until(lambda: other.has(current))
 
     on_bench(tmp_path, scene)
