@@ -15,7 +15,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from types import CodeType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Any, Final, TypeVar
 
 from cachefs.hooks import (
@@ -217,11 +217,13 @@ class Progress:
         """The job's loop asks for a batch. now: monotonic nanoseconds."""
         self.watch.stopwatch.ask(now)
 
-    def got(self, iterator: Any, now: int) -> None:
-        """The loop gets a batch. now: monotonic nanoseconds."""
+    def got(self, iterator: Any, now: int, caller: FrameType) -> None:
+        """The loop gets a batch. now: monotonic nanoseconds. caller: torch's function, which is about to return it."""
         if not self._is_watching or self._was_interrupted or not iterator._num_yielded:
             return
         before = self._delivered
+        if self._lengths and isinstance(self.watch, Stream):
+            self._lengths[0] = self.watch.samples_in(caller, self._lengths[0])
         self._count(iterator._num_yielded)
         self.watch.stopwatch.got(now, self._delivered - before)
         self.watch.move(self._delivered, at_end=False)

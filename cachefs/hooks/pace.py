@@ -6,6 +6,7 @@ the number where torch would, in the iterator. So nothing of ours is on the stac
 """
 
 import functools
+import sys
 import time
 from typing import Any
 
@@ -45,7 +46,7 @@ class Yielded:
         progress = iterator._cachefs
         if progress is not None:
             try:
-                progress.got(iterator, time.monotonic_ns())
+                progress.got(iterator, time.monotonic_ns(), sys._getframe(1))
             except Exception as error:  # whatever is wrong here is no reason to end the job
                 if is_foreign(error):
                     raise

@@ -1,8 +1,13 @@
 """A loader of an IterableDataset: its shards, where these and their order are known."""
 
+import inspect
 import os
+import sys
 import weakref
+from types import FrameType
 from typing import Any, Final
+
+import numpy
 
 from cachefs.hooks import hugging_face, mds, opened, webdataset
 from cachefs.hooks.library_iterators import skipped
@@ -19,6 +24,8 @@ from cachefs.publishing.tally import Stopwatch
 
 # Shards that are looked at to see whether they are below a mount.
 PROBES: Final = 16
+# Containers of a batch that are looked into, one in the other.
+_DEPTH: Final = 8
 
 
 def shards_of(dataset: Any) -> Shards | None:
@@ -39,6 +46,8 @@ class Stream:
         settings = fields(loader)
         self._workers = settings.get("num_workers") or 0
         self._keeps_workers = bool(settings.get("persistent_workers"))
+        # None where the loader makes no batches.
+        self._batch_length = BatchLength(settings.get("collate_fn")) if settings.get("batch_size") else None
         self._mark = opened.mark_of(self.number, os.getpid())
         self._begun = 0  # epochs
         self._publication: Publication | None = None
@@ -99,6 +108,18 @@ class Stream:
                 line = words(Unknown.STREAM, self._opening["dataset"], "", self._opening["place"])
                 say_once(f"{line}; {THE_JOB_GOES_ON}")
 
+    def samples_in(self, caller: FrameType, drawn: int) -> int:
+        """Returns how many samples came. Each worker's last batch has fewer than the *drawn* ones that were asked for.
+
+        caller: torch's function that has the batch."""
+        if self._batch_length is None:
+            return drawn
+        names = caller.f_locals
+        length = self._batch_length.read(names.get("data"), drawn)
+        if type(names) is dict and caller.f_code.co_flags & inspect.CO_OPTIMIZED:
+            names.clear()  # a copy, before Python 3.13, which the frame would keep until it is asked for again
+        return length
+
     def tell(self) -> None:
         """The stopwatch has gone on."""
         if self._publication is not None:
@@ -106,3 +127,57 @@ class Stream:
 
     def move(self, delivered: int, *, at_end: bool = False) -> None:
         """So many samples are delivered."""
+
+
+class BatchLength:
+    """Reads how many samples the batches of one loader have, of which none has more than were asked for.
+
+    torch's own collate function leaves nothing but containers of equal length in a batch. What a function of the job
+    makes has a length that was as large as the first full batch; a batch without such a length counts as a full one."""
+
+    def __init__(self, collate: Any) -> None:
+        torch = sys.modules.get("torch")
+        self._is_torchs = torch is not None and collate is torch.utils.data.default_collate
+        self._places: list[int] = []  # in `lengths_in`, of the lengths that a full batch has had
+
+    def read(self, batch: Any, asked: int) -> int:
+        """Returns the samples of a batch for which so many were *asked*."""
+        lengths, end = lengths_in(batch)
+        if self._is_torchs and lengths and (type(end) in (str, bytes) or _shape_of(end)):
+            return min(lengths[-1], asked)
+        if not self._places:
+            self._places = [place for place, length in enumerate(lengths) if length == asked]
+        return min((lengths[place] for place in self._places if place < len(lengths)), default=asked)
+
+
+def lengths_in(batch: Any) -> tuple[list[int], Any]:
+    """Returns the lengths of a batch, of the first thing in it, of the first in that, and so on; and what is in the
+    last of these. Runs no code of the job."""
+    found: list[int] = []
+    for _ in range(_DEPTH):
+        kind = type(batch)
+        if issubclass(kind, (list, tuple)):
+            base = list if issubclass(kind, list) else tuple
+            found.append(base.__len__(batch))
+            batch = base.__getitem__(batch, 0) if found[-1] else None
+        elif issubclass(kind, dict):
+            batch = next(iter(dict.values(batch)), None)
+        elif shape := _shape_of(batch):
+            found.append(shape[0])
+            break
+        elif values := fields(batch):
+            batch = next(iter(values.values()))
+        else:
+            break
+    return found, batch
+
+
+def _shape_of(value: Any) -> tuple[int, ...]:
+    """The shape of an array of numpy, or of a tensor, that is of no class of the job's own; else none."""
+    if type(value) is numpy.ndarray:
+        return tuple(value.shape)
+    torch = sys.modules.get("torch")
+    if torch is None or type(value) is not torch.Tensor or torch._C._len_torch_dispatch_stack():
+        return ()
+    with torch._C.DisableTorchFunction():
+        return () if value.is_nested else tuple(value.shape)

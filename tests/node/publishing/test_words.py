@@ -40,15 +40,15 @@ class Node:
     daemon: Daemon
     root: Path
 
-    def command(self, *words: str, run: tuple[str, ...] = (), job: str = "job") -> list[str]:
-        line = [CACHEFS, "run", *run, "--job", job, "--socket", self.daemon.socket, "--", sys.executable, SCRIPT]
+    def command(self, *words: str, run: tuple[str, ...] = (), job: str = "job", script: Path = SCRIPT) -> list[str]:
+        line = [CACHEFS, "run", *run, "--job", job, "--socket", self.daemon.socket, "--", sys.executable, script]
         return [str(word) for word in (*line, self.root, *words)]
 
-    def run(self, *words: str, run: tuple[str, ...] = (), job: str = "job", **more: str) -> "Ran":
-        environment = {**os.environ, **more}
-        done = subprocess.run(
-            self.command(*words, run=run, job=job), capture_output=True, text=True, timeout=SECONDS, env=environment
-        )
+    def run(
+        self, *words: str, run: tuple[str, ...] = (), job: str = "job", script: Path = SCRIPT, **more: str
+    ) -> "Ran":
+        command, environment = self.command(*words, run=run, job=job, script=script), {**os.environ, **more}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment)
         return Ran(done.returncode, done.stdout, done.stderr)
 
     def show(self, job: str) -> dict[str, Any]:
@@ -108,6 +108,30 @@ def test_a_loop_whose_order_is_known_from_the_first_epoch(node: Node) -> None:
         assert (consumer["state"], consumer["problem"], consumer["rank"]) == ("ended", "", 0)
         assert (loader["epochs"], loader["planned"], loader["epoch_samples"]) == (3, 3, loader["epoch_length"])
         assert 0 < loader["waited"] <= loader["busy"]
+
+
+STREAM = """
+import sys
+from pathlib import Path
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+class Files(IterableDataset):
+    def __iter__(self):
+        worker = get_worker_info()
+        for path in sorted(Path(sys.argv[1]).glob("*"))[worker.id :: worker.num_workers]:
+            yield len(path.read_bytes())
+
+print(sum(len(batch) for _ in range(3) for batch in DataLoader(Files(), batch_size=10, num_workers=3)))
+"""
+
+
+def test_of_a_stream_the_samples_that_came_are_counted(node: Node, tmp_path: Path) -> None:
+    """The last batch of each worker has fewer samples than the others."""
+    script = tmp_path / "stream.py"
+    script.write_text(STREAM)
+    ran = node.run(job="stream", script=script)
+    assert ran.stdout == f"{3 * (TRAIN + VALIDATION)}\n"
+    assert f"cachefs: 3 epochs, {3 * (TRAIN + VALIDATION):,} samples in " in ran.stderr
 
 
 def test_a_loop_whose_files_are_learned(node: Node, tmp_path: Path) -> None:

@@ -1,12 +1,17 @@
 """What is published of a stream's shards, epoch by epoch."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import default_collate
 
 from cachefs.hooks import stream
-from cachefs.hooks.stream import Stream
+from cachefs.hooks.stream import BatchLength, Stream
 from cachefs.publishing.columns import Listing
 
 FILES = ("/mnt/a.tar", "/mnt/b.tar", "/mnt/c.tar")
@@ -142,3 +147,96 @@ def test_an_order_that_takes_too_long_is_asked_for_once(job: Job, monkeypatch: p
     assert asked == [0]
     [published] = job.published
     assert (published.files, published.orders) == (FILES, {})
+
+
+class OwnList(list[Any]):
+    """A batch of the job's own class. Its code is not run."""
+
+    def __len__(self) -> int:
+        raise AssertionError
+
+    def __getitem__(self, _: Any) -> Any:
+        raise AssertionError
+
+    def __iter__(self) -> Any:
+        raise AssertionError
+
+
+class OwnDict(dict[str, Any]):
+    """As above."""
+
+    def values(self) -> Any:
+        raise AssertionError
+
+    def __iter__(self) -> Any:
+        raise AssertionError
+
+
+class Encoding:
+    """A batch that keeps its tensors in an attribute, as tokenizers' do."""
+
+    def __init__(self, number: int) -> None:
+        self.data = {"ids": torch.zeros(number, 7)}
+
+    def __len__(self) -> int:
+        raise AssertionError
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(name)
+
+
+COLLATED: dict[str, Callable[[int], Any]] = {
+    "samples": lambda number: [torch.zeros(10, 3)] * number,
+    "pairs": lambda number: [(torch.zeros(4), 1)] * number,
+    "texts": lambda number: ["text"] * number,
+    "tensor": lambda number: torch.zeros(number, 10),
+    "fields": lambda number: (torch.zeros(number, 10), torch.zeros(number)),
+    "array": lambda number: numpy.zeros((number, 3)),
+    "names": lambda number: {"image": torch.zeros(number, 3), "label": [0] * number},
+    "own list": lambda number: OwnList([torch.zeros(3)] * number),
+    "own fields": lambda number: OwnList([torch.zeros(number, 3), 4]),
+    "own dict": lambda number: OwnDict(image=torch.zeros(number, 3)),
+    "encoding": Encoding,
+}
+
+
+@pytest.mark.parametrize("collate", COLLATED.values(), ids=COLLATED)
+def test_a_short_batch_is_counted_as_what_it_has(collate: Callable[[int], Any]) -> None:
+    length = BatchLength(collate)
+    assert [length.read(collate(number), 10) for number in (10, 10, 3, 10, 1)] == [10, 10, 3, 10, 1]
+
+
+def test_a_batch_of_as_many_samples_as_fields_is_not_taken_for_a_full_one() -> None:
+    length = BatchLength(COLLATED["fields"])
+    assert [length.read(COLLATED["fields"](number), 2) for number in (2, 1)] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [1, 0.5, "text", b"bytes", torch.zeros(10), numpy.zeros(10), (torch.zeros(10), 1), ("a", "b"), {"a": [1, 2]}],
+    ids=repr,
+)
+def test_torchs_own_batches_are_counted_from_the_first_one_on(sample: Any) -> None:
+    length = BatchLength(default_collate)
+    assert [length.read(default_collate([sample] * number), 10) for number in (3, 10, 1)] == [3, 10, 1]
+
+
+class OwnTensor(torch.Tensor):
+    """A tensor whose code might be the job's."""
+
+
+def test_the_number_of_fields_is_not_taken_for_that_of_samples() -> None:
+    fields = [OwnTensor(10, 3), OwnTensor(10)]
+    assert BatchLength(default_collate).read(fields, 10) == 10
+    with _Mode():
+        assert BatchLength(default_collate).read([torch.zeros(10), torch.zeros(10)], 10) == 10
+
+
+class _Mode(TorchDispatchMode):
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("batch", [None, object(), 7, "text", {}, torch.zeros(()), numpy.float64(1)], ids=repr)
+def test_a_batch_without_a_length_counts_as_a_full_one(batch: Any) -> None:
+    assert [BatchLength(collate).read(batch, 10) for collate in (default_collate, None)] == [10, 10]
