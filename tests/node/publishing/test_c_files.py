@@ -135,7 +135,8 @@ def test_what_no_rule_says_is_learned_where_every_sample_has_one_file(run: Run, 
 
 @pytest.mark.parametrize("scenario", UNLEARNED)
 def test_what_may_be_wrong_is_not_published(run: Run, scenario: str) -> None:
-    for epoch, order in run.orders(scenario):
+    # Nothing reads the epoch after the last one, which may be published ahead.
+    for epoch, order in [said for said in run.orders(scenario) if said[0] <= LAST_EPOCH]:
         read = run.read(scenario, epoch)
         # Of a pair, the second file is not told of by what was read.
         assert is_part([one for one in order if scenario != "pairs" or one in read], read)
