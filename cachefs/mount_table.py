@@ -1,7 +1,9 @@
 """The kernel's table of mounts, from which we learn what is mounted where without asking a mount that may be dead."""
 
+import errno
 import os
 import re
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,12 @@ _MOST_PROCESSES: Final = 4096
 _MOUNTS: Final = (b"cachefs.mount", b"mount.cachefs")
 # A mount of ours may be seen through an overlay of ours (cachefs.mount.shield), of which this is a layer.
 _OVERLAY: Final = b"overlay"
+# File systems of this node's own disks and memory, on which no lookup waits for a server or another process.
+_LOCAL: Final = frozenset(
+    b"bcachefs btrfs erofs ext2 ext3 ext4 f2fs overlay ramfs rootfs squashfs tmpfs xfs zfs".split()
+)
+# Symbolic links that one path may lead through, as in the kernel.
+_MOST_LINKS: Final = 40
 _LAYER: Final = re.compile(rb"lowerdir=\.::/sys/class/bdi/0\\134:(\d+)(?:,|$)")
 
 
@@ -108,6 +116,35 @@ def _environment_socket(process: Path) -> str:
 def mounted_paths() -> set[str]:
     """Where anything is mounted, of whatever file system."""
     return {row.path for row in _rows(_TABLE)}
+
+
+def resolve_locally(path: str) -> str:
+    """Returns the absolute path without symbolic links, and asks only file systems of this node's own disks and memory.
+
+    Raises OSError where the path does not exist, or leads through any other mount, such as one of cachefs or NFS.
+    """
+    # Of two mounts on one directory, the later one is seen.
+    local = {row.path: row.kind in _LOCAL and _mount_point(row) is None for row in _rows(_TABLE)}
+    parts = os.path.join(os.getcwd(), path).split("/")[::-1]
+    found, links = "/", 0
+    while parts:
+        part = parts.pop()
+        if part == "..":
+            found = os.path.dirname(found)
+            continue
+        here = os.path.join(found, part) if part not in ("", ".") else found
+        if not local.get(here, True):
+            raise OSError(errno.EXDEV, "not on a local file system", here)
+        if not stat.S_ISLNK(os.lstat(here).st_mode):
+            found = here
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+        target = os.readlink(here)
+        parts += target.split("/")[::-1]
+        found = "/" if target.startswith("/") else found
+    return found
 
 
 def file_system_kinds() -> dict[str, str]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from cachefs.mount_table import MountPoint, daemon_sockets, mount_points
+from cachefs.mount_table import MountPoint, daemon_sockets, mount_points, resolve_locally
 from cachefs.publishing.channel import JOB_VARIABLE, PYTHON_VARIABLE, job_name
 from cachefs.publishing.rank import found_rank
 from cachefs.publishing.run_record import QUIET_VARIABLE, RUN_VARIABLE, TOP_VARIABLE, is_quiet, new_directory
@@ -125,20 +125,33 @@ def where_python_path_is_set_anew(command: Sequence[str]) -> str:
     for word in command:
         if word.startswith("PYTHONPATH=") and str(STARTUP) not in word:
             return word
-        if _SETS_ANEW.search(_script(word)):
-            return word
+    word = _first_script(command)
+    return word if word and _SETS_ANEW.search(_text_of(word) or "") else ""
+
+
+def _first_script(command: Sequence[str]) -> str:
+    """Returns the first word that names a script; empty where there is none, or only one that is not to be read.
+
+    The words after a script are its arguments, and those after a program may be: none of them is opened, as opening a
+    FIFO or a tape changes it, and reading a file of a mount may take for ever.
+    """
+    for word in command:
+        with contextlib.suppress(OSError, ValueError):
+            found = os.stat(resolve_locally(word), follow_symlinks=False)
+            if not stat.S_ISREG(found.st_mode):
+                continue
+            is_text = _text_of(word) is not None
+            if is_text or not found.st_mode & stat.S_IXUSR:
+                return word if is_text and not word.endswith(".py") else ""
     return ""
 
 
-def _script(path: str) -> str:
-    """The first part of a script of a shell; empty for what is none."""
-    with contextlib.suppress(OSError, ValueError):
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-        with os.fdopen(fd, "rb") as file:
-            if stat.S_ISREG(os.fstat(fd).st_mode) and not path.endswith(".py"):
-                text = file.read(_MOST_OF_A_SCRIPT)
-                return "" if b"\0" in text else text.decode(errors="replace")
-    return ""
+def _text_of(path: str) -> str | None:
+    """The first part of a regular file; None where it is no text. Raises OSError."""
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
+    with os.fdopen(os.open(resolve_locally(path), flags), "rb") as file:
+        text = file.read(_MOST_OF_A_SCRIPT)
+    return None if b"\0" in text else text.decode(errors="replace")
 
 
 def run(command: Sequence[str], job: str | None, socket: str | None, *, quiet: bool = False) -> int:

@@ -8,6 +8,7 @@ Attributes of samplers are read as they lie in the object. A sampler of which on
 length that only code of the job can tell, is not foreseen.
 """
 
+import contextlib
 import itertools
 import sys
 import time
@@ -32,6 +33,10 @@ MAX_SAMPLES: Final = 4 << 20
 # with more samples than this it would take more than 0.2 s.
 REPLACEMENTS: Final = 32
 MAX_REPLACEMENTS: Final = 1 << 20
+# RandomSampler draws whole permutations: one of few samples takes 10 to 20 us, whatever it is worth.
+MAX_PERMUTATIONS: Final = 4 << 10
+# Drawing all orders that are foreseen takes so many seconds, at most; those that are not drawn by then are left out.
+DRAWING_SECONDS: Final = 0.5
 # A pure sampler is iterated for so many seconds, about: it may be slow, or have no end. What it gives after that is
 # published as it is drawn.
 PURE_SECONDS: Final = 0.3
@@ -136,11 +141,12 @@ class SamplerOrder:
             if drawing is None or self._kind is None:
                 return None
             found = []
-            for ahead in range(1 + self._ahead()):
-                if ahead and self._draws_worker_seeds:
-                    drawing.number(self._loader_generator)
-                found.append(self._whole(self._kind.draw(drawing, ahead)))
-            return found
+            with contextlib.suppress(_TooSlow):
+                for ahead in range(1 + self._ahead()):
+                    if ahead and self._draws_worker_seeds:
+                        drawing.number(self._loader_generator)
+                    found.append(self._whole(self._kind.draw(drawing, ahead)))
+            return found or None
 
     def _ahead(self) -> int:
         """How many epochs after the current one are foreseen."""
@@ -199,6 +205,10 @@ class SamplerOrder:
 # --- how torch's samplers draw ------------------------------------------------------------------------------------
 
 
+class _TooSlow(Exception):
+    """Drawing an order takes longer than the job may wait."""
+
+
 class _Drawing:
     """What a sampler draws with: its attributes, and copies of generators.
 
@@ -209,6 +219,16 @@ class _Drawing:
         self.torch = torch
         self.values = values
         self._copies: dict[int, Any] = {}
+        self._deadline = time.monotonic() + DRAWING_SECONDS
+
+    def many(self, draw: Callable[[int], Any], sizes: Iterable[int]) -> list[Any]:
+        """Returns what *draw* gives for each of *sizes*. Raises _TooSlow."""
+        found = []
+        for size in sizes:
+            if time.monotonic() > self._deadline:
+                raise _TooSlow
+            found.append(draw(size))
+        return found
 
     def of(self, generator: Any) -> Any:
         """Returns the copy of one of the job's generators; None means torch's default one."""
@@ -265,8 +285,10 @@ def _length_at_random(drawing: _Drawing) -> int | None:
     found = size if number is None else number
     if not size or type(found) is not int:
         return None
+    if drawing.values["replacement"]:
+        return found if found <= MAX_REPLACEMENTS else None
     # Of each permutation that is begun, all is drawn.
-    return max(found, size) if not drawing.values["replacement"] else found if found <= MAX_REPLACEMENTS else None
+    return max(found, size) if found // size < MAX_PERMUTATIONS else None
 
 
 def _at_random(drawing: _Drawing, ahead: int) -> AnyOrder:
@@ -293,10 +315,11 @@ def _at_random_with(drawing: _Drawing, generator: Any) -> AnyOrder:
     number = size if number is None else number
     if drawing.values["replacement"]:
         sizes = [REPLACEMENTS] * (number // REPLACEMENTS) + [number % REPLACEMENTS]
-        drawn = [torch.randint(size, (one,), generator=generator, device="cpu") for one in sizes]
+        drawn = drawing.many(lambda one: torch.randint(size, (one,), generator=generator, device="cpu"), sizes)
         return numpy.asarray(torch.cat(drawn).numpy(), dtype=numpy.int64)
     # The last permutation is drawn even if nothing of it is used.
-    parts = [drawing.permutation(size, generator) for _ in range(number // size + 1)]
+    sizes = [size] * (number // size + 1)
+    parts = drawing.many(lambda one: drawing.permutation(one, generator), sizes)
     return numpy.concatenate(parts)[:number]
 
 

@@ -11,6 +11,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 DATALOADER = "torch.utils.data.dataloader"
 # With these names ends the directory of this file in each installation of cachefs.
 ENDING = ["cachefs", "hooks", "startup"]
+# With this ends a module for Pythons of several versions, in those that can load it.
+ABI = ".abi3.so"
 # Attribute of `sys`: the directory of the installation that watches this process.
 MARK = "_cachefs_hooks"
 # Attribute of `sys`: device and inode of the standard error, as in cachefs.publishing.stderr.
@@ -156,20 +158,23 @@ def note_stderr():
 
 def spare_isatty():
     """Python's open() asks isatty() for each file before 3.14, and so the mount (cachefs/_process.c)."""
-    path = os.path.join(os.path.dirname(os.path.dirname(HERE)), "_process.abi3.so")
+    path = os.path.join(os.path.dirname(os.path.dirname(HERE)), "_process" + ABI)
     if sys.version_info >= (3, 14) or not os.path.exists(path):
         return
-    from importlib.machinery import ExtensionFileLoader
+    from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
     from importlib.util import module_from_spec, spec_from_file_location
 
-    loader = ExtensionFileLoader("_process", path)
-    spec = spec_from_file_location("_process", path, loader=loader)
+    # A free-threaded Python lays its objects out in another way, and would crash.
+    if ABI not in EXTENSION_SUFFIXES:
+        return
     try:
+        loader = ExtensionFileLoader("_process", path)
+        spec = spec_from_file_location("_process", path, loader=loader)
         module = module_from_spec(spec)  # type: ignore[arg-type]
         loader.exec_module(module)
-    except ImportError:
-        return  # it is for another kind of machine
-    module.spare_isatty()
+        module.spare_isatty()
+    except Exception:  # no code of the job runs yet; the module may be for another kind of machine
+        return
 
 
 def is_ours(path):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cachefs import mount_table
-from cachefs.mount_table import MountPoint, daemon_sockets, mount_points, mounted_paths, source_of
+from cachefs.mount_table import MountPoint, daemon_sockets, mount_points, mounted_paths, resolve_locally, source_of
 
 TABLE = rb"""22 1 254:0 / / rw,relatime - ext4 /dev/root rw
 31 22 0:57 / /mnt/with\040space\134 ro,nosuid,nodev shared:1 master:2 - fuse.cachefs cachefs:one,two@3f9c ro,user_id=0
@@ -63,3 +63,19 @@ def test_command_lines_tell_which_daemon_a_mount_has(tmp_path: Path, monkeypatch
     (tmp_path / "2" / "environ").write_bytes(b"A=b\0CACHEFS_SOCKET=/run/three\0")
     monkeypatch.setattr(mount_table, "_PROCESSES", tmp_path)
     assert daemon_sockets() == {Path("/mnt/a"): "/run/one", Path("/mnt/b"): "/run/three"}
+
+
+def test_a_path_is_resolved_without_asking_a_mount_that_may_hang(tmp_path: Path) -> None:
+    (tmp_path / "mountinfo").write_text(
+        f"22 1 254:0 / / rw - ext4 /dev/root rw\n31 22 0:57 / {tmp_path}/far ro - fuse.sshfs server: ro\n"
+        f"32 22 0:58 / {tmp_path}/shield ro - overlay cachefs:one ro,lowerdir=.::/sys/class/bdi/0\\134:57\n"
+    )
+    for name in ("far", "shield", "near"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+        (tmp_path / f"to-{name}").symlink_to(f"near/../{name}")
+    (tmp_path / "loop").symlink_to("loop")
+    assert resolve_locally(f"{tmp_path}/to-near/../near/./file") == f"{tmp_path}/near/file"
+    for refused in ("far/file", "to-far/file", "to-shield/file", "near/../far", "loop", "nothing"):
+        with pytest.raises(OSError, match=r"local|many|No such"):
+            resolve_locally(str(tmp_path / refused))

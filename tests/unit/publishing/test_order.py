@@ -229,3 +229,33 @@ class Virtual:
 def test_orders_of_any_length_are_not_computed_before_they_are_drawn(sampler: Any) -> None:
     found = SamplerOrder(DataLoader(Virtual(), sampler=sampler))  # type: ignore[arg-type, var-annotated]
     assert found.foresee() is None
+
+
+@pytest.mark.parametrize(("size", "number"), [(1, 1_000_000), (10, 1_000_000), (1, order.MAX_PERMUTATIONS)])
+def test_of_few_samples_not_any_number_of_permutations_is_drawn(
+    monkeypatch: pytest.MonkeyPatch, size: int, number: int
+) -> None:
+    drawn: list[int] = []
+    monkeypatch.setattr(order._Drawing, "permutation", lambda self, size, generator: drawn.append(size))
+    assert (
+        SamplerOrder(DataLoader(range(size), sampler=RandomSampler(range(size), num_samples=number))).foresee() is None
+    )
+    assert drawn == []
+
+
+def test_what_cannot_be_drawn_in_time_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(order.time, "monotonic", lambda: now[0])
+    real = order._Drawing.permutation
+
+    def slow(self: Any, size: int, generator: Any) -> Any:
+        now[0] += order.DRAWING_SECONDS * 0.4
+        return real(self, size, generator)
+
+    monkeypatch.setattr(order._Drawing, "permutation", slow)
+    sampler = RandomSampler(range(5), num_samples=7)
+    found = SamplerOrder(DataLoader(range(5), sampler=sampler)).foresee()
+    assert found is not None
+    assert [one.tolist() for one in found] == [list(sampler)]
+    sampler = RandomSampler(range(5), num_samples=21)
+    assert SamplerOrder(DataLoader(range(5), sampler=sampler)).foresee() is None

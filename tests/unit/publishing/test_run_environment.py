@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cachefs import mount_table
 from cachefs.run import STARTUP, environment, run, where_python_path_is_set_anew
 
 OTHER = "/opt/other/lib/python3.12/site-packages/cachefs/hooks/startup"
@@ -120,3 +121,30 @@ def test_a_command_that_sets_pythonpath_anew_is_told(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     command = ["python", "PYTHONPATH", str(tmp_path / "program"), str(tmp_path / "pipe"), str(tmp_path), "\0"]
     assert where_python_path_is_set_anew(command) == ""
+
+
+def test_of_a_command_only_its_script_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A FIFO that is opened and closed kills its writer, and a file of a mount may hang."""
+    names = ["program", "pipe", "script", "argument"]
+    program, pipe, script, argument = (str(tmp_path / name) for name in names)
+    os.mkfifo(pipe)
+    Path(program).write_bytes(b"\x7fELF\0")
+    Path(program).chmod(0o700)
+    for text in (script, argument):
+        Path(text).write_text("PYTHONPATH=. python\n")
+    opened: list[str] = []
+    real = os.open
+
+    def note(path: str, flags: int, *others: int) -> int:
+        opened.append(path)
+        return real(path, flags, *others)
+
+    monkeypatch.setattr(os, "open", note)
+    assert where_python_path_is_set_anew([program, pipe, script, argument]) == script
+    assert set(opened) == {program, script}
+    opened.clear()
+    table = tmp_path / "mountinfo"
+    table.write_text(f"22 1 254:0 / / rw - ext4 /dev/root rw\n31 22 0:57 / {tmp_path} ro - nfs4 server:/data ro\n")
+    monkeypatch.setattr(mount_table, "_TABLE", table)
+    assert where_python_path_is_set_anew(["sh", script]) == ""
+    assert opened == []
