@@ -21,6 +21,7 @@ from tests.recording import Recording, recording
 SCRIPT = Path(__file__).with_name("own_datasets.py")
 CACHEFS = Path(sys.executable).with_name("cachefs")
 FILES = 160
+BATCH = 4  # of its loaders
 UNDERSTOOD = ["table", "table-here", "table-spawned", "records", "numbered", "nested", "part"]
 WRONG = ["chance", "listed-chance", "changing"]
 TOGETHER = [*UNDERSTOOD, *WRONG]
@@ -117,7 +118,9 @@ def test_the_first_epoch_is_published_while_it_is_read(run: Run, scenario: str) 
     content = run.content(publish, first.order)
     if scenario == "records":  # each sample has two files, and their sum is what was read
         content = [image + mask for image, mask in zip(content[::2], content[1::2], strict=True)]
-    assert content == read
+    # Its `__len__` is not run: how long an epoch is, is seen once its first batch has been drawn.
+    unseen = BATCH if scenario == "numbered" else 0
+    assert content == read[unseen:]
     assert not any(isinstance(message, JobProgress) and message.ended for message in said[: said.index(first)])
 
 
