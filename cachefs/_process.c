@@ -1,10 +1,11 @@
-/* What `cachefs run` does in a Python process that Python itself cannot (see cachefs/native.py):
+/* What `cachefs run` does in a Python process that Python itself cannot (see cachefs/_process.pyi):
  *
  * start(path, arguments, environment, descriptors) runs a program that is no child of this process. An ordinary child
  * that ends sends SIGCHLD, and a job that waits for any child would reap it. So a process is cloned that sends no
  * signal and that waitpid(-1) does not see, which starts the program and ends at once. Both share this process's memory
  * and suspend this thread until the program has begun, as vfork(2) does, so that it costs the same however large the
- * job is.
+ * job is. The kernel then gives the program to the nearest subreaper, or to the first process of the pid namespace. Where
+ * the job is that process itself, as in a container without an init, the program is its child all the same.
  *
  * spare_isatty() has Python's own code, and no other, ask fstat(2) before isatty(3). Before Python 3.14, open() calls
  * isatty() for each file. That is an ioctl, and FUSE sends every ioctl to the mount's process. A regular file is no

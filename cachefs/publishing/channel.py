@@ -25,18 +25,18 @@ import sys
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
 
+from cachefs.publishing import stderr
 from cachefs.publishing.descriptors import OwnDescriptor
 from cachefs.publishing.foreign import is_foreign, suppress_own
 from cachefs.publishing.page import PAGE_NAME as PAGE_NAME
 from cachefs.publishing.page import SLOTS
 from cachefs.publishing.page import Need as Need
 from cachefs.publishing.page import Page as Page
-from cachefs.publishing.stderr import write_line
 from cachefs.socket_path import SOCKET_VARIABLE, absolute
 
 PYTHON_VARIABLE: Final = "CACHEFS_PYTHON"
@@ -55,8 +55,12 @@ _FIRST_NAMESPACE: Final = 0xEFFFFFFC
 _AT_ONCE: Final = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
 # Different lines that a process says of its loaders.
 MOST_LINES: Final = 32
-# With this begin the names of claims, and so many attempts are made where another process changes something meanwhile.
+# With this begin the names of claims.
 _CLAIM: Final = "rank-"
+# Attempts to lock the claims of a job, with so many seconds in between. A holder needs some microseconds.
+_LOCK_ATTEMPTS: Final = 100
+_LOCK_PAUSE: Final = 0.01
+# Attempts to make a directory, where another process removes its parent meanwhile.
 _ATTEMPTS: Final = 3
 # Steps of Slurm from this number on are no trainings: the batch script, and what Slurm itself runs.
 _SPECIAL_STEPS: Final = 0xFFFF_FFF0
@@ -187,17 +191,16 @@ class Channel:
         """Returns whether this process is the one of its job on this node that has *rank*. Others may say so too: its
         children, and trainings that a shell starts side by side under one job number."""
         claim = self.directory.parent / f"{_CLAIM}{rank}"
-        for _ in range(_ATTEMPTS):
-            with suppress_own(FileExistsError):
-                claim.symlink_to(_holder(self.directory))
-                return True
-            with suppress_own(OSError):
+        with suppress_own(OSError), _locked(claim.parent):
+            if claim.is_symlink():
                 holder = claim.readlink()
                 if str(holder) == _holder(self.directory):
                     return True
                 if _is_in_use(claim.with_name(holder.name)):
                     return False
                 claim.unlink()
+            claim.symlink_to(_holder(self.directory))
+            return True
         return False
 
     def slot(self) -> int:
@@ -246,7 +249,8 @@ class Channel:
             page = _above_stderr(Page.create())
             closing.callback(os.close, page)
             fds = (alive, listener.fileno(), page)
-            _launch(self.directory, [*map(str, (self.directory, self._owner, *fds)), self.job], fds)
+            started_with = ",".join(map(str, stderr.started_with or ()))
+            _launch(self.directory, [*map(str, (self.directory, self._owner, *fds)), self.job, started_with], fds)
             return Page(page)
 
 
@@ -335,7 +339,7 @@ def say_once(line: str) -> None:
 
 def say(line: str) -> None:
     """Print a line that is about no problem."""
-    write_line(f"cachefs: {line}")
+    stderr.write_line(f"cachefs: {line}")
 
 
 def _connected(directory: Path) -> OwnDescriptor:
@@ -432,13 +436,32 @@ def _new_directory(of_job: Path) -> Path:
 def remove(directory: Path) -> None:
     """Remove the directory of a helper, and those of the job and of the user if it was the last one in them."""
     shutil.rmtree(directory, ignore_errors=True)
-    for claim in directory.parent.glob(f"{_CLAIM}*"):
-        with suppress_own(OSError):
+    with suppress_own(OSError), _locked(directory.parent):
+        for claim in directory.parent.glob(f"{_CLAIM}*"):
             if str(claim.readlink()) == _holder(directory):
                 claim.unlink()
     with suppress_own(OSError):
         directory.parent.rmdir()
         directory.parent.parent.rmdir()
+
+
+@contextlib.contextmanager
+def _locked(of_job: Path) -> Iterator[None]:
+    """Keeps the job's other processes from changing its claims. Raises OSError where one of them has stopped at it."""
+    fd = os.open(of_job, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for attempt in range(_LOCK_ATTEMPTS):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if attempt == _LOCK_ATTEMPTS - 1:
+                    raise
+                select.select((), (), (), _LOCK_PAUSE)
+        yield
+        fcntl.flock(fd, fcntl.LOCK_UN)  # a process that was just forked may have it open too
+    finally:
+        os.close(fd)
 
 
 def _holder(directory: Path) -> str:
@@ -471,28 +494,47 @@ def _launch(directory: Path, arguments: Sequence[str], fds: tuple[int, int, int]
         environment[SOCKET_VARIABLE] = absolute(environment[SOCKET_VARIABLE])
     command = [python, "-I", "-S", str(_LAUNCH)]
     try:
-        from cachefs import _process
-    except ImportError:  # there was no compiler when cachefs was installed
+        said = run_unseen([*command, *arguments], environment, fds, START_SECONDS)
+    except ImportError:
         _launch_child([*command, *arguments, "child"], fds, environment)
         return
-    pairs = tuple(os.fsencode(f"{name}={value}") for name, value in environment.items())
-    reader, ready = map(_above_stderr, os.pipe())
-    try:
-        orphan = tuple(map(os.fsencode, [*command, *arguments, str(ready)]))
-        number = _process.start(os.fsencode(shutil.which(python) or python), orphan, pairs, (*fds, ready))
-    except OSError as error:
-        os.close(reader)
-        raise OSError(error.errno, os.strerror(error.errno or 0), python) from None
-    finally:
-        os.close(ready)
-    try:
-        if not _is_ready(reader, select.POLLIN, START_SECONDS):
-            os.kill(number, signal.SIGKILL)
-            raise OSError(f"{python} does not start within {START_SECONDS:.0f} s")
-    finally:
-        os.close(reader)
+    if said is None:
+        raise OSError(f"{python} does not start within {START_SECONDS:.0f} s")
     if not os.path.lexists(directory / PAGE_NAME):
         raise OSError(f"{python} cannot run {_LAUNCH}")
+
+
+def run_unseen(
+    command: Sequence[str], environment: Mapping[str, str], fds: Sequence[int], seconds: float
+) -> bytes | None:
+    """Runs a program that is no child of this process, and waits for what it says first.
+
+    It gets *fds*, three at most, and the descriptor of a pipe whose number follows its arguments. Returns its first
+    words there, empty where it has ended without any; None where it was killed, since it had said nothing for
+    *seconds*. Raises OSError where it cannot be run, and ImportError where there was no compiler when cachefs was
+    installed.
+    """
+    from cachefs import _process
+
+    pairs = tuple(os.fsencode(f"{name}={value}") for name, value in environment.items())
+    reader, writer = map(_above_stderr, os.pipe())
+    try:
+        try:
+            program = os.fsencode(shutil.which(command[0]) or command[0])
+            arguments = tuple(map(os.fsencode, [*command, str(writer)]))
+            first, second, third = (*fds, writer, writer, writer)[:3]
+            number = _process.start(program, arguments, pairs, (first, second, third, writer))
+        except OSError as error:
+            raise OSError(error.errno, os.strerror(error.errno or 0), command[0]) from None
+        finally:
+            os.close(writer)
+        if _is_ready(reader, select.POLLIN, seconds):
+            return os.read(reader, select.PIPE_BUF)
+        with suppress_own(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
+        return None
+    finally:
+        os.close(reader)
 
 
 def _launch_child(command: Sequence[str], fds: Sequence[int], environment: dict[str, str]) -> None:

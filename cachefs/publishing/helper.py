@@ -59,19 +59,21 @@ STARTING_SECONDS: Final = 60.0
 _ONE_FD: Final = socket.CMSG_SPACE(array.array("i").itemsize)
 
 
-def main(directory: str, owner: int, alive: int, listener: int, page: int, job: str) -> None:
-    """directory: of this helper; owner: process number of the training process; alive: descriptor that can be read when
-    that has ended; listener: descriptor of a listening socket; page: descriptor of the shared page; job: its name.
+def main(directory: str, owner: int, descriptors: tuple[int, int, int], job: str, stderr: str) -> None:
+    """directory: of this helper; owner: process number of the training process; descriptors: one that can be read when
+    that has ended, a listening socket, and the shared page; job: its name; stderr: device and inode, with a comma
+    between them, of the file that the process was started with as its stderr, empty where it had none.
     """
+    alive, listener, page = descriptors
     home, shared = Path(directory), Page(page)
     try:
         _sweep(home.parent.parent)
         threading.Thread(target=_end_soon_after, args=(alive, home), daemon=True).start()
         client = DaemonClient(socket_path())
-        stderr = JobStderr(owner, alive)
+        job_stderr = JobStderr(owner, alive, _identity(stderr))
 
         def say_now(line: str) -> None:
-            if not stderr.write(f"cachefs: {line}"):
+            if not job_stderr.write(f"cachefs: {line}"):
                 shared.say(line)
 
         troubles = TroubleLines(say_now)
@@ -83,6 +85,13 @@ def main(directory: str, owner: int, alive: int, listener: int, page: int, job: 
         shared.say(f"{error}; the job goes on without publishing")
     finally:
         remove(home)
+
+
+def _identity(text: str) -> tuple[int, int] | None:
+    if not text:
+        return None
+    device, inode = text.split(",")
+    return int(device), int(inode)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The stderr of the training process, for lines that cannot wait until that process runs code of ours.
 
 While a training process waits for a read, it prints nothing: its threads are in the kernel. So its helper writes the
-line itself, to the file, pipe or terminal that was the process's descriptor 2 when the helper started. The helper has
+line itself, to the file, pipe or terminal that was the process's descriptor 2 when the process started. The helper has
 it open only while it writes, so that whoever reads from the pipe sees its end when the job ends. It never waits, and
 what it cannot write is left to the training process (cachefs.publishing.page).
 """
@@ -21,12 +21,14 @@ _STDERR: Final = 2
 class JobStderr:
     """Descriptor 2 of one process."""
 
-    def __init__(self, pid: int, pidfd: int) -> None:
-        """pidfd: a descriptor of the process."""
+    def __init__(self, pid: int, pidfd: int, started_with: tuple[int, int] | None) -> None:
+        """pidfd: a descriptor of the process; started_with: device and inode of its stderr when it started. Now it may
+        be another file, as where the job captures its output."""
         self._path = f"/proc/{pid}/fd/{_STDERR}"
         self._flags = f"/proc/{pid}/fdinfo/{_STDERR}"
         self._pidfd = pidfd
-        self._first = self._identity()
+        now = self._identity()
+        self._first = now if now is not None and now[:2] == started_with else None
 
     def write(self, line: str) -> bool:
         """Write a line. False where that is not possible, or might take long, or descriptor 2 is another file now."""

@@ -7,11 +7,11 @@ import errno
 import io
 import os
 import select
-import subprocess
 import sys
 from pathlib import Path
 from typing import Final
 
+from cachefs.mount_table import mount_points
 from cachefs.publishing import channel, run_record, summary
 from cachefs.publishing.foreign import suppress_own
 from cachefs.publishing.run_record import ProcessRecord
@@ -57,14 +57,17 @@ def failed_read(error: BaseException) -> tuple[int, str]:
 
 def _cause(number: int, path: str) -> str:
     """What the daemon knows of a read that has failed so; empty where it knows nothing, or does not answer in time. A
-    process of its own asks, which has the packages for it."""
+    process of its own asks, which has the packages for it, and is no child of the job."""
+    mounts, absolute = mount_points(), os.path.abspath(path) if path else ""
+    if not mounts or (path and not any(absolute.startswith(os.path.join(mount.path, "")) for mount in mounts)):
+        return ""
     python = os.environ.get(channel.PYTHON_VARIABLE) or sys.executable
-    arguments = [str(number), os.path.abspath(path) if path else "", channel.job_name()]
-    asked = subprocess.run(
-        [python, "-I", "-S", str(_WHY), *arguments],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=CAUSE_SECONDS, check=False,
-    )  # fmt: skip
-    return asked.stdout.decode(errors="replace").strip()
+    command = [python, "-I", "-S", str(_WHY), str(number), channel.job_name()]
+    try:
+        said = channel.run_unseen(command, os.environ, (), CAUSE_SECONDS)
+    except ImportError:  # a child would have the job's handler of SIGCHLD run
+        return ""
+    return (said or b"").decode(errors="replace").strip()
 
 
 def say(top: str) -> None:

@@ -1,4 +1,5 @@
-"""Starts the helper: `python -I -S launch.py DIRECTORY OWNER ALIVE LISTENER PAGE JOB READY` (see `main` of the helper).
+"""Starts the helper: `python -I -S launch.py DIRECTORY OWNER ALIVE LISTENER PAGE JOB STDERR READY`
+(see `main` of the helper).
 
 It is a script, and not imported by anything. The helper is no child of the training process, so that one that waits for
 its children never meets it: where this process is a child (READY is `child`), it leaves another one behind. Otherwise
@@ -13,7 +14,7 @@ import site
 import sys
 
 if __name__ == "__main__":
-    directory, owner, alive, listener, page, job, ready = sys.argv[1:]
+    directory, owner, alive, listener, page, job, stderr, ready = sys.argv[1:]
     child = os.fork() if ready == "child" else 0
     if child or ready != "child":
         # For workers that were spawned. The page has no path of its own.
@@ -42,7 +43,7 @@ if __name__ == "__main__":
             site.addsitedir(site.getusersitepackages())  # last: of a `pip install --user`
         from cachefs.publishing.helper import main
 
-        main(directory, int(owner), int(alive), int(listener), int(page), job)
+        main(directory, int(owner), (int(alive), int(listener), int(page)), job, stderr)
     except BaseException as error:  # of a process that only runs the helper; it ends with it
         Page(int(page)).say(f"publishing has failed ({error!r}); the job goes on without it")
         raise

@@ -19,13 +19,13 @@ from cachefs.publishing.foreign import suppress_own
 
 # Attribute of `sys`: identity of the standard error when the process began, as the hooks' sitecustomize saw it.
 STARTED_WITH: Final = "_cachefs_stderr"
-_started_with: Final = getattr(sys, STARTED_WITH, None) or identity(2)
+started_with: Final = getattr(sys, STARTED_WITH, None) or identity(2)
 
 
 def write_line(line: str) -> None:
     """Writes one line of at most PIPE_BUF bytes, where that is possible at once."""
     text = line.rstrip("\n").encode(errors="backslashreplace")[: select.PIPE_BUF - 1] + b"\n"
-    if identity(2) == _started_with and takes_at_once(2):
+    if identity(2) == started_with and takes_at_once(2):
         with suppress_own(OSError), without_sigpipe():
             _write(text)
 

@@ -1,11 +1,13 @@
-"""Says why a read has failed: `python -I -S why.py ERRNO PATH JOB` (see cachefs.publishing.last_words).
+"""Says why a read has failed: `python -I -S why.py ERRNO JOB OUTPUT` (see cachefs.publishing.last_words).
 
 It is a script, and not imported by anything: a training process that dies runs it with the interpreter of
-`cachefs run`, as launch.py runs the helper. It prints one line, or nothing where the daemon knows nothing.
+`cachefs run`, as launch.py runs the helper. It writes one line to the
+descriptor OUTPUT, or nothing where the daemon knows nothing.
 """
 
 import importlib.util
 import os
+import select
 import site
 import sys
 import time
@@ -15,20 +17,16 @@ TIMEOUT = 2.0
 RECENT = 120.0
 
 
-def why(number: int, path: str, job: str) -> str:
-    """number: the errno of the read; path: of the file, empty where it is not known; job: the program's."""
+def why(number: int, job: str) -> str:
+    """number: the errno of the read; job: the program's."""
     from cachefs.errors import CachefsError
     from cachefs.job_messages import JobName
     from cachefs.messages import Empty
-    from cachefs.mount_table import mount_points
     from cachefs.publishing.route import Route
     from cachefs.rpc import JOB_SHOW, STATUS, DaemonClient
     from cachefs.socket_path import refusal, socket_path
     from cachefs.troubles import SEE_ERRORS, Cause, cause_of, is_failing, past_words, words
 
-    mounts = mount_points()
-    if not mounts or (path and not any(path.startswith(os.path.join(mount.path, "")) for mount in mounts)):
-        return ""
     client = DaemonClient(socket_path())
     try:
         if refusal(client.socket):
@@ -61,6 +59,6 @@ if __name__ == "__main__":
     site.main()
     if sys.prefix == sys.base_prefix and os.path.isdir(site.getusersitepackages()):
         site.addsitedir(site.getusersitepackages())  # last: of a `pip install --user`
-    line = why(int(sys.argv[1]), sys.argv[2], sys.argv[3])
+    line = why(int(sys.argv[1]), sys.argv[2])
     if line:
-        print(line)
+        os.write(int(sys.argv[3]), line.encode(errors="replace")[: select.PIPE_BUF])

@@ -63,6 +63,41 @@ def test_one_process_of_a_job_has_a_rank(tmp_path: Path) -> None:
     assert not of_job.exists()
 
 
+def test_of_two_processes_that_find_a_dead_holder_one_has_its_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_job = tmp_path / "job"
+    of_job.mkdir()
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    first, second = holder(of_job, other.pid), holder(of_job, os.getpid())
+    (of_job / "rank-0").symlink_to("holder/999999999-dead")
+    monkeypatch.setattr(channel, "_LOCK_ATTEMPTS", 2)
+    unlink, won = Path.unlink, []
+
+    def unlink_late(path: Path) -> None:
+        if not won:
+            won.append(False)
+            won[0] = second.claims(0)
+        unlink(path)
+
+    monkeypatch.setattr(Path, "unlink", unlink_late)
+    assert [first.claims(0), second.claims(0), *won] == [True, False, False]
+    other.kill()
+    other.communicate()
+
+
+def test_a_process_that_has_stopped_with_the_claims_locked_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_job = tmp_path / "job"
+    of_job.mkdir()
+    monkeypatch.setattr(channel, "_LOCK_ATTEMPTS", 2)
+    made = holder(of_job, os.getpid())
+    with channel._locked(of_job):
+        assert not made.claims(0)
+    assert made.claims(0)
+
+
 def test_nothing_of_the_environment_is_changed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("CACHEFS_SOCKET", str(tmp_path / "none"))
     before = dict(os.environ)

@@ -70,7 +70,7 @@ def test_a_line_has_an_end(pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatc
     before = os.dup(2)
     os.dup2(pipe[1], 2)
     try:
-        monkeypatch.setattr(stderr, "_started_with", identity(2))
+        monkeypatch.setattr(stderr, "started_with", identity(2))
         write_line("x" * 9000)
     finally:
         os.dup2(before, 2)

@@ -150,6 +150,11 @@ def _process(stderr: int) -> "subprocess.Popen[bytes]":
     )
 
 
+def _stderr_of(process: "subprocess.Popen[bytes]") -> JobStderr:
+    started_with = os.stat(f"/proc/{process.pid}/fd/2")
+    return JobStderr(process.pid, os.pidfd_open(process.pid), (started_with.st_dev, started_with.st_ino))
+
+
 def _is_up(process: "subprocess.Popen[bytes]") -> None:
     assert process.stdout is not None
     process.stdout.read()
@@ -160,7 +165,7 @@ def test_a_line_is_written_between_those_of_the_job(tmp_path: Path, flags: int) 
     fd = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT | flags)
     process = _process(fd)
     _is_up(process)
-    written = JobStderr(process.pid, os.pidfd_open(process.pid)).write("ours")
+    written = _stderr_of(process).write("ours")
     process.communicate(b"")
     assert written
     assert (tmp_path / "log").read_text() == "ours\nown\n"
@@ -170,7 +175,7 @@ def test_a_line_is_written_between_those_of_the_job(tmp_path: Path, flags: int) 
 def test_a_pipe_gets_the_line_and_its_end() -> None:
     process = _process(subprocess.PIPE)
     _is_up(process)
-    stderr = JobStderr(process.pid, os.pidfd_open(process.pid))
+    stderr = _stderr_of(process)
     assert stderr.write("ours")
     _, text = process.communicate(b"")
     assert text == b"ours\nown\n"
@@ -187,7 +192,7 @@ def test_a_pipe_that_is_full_is_not_waited_for() -> None:
             os.write(writing, bytes(4096))
     except BlockingIOError:
         pass
-    assert not JobStderr(process.pid, os.pidfd_open(process.pid)).write("ours")
+    assert not _stderr_of(process).write("ours")
     process.kill()
     process.communicate()
     with open(reading, "rb", closefd=True) as rest:
@@ -203,10 +208,45 @@ def test_another_file_than_at_the_start_is_left_alone(tmp_path: Path) -> None:
     )  # fmt: skip
     assert process.stdin is not None
     assert process.stdout is not None
-    stderr = JobStderr(process.pid, os.pidfd_open(process.pid))
+    stderr = _stderr_of(process)
     process.stdin.write(b"\n")
     process.stdin.flush()
     process.stdout.readline()
     assert not stderr.write("ours")
     process.communicate(b"\n")
     assert (tmp_path / "other").read_bytes() == b""
+
+
+def test_a_file_that_the_job_has_put_there_before_its_first_loader_is_left_alone(tmp_path: Path) -> None:
+    """As one does that captures its output: what the helper finds when it starts is not the job's own stderr."""
+    with open(tmp_path / "captured", "wb") as captured:
+        process = _process(captured.fileno())
+    _is_up(process)
+    other = os.stat(os.devnull)
+    for started_with in ((other.st_dev, other.st_ino), None):
+        assert not JobStderr(process.pid, os.pidfd_open(process.pid), started_with).write("ours")
+    process.communicate(b"")
+    assert (tmp_path / "captured").read_bytes() == b"own\n"
+
+
+DIE = """
+import errno, signal, sys
+from cachefs import mount_table
+from cachefs.publishing import channel, last_words
+mount_table._TABLE = mount_table.Path(sys.argv[1])
+signal.signal(signal.SIGCHLD, lambda number, frame: print("SIGCHLD"))
+run = channel.run_unseen
+channel.run_unseen = lambda *given: print("asked", run(*given))
+last_words.say_cause(PermissionError(errno.EACCES, "no", sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(("path", "said"), [("/etc/shadow", ""), ("/nowhere/data/file", "asked b''\n")])
+def test_a_program_that_dies_asks_only_for_files_of_a_mount_and_gets_no_signal(
+    tmp_path: Path, path: str, said: str
+) -> None:
+    table = tmp_path / "mountinfo"
+    table.write_text("31 22 0:57 / /nowhere/data ro - fuse.cachefs cachefs:one ro\n")
+    command = [sys.executable, "-c", DIE, str(table), path]
+    environment = {**os.environ, "CACHEFS_SOCKET": str(tmp_path / "none")}
+    assert subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment).stdout == said
