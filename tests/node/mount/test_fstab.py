@@ -22,7 +22,7 @@ mount -t overlay none -o "lowerdir=$sbin,upperdir=$1/upper,workdir=$1/work" "$sb
 ln -sf "$2" /sbin/mount.cachefs
 cd "$3"
 mount -a -T "$4" && mount -a -v -T "$4"
-echo "now $(grep -c cachefs:tree /proc/self/mountinfo)"
+echo "now $(grep -c " $5 .* cachefs:tree " /proc/self/mountinfo)"
 cat "$5/one"
 umount "$5"
 """
