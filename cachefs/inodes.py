@@ -5,9 +5,12 @@ is the same on every node and in every process, and different for every snapshot
 never becomes stale. Inode 1 is the root of the mount, whatever the mount shows there.
 
 The root of each dataset in a mount has a symbolic link of the name IDENTITY_NAME, which is not listed. It names the
-snapshot, and its inode number has the snapshot's slot. So a program finds both without the daemon.
+snapshot, and its inode number has the snapshot's slot. So a program finds both without the daemon. A mount of an older
+version has no such link, but the extended attribute OLD_ATTRIBUTE.
 """
 
+import errno
+import functools
 import os
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +25,7 @@ ENTRY_MASK: Final = (1 << ENTRY_BITS) - 1
 # The entry number of the link that names the snapshot, which no file has.
 IDENTITY: Final = ENTRY_MASK
 IDENTITY_NAME: Final = b".cachefs-snapshot"
+OLD_ATTRIBUTE: Final = "user.cachefs.snapshot"
 # Slots are numbered from 1 to SLOTS, so that inode numbers fit into a signed 64-bit integer.
 SLOTS: Final = 1 << 22
 
@@ -33,11 +37,41 @@ def is_identity(inode: int) -> bool:
 
 def shown_snapshot(root: str | bytes | os.PathLike[str]) -> tuple[int, str]:
     """Return slot and id of the snapshot that a mount shows at *root*, the root of a dataset. Raises OSError."""
-    link = os.open(os.path.join(os.fsencode(root), IDENTITY_NAME), os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    path = os.path.join(os.fsencode(root), IDENTITY_NAME)
+    try:
+        link = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return _shown_by_old_mount(os.fsencode(root))
     try:  # both of one link, whatever the name stands for by then
         return slot_and_entry(os.fstat(link).st_ino)[0], os.readlink("", dir_fd=link)
     finally:
         os.close(link)
+
+
+def _shown_by_old_mount(root: bytes) -> tuple[int, str]:
+    """The same of a mount that was started before there was the link. Raises OSError."""
+    directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        snapshot = os.getxattr(directory, OLD_ATTRIBUTE)
+        with os.scandir(directory) as entries:
+            first = next(entries, None)
+        if first is None:
+            raise FileNotFoundError(errno.ENOENT, "the root is empty", os.fsdecode(root))
+        slot, _ = slot_and_entry(os.stat(first.name, dir_fd=directory, follow_symlinks=False).st_ino)
+        if os.getxattr(directory, OLD_ATTRIBUTE) != snapshot:
+            raise OSError(errno.ESTALE, "the mount shows another snapshot now", os.fsdecode(root))
+    finally:
+        os.close(directory)
+    _log_old_mount(root)
+    return slot, snapshot.decode("ascii", "replace")
+
+
+@functools.cache
+def _log_old_mount(root: bytes) -> None:
+    """Logs it once per mount."""
+    import logging
+
+    logging.getLogger(__name__).info("the mount at %s is of an older version of cachefs", os.fsdecode(root))
 
 
 def slot_of(snapshot_id: str) -> int:

@@ -8,7 +8,8 @@ option `grace`), the mount's connection is ended and the mount stays where it is
 `cachectl umount`, `umount` or the next mount takes it away.
 
 A child process watches for opens and jobs, since both may wait. Without root the kernel tells no opens. Then the
-kernel's memory of names is made invalid once a second (Linux 6.16), so that each open by path is a request.
+kernel's memory of names is made invalid once a second (Linux 6.16), so that each open by path is a request; not below a
+shield, where that would be an error for programs that read.
 """
 
 import contextlib
@@ -26,6 +27,7 @@ from cachefs.mount.open_watch import watch_opens
 from cachefs.mount.restarts import Restarts
 from cachefs.mount.users import describe_users
 from cachefs.mount.worker import Mount
+from cachefs.mount_table import mount_points
 from cachefs.rpc import JOB_LIST, DaemonClient
 
 log = logging.getLogger(__name__)
@@ -109,7 +111,9 @@ class Ending:
         before, self._requests = self._requests, requests
         if before not in ((), requests):
             self._note_use("its files are looked up or read")
-        device.forget_names(self._device)
+        # Below a shield, overlayfs answers ESTALE for a name that the kernel looks up anew.
+        if not any(point.path == self._mount.directory and point.shielded is not None for point in mount_points()):
+            device.forget_names(self._device)
 
     def _note_use(self, how: str) -> None:
         self._used, self._use = time.monotonic(), how

@@ -46,10 +46,12 @@ def without_sigpipe() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGPIPE])
         yield
     finally:
-        if not pending and signal.SIGPIPE in signal.sigpending():
-            signal.sigtimedwait([signal.SIGPIPE], 0)
-        if signal.SIGPIPE not in blocked:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPIPE])
+        try:  # a handler of the job may raise an exception anywhere in here
+            if not pending and signal.SIGPIPE in signal.sigpending():
+                signal.sigtimedwait([signal.SIGPIPE], 0)
+        finally:
+            if signal.SIGPIPE not in blocked:
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGPIPE])
 
 
 def _write(text: bytes) -> None:

@@ -1,10 +1,26 @@
 """Inode numbers: there and back, and never two meanings of one."""
 
+import logging
+import os
+from pathlib import Path
+
 import numpy
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.inodes import ROOT, SLOTS, inode_of, next_slot, slot_and_entry, slot_of, slots_and_entries
+from cachefs import inodes as inode_numbers
+from cachefs.inodes import (
+    OLD_ATTRIBUTE,
+    ROOT,
+    SLOTS,
+    inode_of,
+    next_slot,
+    shown_snapshot,
+    slot_and_entry,
+    slot_of,
+    slots_and_entries,
+)
 
 SLOT = st.integers(1, SLOTS)
 ENTRY = st.integers(0, (1 << 40) - 1)
@@ -26,3 +42,18 @@ def test_a_snapshot_has_a_slot(snapshot: str) -> None:
 
 def test_after_the_last_slot_comes_the_first() -> None:
     assert [next_slot(slot) for slot in (1, SLOTS - 1, SLOTS)] == [2, SLOTS, 1]
+
+
+def test_a_mount_of_an_older_version_tells_its_snapshot_by_an_attribute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    with pytest.raises(OSError, match="No data available"):
+        shown_snapshot(tmp_path)
+    os.setxattr(tmp_path, OLD_ATTRIBUTE, b"ab" * 16)
+    with pytest.raises(FileNotFoundError, match="empty"):
+        shown_snapshot(tmp_path)
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(inode_numbers, "slot_and_entry", lambda inode: (inode, 0))
+    assert [shown_snapshot(tmp_path) for _ in range(2)] == [((tmp_path / "file").stat().st_ino, "ab" * 16)] * 2
+    assert [str(tmp_path) in line for line in caplog.messages] == [True], "once"

@@ -97,3 +97,14 @@ def test_a_broken_pipe_is_an_error_and_no_signal() -> None:
     finally:
         signal.signal(signal.SIGPIPE, before)
         os.close(writer)
+
+
+def test_sigpipe_is_not_kept_blocked_where_a_handler_of_the_job_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> set[signal.Signals]:
+        raise KeyboardInterrupt
+
+    pending = [set, interrupted]
+    monkeypatch.setattr(signal, "sigpending", lambda: pending.pop(0)())
+    with pytest.raises(KeyboardInterrupt), without_sigpipe():
+        pass
+    assert signal.SIGPIPE not in signal.pthread_sigmask(signal.SIG_BLOCK, ())

@@ -93,9 +93,10 @@ def umount(session: CommandSession, directory: str, lazy: bool) -> None:
         users = describe_users(path)
         raise Busy(f"{error}{users and f', by {users}'}; end what uses it, or detach it with --lazy") from None
     done = "recovered from a dead mount" if recovered else "unmounted"
-    if not wait_for_end(session, path, known, LAZY_SECONDS if lazy or recovered else END_SECONDS):
+    ended = wait_for_end(session, path, known, LAZY_SECONDS if lazy or recovered else END_SECONDS)
+    if not ended:
         done = "detached; its process goes on until all files of it are closed" if lazy else f"{done}; {GOES_ON}"
-    session.answer({"mountpoint": path, "recovered": recovered}, f"{name(directory)}: {done}")
+    session.answer({"mountpoint": path, "recovered": recovered, "ended": ended}, f"{name(directory)}: {done}")
 
 
 def living_mounts(session: CommandSession, path: Path) -> set[str]:
