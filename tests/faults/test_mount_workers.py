@@ -266,7 +266,9 @@ def test_workers_that_keep_crashing_end_the_mount(daemon: Daemon, tmp_path: Path
                 for worker in supervisor.children():
                     worker.send_signal(signal.SIGSEGV)
             time.sleep(0.05)
-        assert not any(point.path == mount for point in mount_points())
+        assert any(point.path == mount for point in mount_points()), "readers would find an empty directory"
+        with pytest.raises(OSError, match="not connected"):
+            os.stat(mount / "never looked up")
         assert "crash" in Path(f"{mount}.log").read_text()
 
 
@@ -358,7 +360,9 @@ def test_a_mount_whose_workers_hang_in_the_kernel_ends_and_its_readers_get_error
             reader.join(30)
         assert len(failed) == len(readers)
         assert set(failed) <= {errno.ENOTCONN, errno.ECONNABORTED, errno.EIO}
-        assert not any(point.path == mount for point in mount_points())
+        assert any(point.path == mount for point in mount_points()), "readers would find an empty directory"
+        with pytest.raises(OSError, match="not connected"):
+            os.stat(mount / "never looked up")
         log = Path(f"{mount}.log").read_text()
         assert log.count("is replaced") == 2
         assert "workers were killed and do not die" in log
