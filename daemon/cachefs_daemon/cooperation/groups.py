@@ -7,7 +7,8 @@ from typing import Final
 
 from cachefs.job_messages import MAX_JOB_NAME
 from cachefs.planning.sequences.sampler_spec import SamplerSpec
-from cachefs_daemon.sharing.sections import MOST_OWNER, ConsumerFacts
+from cachefs_daemon.consumer_checks import MOST_OWNER
+from cachefs_daemon.sharing.sections import ConsumerFacts
 
 # What the name of a consumer begins with that is called by its rank, or by its process where it has none.
 _OWN: Final = re.compile(r"(\d+|pid-\d+)")

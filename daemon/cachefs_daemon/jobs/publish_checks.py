@@ -7,8 +7,8 @@ from cachefs import records
 from cachefs.errors import ConfigError
 from cachefs.job_messages import MAX_CONSUMER_NAME, MAX_JOB_NAME, MAX_NOTE, JobPublish, LoaderView, SampleMap
 from cachefs.planning.sequences.sampler_spec import MAX_SAMPLES
+from cachefs_daemon.consumer_checks import check_reader
 from cachefs_daemon.jobs.owners import given_name
-from cachefs_daemon.sharing.sections import check_reader
 
 # With the owner, see cachefs_daemon.jobs.owners.
 _NAME: Final = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._:@+-]{{0,{MAX_JOB_NAME - 1}}}(~\w+)?")

@@ -11,6 +11,7 @@ import msgspec
 from cachefs.job_messages import JobPublish, SampleMap
 from cachefs.planning.sequences.sampler import Order
 from cachefs.sizes import format_size
+from cachefs_daemon.consumer_checks import consumer_name
 from cachefs_daemon.jobs.consumer import Consumer
 from cachefs_daemon.jobs.registry import JobRegistry
 from cachefs_daemon.jobs.sample_maps import TREE
@@ -22,7 +23,6 @@ from cachefs_daemon.sharing.sections import (
     ConsumerFacts,
     ConsumerProgress,
     OrderRef,
-    consumer_name,
 )
 from cachefs_daemon.sharing.state import SharedState
 

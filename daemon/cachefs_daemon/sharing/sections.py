@@ -13,22 +13,19 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from cachefs.errors import CachefsError
-from cachefs.job_messages import MAX_CONSUMER_NAME, MAX_JOB_NAME, JobPublish
+from cachefs.job_messages import MAX_JOB_NAME
 from cachefs.messages import OriginOptions
 from cachefs.planning.sequences.sampler_spec import MAX_EPOCHS, MAX_SAMPLES, SamplerSpec
 from cachefs_daemon.cluster.view import is_id
+from cachefs_daemon.consumer_checks import MOST_LOADER, MOST_OWNER, check_reader, consumer_name, is_consumer, require
 from cachefs_daemon.datasets.reaching import MOST_URL, check_lengths
 from cachefs_daemon.datasets.stamps import MOST_ADDS, MOST_CLOCK, MOST_REMOVALS, NO_STAMP, Stamp
 
 # Orders that a consumer's facts name, the nearest epochs first. About N/4 to N/2 epochs ahead suffice for N nodes.
 MOST_ORDERS: Final = 256
-# Two jobs of different users may have one name; so their names have the owners, of at most this many characters.
-MOST_OWNER: Final = 32
 MOST_SIZE: Final = 1 << 60
-MOST_LOADER: Final = 1 << 32  # workers, batches and ranks: what is larger nobody has
 
 _DIGITS: Final = re.compile(r"[0-9a-f]{32}")
-_JOB: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@+-]*(~\w+)?")
 _DATASET: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 
 Value = TypeVar("Value", bound=msgspec.Struct)
@@ -178,24 +175,14 @@ def is_digest(text: str) -> bool:
     return _DIGITS.fullmatch(text) is not None
 
 
-def consumer_name(job: str, consumer: str) -> str:
-    """The name of a consumer's values. A job's name has no slash."""
-    return f"{job}/{consumer}"
-
-
-def _require(condition: bool, problem: str) -> None:
-    if not condition:
-        raise ValueError(problem)
-
-
 def _check_stamps(stamps: list[Stamp], most: int) -> None:
-    _require(len(stamps) <= most and stamps == sorted(set(stamps)), "stamps that are in no order")
+    require(len(stamps) <= most and stamps == sorted(set(stamps)), "stamps that are in no order")
     for stamp in stamps:
-        _require(0 <= stamp.clock < MOST_CLOCK and (not stamp.node or is_id(stamp.node)), "a stamp that nobody makes")
+        require(0 <= stamp.clock < MOST_CLOCK and (not stamp.node or is_id(stamp.node)), "a stamp that nobody makes")
 
 
 def _check_dataset(name: str, value: SharedDataset) -> None:
-    _require(_DATASET.fullmatch(name) is not None, "a name that no dataset has")
+    require(_DATASET.fullmatch(name) is not None, "a name that no dataset has")
     _check_stamps(value.gone, MOST_REMOVALS)
     _check_stamps(value.added, MOST_ADDS)
     _check_stamps([value.listed], 1)
@@ -203,84 +190,61 @@ def _check_dataset(name: str, value: SharedDataset) -> None:
     _check_stamps([value.reached], 1)
     if not value.added:
         return
-    _require(bool(value.url), "a dataset without a URL")
+    require(bool(value.url), "a dataset without a URL")
     check_lengths(value.url, value.options)
-    _require(is_digest(value.snapshot), "no id of a snapshot")
-    _require(0 < value.file_size <= MOST_SIZE and 0 < value.block_size <= MOST_SIZE, "sizes that nothing has")
-    _require(0 < value.share <= 1 and 0 <= value.ttl < math.inf, "limits that nobody sets")
-    _require(0 <= value.most <= MOST_SIZE, "limits that nobody sets")
-    _require(len(value.named) <= 2 * MOST_URL, "names that no object has")
+    require(is_digest(value.snapshot), "no id of a snapshot")
+    require(0 < value.file_size <= MOST_SIZE and 0 < value.block_size <= MOST_SIZE, "sizes that nothing has")
+    require(0 < value.share <= 1 and 0 <= value.ttl < math.inf, "limits that nobody sets")
+    require(0 <= value.most <= MOST_SIZE, "limits that nobody sets")
+    require(len(value.named) <= 2 * MOST_URL, "names that no object has")
 
 
 def _check_used(name: str, value: UsedSnapshot) -> None:
-    _require(is_digest(name), "no id of a snapshot")
-    _require(_DATASET.fullmatch(value.dataset) is not None, "a name that no dataset has")
-    _require(bool(value.added), "a dataset that was never added")
+    require(is_digest(name), "no id of a snapshot")
+    require(_DATASET.fullmatch(value.dataset) is not None, "a name that no dataset has")
+    require(bool(value.added), "a dataset that was never added")
     _check_stamps(value.added, MOST_ADDS)
-    _require(0 < value.file_size <= MOST_SIZE and 0 < value.block_size <= MOST_SIZE, "sizes that nothing has")
-    _require(value.mountpoint.isprintable(), "a path that cannot be shown")
+    require(0 < value.file_size <= MOST_SIZE and 0 < value.block_size <= MOST_SIZE, "sizes that nothing has")
+    require(value.mountpoint.isprintable(), "a path that cannot be shown")
     check_lengths(value.url, value.options)
-    _require(len(value.named) <= 2 * MOST_URL, "names that no object has")
+    require(len(value.named) <= 2 * MOST_URL, "names that no object has")
 
 
 def _check_mounted(name: str, value: MountedDataset) -> None:
-    _require(_DATASET.fullmatch(name) is not None, "a name that no dataset has")
-    _require(value.mountpoint.isprintable(), "a path that cannot be shown")
-
-
-def check_reader(value: ConsumerFacts | JobPublish) -> None:
-    """Check what a consumer says of itself. The daemon that takes it from a job and the daemons that take it from
-    another node have these bounds in common. Raises ValueError and ConfigError, in words."""
-    _require(_is_consumer(consumer_name(value.job, value.consumer)), "a name that no consumer has")
-    _require(
-        0 <= value.rank < value.world_size < MOST_LOADER,
-        f"rank {value.rank} of {value.world_size}: expected a rank below the world size, and a world size below "
-        f"{MOST_LOADER:,}",
-    )
-    for what, number in (
-        ("workers", value.workers), ("samples in a batch", value.batch_size), ("batches", value.prefetch),
-    ):  # fmt: skip
-        _require(0 <= number < MOST_LOADER, f"{number} {what}: expected 0 to {MOST_LOADER - 1:,}")
-    if value.spec is not None:
-        value.spec.check()
+    require(_DATASET.fullmatch(name) is not None, "a name that no dataset has")
+    require(value.mountpoint.isprintable(), "a path that cannot be shown")
 
 
 def _check_consumer(name: str, value: ConsumerFacts) -> None:
-    _require(name == consumer_name(value.job, value.consumer), "a name that no consumer has")
+    require(name == consumer_name(value.job, value.consumer), "a name that no consumer has")
     check_reader(value)
-    _require(_DATASET.fullmatch(value.dataset) is not None, "a dataset that nobody has")
-    _require(is_digest(value.snapshot), "no id of a snapshot")
+    require(_DATASET.fullmatch(value.dataset) is not None, "a dataset that nobody has")
+    require(is_digest(value.snapshot), "no id of a snapshot")
     epochs = [order.epoch for order in value.orders]
-    _require(len(epochs) <= MOST_ORDERS and epochs == sorted(set(epochs)), "orders that are in no order")
+    require(len(epochs) <= MOST_ORDERS and epochs == sorted(set(epochs)), "orders that are in no order")
     for order in value.orders:
-        _require(0 <= order.epoch < MAX_EPOCHS and 0 <= order.samples <= MAX_SAMPLES, "an order that nobody has")
-        _require(is_digest(order.digest), "no digest of an order")
-    _require(not value.map or (is_digest(value.map) and value.map_size > 0), "no digest of a map")
-    _require(0 <= value.map_size < MOST_LOADER, f"a sample map of {value.map_size} bytes")
+        require(0 <= order.epoch < MAX_EPOCHS and 0 <= order.samples <= MAX_SAMPLES, "an order that nobody has")
+        require(is_digest(order.digest), "no digest of an order")
+    require(not value.map or (is_digest(value.map) and value.map_size > 0), "no digest of a map")
+    require(0 <= value.map_size < MOST_LOADER, f"a sample map of {value.map_size} bytes")
 
 
 def _check_progress(name: str, value: ConsumerProgress) -> None:
-    _require(_is_consumer(name), "a name that no consumer has")
-    _require(0 <= value.epoch < MAX_EPOCHS and 0 <= value.position <= MAX_SAMPLES, "a place that nobody has")
-    _require(0 <= value.rate < math.inf, "a rate that nobody has")
+    require(is_consumer(name), "a name that no consumer has")
+    require(0 <= value.epoch < MAX_EPOCHS and 0 <= value.position <= MAX_SAMPLES, "a place that nobody has")
+    require(0 <= value.rate < math.inf, "a rate that nobody has")
 
 
 def _check_holders(name: str, value: HoldersFacts) -> None:
-    _require(is_digest(name) and is_digest(value.digest), "no id of a snapshot, or no digest")
-    _require(0 <= value.count <= MOST_CLOCK and 0 <= value.epoch < MAX_EPOCHS, "numbers that nobody has")
-    _require(len(value.job) <= MAX_JOB_NAME + MOST_OWNER and value.job.isprintable(), "a name that no job has")
-    _require(all(-1 <= epoch < MAX_EPOCHS for epoch in value.settled), "epochs that nobody has")
+    require(is_digest(name) and is_digest(value.digest), "no id of a snapshot, or no digest")
+    require(0 <= value.count <= MOST_CLOCK and 0 <= value.epoch < MAX_EPOCHS, "numbers that nobody has")
+    require(len(value.job) <= MAX_JOB_NAME + MOST_OWNER and value.job.isprintable(), "a name that no job has")
+    require(all(-1 <= epoch < MAX_EPOCHS for epoch in value.settled), "epochs that nobody has")
 
 
 def _check_filling(name: str, value: FillingFacts) -> None:
-    _require(name == FILLING_NAME and is_digest(value.ring), "no digest of a ring")
-    _require(0 <= value.blocks <= MOST_CLOCK and 0 <= value.bytes <= MOST_CLOCK, "numbers that nobody has")
-
-
-def _is_consumer(name: str) -> bool:
-    job, slash, consumer = name.partition("/")
-    short = len(job) <= MAX_JOB_NAME + MOST_OWNER and len(consumer) <= MAX_CONSUMER_NAME
-    return bool(slash) and short and _JOB.fullmatch(job) is not None and consumer.isprintable()
+    require(name == FILLING_NAME and is_digest(value.ring), "no digest of a ring")
+    require(0 <= value.blocks <= MOST_CLOCK and 0 <= value.bytes <= MOST_CLOCK, "numbers that nobody has")
 
 
 # A node with 1,000 datasets publishes those that it added or refreshed last itself, which may be all of them.

@@ -67,4 +67,4 @@ def test_numbers_of_more_than_64_bits_are_named() -> None:
 def test_what_was_guessed_and_may_still_be_read_is_not_called_wrong() -> None:
     counts = GuessCounts(blocks=10, right=4, wrong=1, bytes=10 << 20, right_bytes=4 << 20, wrong_bytes=1 << 20)
     row = guess_row(GuessView(dataset="toy", snapshot="0" * 32, rule="set", counts=counts))
-    assert row == ("toy", "set", "10", "10 MiB", "4 MiB", "1 MiB", "5 MiB")
+    assert row == ("toy", "rest of a directory", "10", "10 MiB", "4 MiB", "1 MiB", "5 MiB")

@@ -235,7 +235,7 @@ def list_jobs(session: CommandSession) -> None:
 
 
 @job.command(
-    help=f"""Show one job: how far it is, and how long its loop has waited for data.
+    help=f"""Show one job: how far it is, and how long its loop waited.
 
 It says how long the job still takes, what part of its time the training loop waited, and why. A line with "!" at the
 top says what is wrong now: for what reads wait, or why they fail.
@@ -267,7 +267,9 @@ def cancel(session: CommandSession, name: str) -> None:
 @click.argument("name", metavar="[JOB]", default="", shell_complete=completion.jobs)
 @with_session
 def stalls(session: CommandSession, name: str) -> None:
-    """Show reads that waited at the mount, or still wait, by job, consumer, epoch and source.
+    """Show reads that waited at the mount, by job and source.
+
+    One row for each job, consumer, epoch and source, with reads that still wait.
 
     Epochs are counted from 1. The source is what they waited for: the origin, another node (peer NAME), the SSD, or a
     daemon that was away. NOW is how many of the reads still wait. Without a JOB it shows the reads of all jobs, and of

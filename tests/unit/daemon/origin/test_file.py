@@ -186,10 +186,9 @@ def test_absolute_links_that_stay_inside_are_followed(tmp_path: Path) -> None:
     (tmp_path / "alias").symlink_to(root)
     (root / "by_another_name").symlink_to(tmp_path / "alias" / "train.bin")
     objects, problems = listing(f"file://{root}")
-    assert set(objects) == {b"cache/", b"cache/5d41", b"train.bin", b"by_another_name"}
-    assert problems == {}
-    for name in (b"train.bin", b"by_another_name"):
-        assert read(f"file://{root}", objects[name], 1, 3) == b"ell"
+    assert set(objects) == {b"cache/", b"cache/5d41", b"train.bin"}
+    assert set(problems) == {b"by_another_name"}  # only names below the dataset's real path are looked up
+    assert read(f"file://{root}", objects[b"train.bin"], 1, 3) == b"ell"
 
 
 def test_links_that_lead_out_are_not_shown_and_not_read(tmp_path: Path) -> None:

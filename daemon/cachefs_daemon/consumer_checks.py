@@ -1,0 +1,68 @@
+"""Checks what a consumer says of itself, with one set of bounds for jobs of this node and for other nodes."""
+
+import re
+from typing import Final, Protocol
+
+from cachefs.job_messages import MAX_CONSUMER_NAME, MAX_JOB_NAME
+from cachefs.planning.sequences.sampler_spec import SamplerSpec
+
+# Two jobs of different users may have one name; so their names have the owners, of at most this many characters.
+MOST_OWNER: Final = 32
+MOST_LOADER: Final = 1 << 32  # workers, batches and ranks: what is larger nobody has
+_JOB: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@+-]*(~\w+)?")
+
+
+class Reader(Protocol):
+    """A consumer as its job publishes it, and as nodes tell each other of it."""
+
+    @property
+    def job(self) -> str: ...
+    @property
+    def consumer(self) -> str: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world_size(self) -> int: ...
+    @property
+    def workers(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def prefetch(self) -> int: ...
+    @property
+    def spec(self) -> SamplerSpec | None: ...
+
+
+def consumer_name(job: str, consumer: str) -> str:
+    """The name of a consumer's values. A job's name has no slash."""
+    return f"{job}/{consumer}"
+
+
+def is_consumer(name: str) -> bool:
+    """Whether `consumer_name` makes such a name."""
+    job, slash, consumer = name.partition("/")
+    short = len(job) <= MAX_JOB_NAME + MOST_OWNER and len(consumer) <= MAX_CONSUMER_NAME
+    return bool(slash) and short and _JOB.fullmatch(job) is not None and consumer.isprintable()
+
+
+def check_reader(value: Reader) -> None:
+    """Check what a consumer says of itself. The daemon that takes it from a job and the daemons that take it from
+    another node have these bounds in common. Raises ValueError and ConfigError, in words."""
+    require(is_consumer(consumer_name(value.job, value.consumer)), "a name that no consumer has")
+    require(
+        0 <= value.rank < value.world_size < MOST_LOADER,
+        f"rank {value.rank} of {value.world_size}: expected a rank below the world size, and a world size below "
+        f"{MOST_LOADER:,}",
+    )
+    for what, number in (
+        ("workers", value.workers), ("samples in a batch", value.batch_size), ("batches", value.prefetch),
+    ):  # fmt: skip
+        require(0 <= number < MOST_LOADER, f"{number} {what}: expected 0 to {MOST_LOADER - 1:,}")
+    if value.spec is not None:
+        value.spec.check()
+
+
+def require(condition: bool, problem: str) -> None:
+    """Raises ValueError where the condition does not hold."""
+    if not condition:
+        raise ValueError(problem)
