@@ -127,7 +127,7 @@ def say_summary(top):
 def say_cause(pid):
     """Say why a read has failed of which this program dies. A forked child is not the process."""
     error = getattr(sys, "last_value", None)
-    if pid != os.getpid() or error is None:
+    if pid != os.getpid() or not isinstance(error, Exception):  # KeyboardInterrupt is none: see end_as_interrupted
         return
     try:
         find_cachefs()

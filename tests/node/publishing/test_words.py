@@ -95,7 +95,7 @@ def test_a_loop_whose_order_is_known_from_the_first_epoch(node: Node) -> None:
     summary = ran.said[3:]
     assert summary[0].startswith(f"3 epochs, {3 * (TRAIN + VALIDATION):,} samples in ")
     assert " of the time" in summary[0]
-    assert {line.partition(", waited")[0] for line in summary[1:3]} == {
+    assert {line.partition(", the loop waited")[0] for line in summary[1:3]} == {
         f"  Listed ({TRAINING}): 3 epochs, {3 * TRAIN} samples",
         f"  Listed ({VALIDATING}): 3 epochs, {3 * VALIDATION} samples",
     }
