@@ -32,10 +32,8 @@ def way_out(extra: str, installed: "Distribution | None" = None) -> str:
 
 def _installed_from(installed: "Distribution | None") -> tuple[str, str]:
     """Returns options for pip, and the path from which it has installed the distribution; "" where that is gone."""
-    from importlib.metadata import (
-        PackageNotFoundError,
-        distribution,
-    )  # 20 ms, which no command pays that has all it needs
+    # Imported here: it takes 20 ms, which a command that lacks nothing does not pay.
+    from importlib.metadata import PackageNotFoundError, distribution
 
     with contextlib.suppress(PackageNotFoundError, ValueError, AttributeError):
         noted = json.loads((installed or distribution(DISTRIBUTION)).read_text("direct_url.json") or "{}")
