@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 # A mount that was not used for so long is taken to be free.
 QUIET_SECONDS: Final = 5.0
 _WATCH_SECONDS: Final = 1.0
+# Signals that come so soon after the first one ask for the same.
+_ECHO_SECONDS: Final = 1.0
 _JOBS_TIMEOUT: Final = 2.0
 _MESSAGE: Final = 4096
 _RUNNING: Final = "running"
@@ -49,6 +51,7 @@ class Ending:
         self.signals = _listen_to_signals()  # a descriptor that can be read once a signal has come
         self._mount = mount
         self._device = fuse_device
+        self._told = 0.0  # when the first signal has come (monotonic seconds)
         self._deadline = 0.0  # when the grace is over (monotonic seconds); 0 while no signal has come
         self._used = 0.0  # when the mount was last seen to be used (monotonic seconds)
         self._use = f"it was not watched for {QUIET_SECONDS:.0f} s"  # how it was used
@@ -59,18 +62,22 @@ class Ending:
         self._restarts = Restarts()
 
     def is_told(self) -> bool:
-        """Return whether a signal has asked for the end. A further signal ends the grace."""
+        """Return whether a signal has asked for the end. A further signal ends the grace.
+
+        Signals within a second of the first one are its echo: the kernel tells of a parent's death
+        (PR_SET_PDEATHSIG) once for each thread that the parent had.
+        """
         with contextlib.suppress(BlockingIOError):
             os.read(self.signals, _MESSAGE)
             now = time.monotonic()
-            if self._deadline:
-                self._deadline = now
-            else:
-                self._used, self._deadline = now, now + self._mount.options.grace
+            if not self._deadline:
+                self._told, self._used, self._deadline = now, now, now + self._mount.options.grace
                 log.info(
                     "told to end: %s is unmounted once it was not used for %.0f s, within %.0f s",
                     self._mount.directory, QUIET_SECONDS, self._mount.options.grace,
                 )  # fmt: skip
+            elif now - self._told > _ECHO_SECONDS:
+                self._deadline = now
         return self._deadline > 0
 
     def tend(self, requests: tuple[int, ...]) -> bool:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -132,6 +133,7 @@ def test_a_second_signal_ends_the_grace(daemon: Daemon, tmp_path: Path) -> None:
             log = Path(f"{directory}.log")
             while "told to end" not in log.read_text():
                 assert supervisor.is_running()
+            time.sleep(1.5)  # what comes within a second of the first one is taken for the same
             supervisor.send_signal(signal.SIGINT)
             supervisor.wait(60)
         assert kernel.is_dead(directory)

@@ -1,6 +1,8 @@
 """How a mount without root sees that it is used, while it ends."""
 
 import os
+import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,3 +27,22 @@ def test_names_are_not_forgotten_below_a_shield(
     os.write(made._writer, b"opens cannot be watched\n")
     made._look_for_uses((1,))
     assert told == forgotten
+
+
+def test_a_signal_right_after_the_first_one_does_not_end_the_grace(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The kernel tells of a parent's death once for each thread that the parent had."""
+    reader, writer = os.pipe2(os.O_NONBLOCK)
+    clock = [100.0]
+    monkeypatch.setattr(ending, "_listen_to_signals", lambda: reader)
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    mount = SimpleNamespace(directory=tmp_path, options=SimpleNamespace(grace=30.0))
+    made = Ending(mount, 7)  # type: ignore[arg-type]
+    assert not made.is_told()
+    deadlines = []
+    for clock[0] in (100.0, 100.5, 102.0):
+        os.write(writer, bytes([signal.SIGTERM]))
+        assert made.is_told()
+        deadlines.append(made._deadline)
+    assert deadlines == [130.0, 130.0, 102.0]
