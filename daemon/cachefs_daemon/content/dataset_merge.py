@@ -35,8 +35,12 @@ def resolve(
 ) -> Resolution:
     """own: what this node has; others: what other nodes say of the same name. is_forgotten: whether what was added
     then was removed, where this node does not have it (see `Removals`)."""
+    others = list(others)
     known = [own, *others]
-    gone = compact(stamp for one in known for stamp in one.gone)
+    # A removal that this node has forgotten already takes no room among its names again, or two nodes with full lists
+    # would push out of each other's what a third one has yet to hear.
+    news = (stamp for one in others for stamp in one.gone if _is_news(own, stamp, is_forgotten))
+    gone = compact([*own.gone, *news])
     # Before any of them become one: what was added again is another one than what was removed, of whatever URL.
     left = [one for one in known if one.added]
     unknown = {stamp for one in left for stamp in _adds(one) if not is_added(own.added, stamp)}
@@ -49,6 +53,11 @@ def resolve(
     chosen, *rest = mine + [one for one in left if one not in mine] or [SharedDataset()]
     value = msgspec.structs.replace(chosen, gone=gone)
     return Resolution(value, rest[0] if rest else None)
+
+
+def _is_news(own: SharedDataset, removed: Stamp, is_forgotten: Callable[[Stamp], bool]) -> bool:
+    """Returns whether a removal that another node tells of is not remembered here, or concerns what this node has."""
+    return not is_forgotten(removed) or any(is_covered([removed], stamp) for stamp in own.added)
 
 
 def covers(said: SharedDataset, value: SharedDataset) -> bool:

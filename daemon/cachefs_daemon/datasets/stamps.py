@@ -140,13 +140,14 @@ class Removals(msgspec.Struct, frozen=True):
         spared = [one for one in self.spared if one not in removed]
         if len(names) <= MOST_REMOVED:
             return Removals(names, self.forgotten, spared)
-        # A floor is of one name alone.
-        gone = [one for one in names.pop(next(iter(names))) if not is_floor(one)]
+        oldest = next(iter(names))
         unknown = {
             one
             for known, one in elsewhere()
-            if not (is_floor(one) or self.is_forgotten(one) or covers(names.get(known, ()), one) or one in gone)
+            if not (is_floor(one) or self.is_forgotten(one) or covers(names.get(known, ()), one))
         }
+        # A floor is of one name alone.
+        gone = [one for one in names.pop(oldest) if not is_floor(one)]
         spared = sorted(unknown.union(spared).difference(removed, gone))
         forgotten = _latest_of_runs([*self.forgotten, *gone])
         return Removals(names, forgotten[-MOST_RUNS:], spared[-MOST_RUNS:])

@@ -21,7 +21,7 @@ from cachefs_daemon.datasets.stamps import (
     joined_adds,
 )
 from cachefs_daemon.sharing.sections import DATASETS, SharedDataset
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 NODE = st.integers(0, 3)
@@ -152,7 +152,18 @@ class Cluster:
         return gone
 
 
+# Two full lists of names, and a third node that has yet to hear of an earlier removal.
+TWO_FULL_LISTS = [
+    *[("add", 2, "y"), ("hear", 0, 2), ("remove", 2, "y"), ("hear", 3, 0), ("remove", 3, "y")],
+    *[("wander", 2, ""), ("wander", 3, "")],
+]
+# The stamp of a later removal stands for that of an earlier one when the name is forgotten.
+MANY_REMOVALS = [("add", 0, "x"), ("hear", 1, 0), ("churn", 0, "x"), ("wander", 1, "")]
+
+
 @settings(max_examples=200, deadline=None)
+@example(TWO_FULL_LISTS)
+@example(MANY_REMOVALS)
 @given(st.lists(STEP, max_size=40))
 def test_random_histories_converge_and_nothing_removed_comes_back(steps: list[Any]) -> None:
     cluster = Cluster()
