@@ -7,7 +7,7 @@ import shutil
 import signal
 import stat
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -173,8 +173,8 @@ def run(command: Sequence[str], job: str | None, socket: str | None, *, quiet: b
     try:
         if not command[0]:
             raise FileNotFoundError
-        _give_back_signals()
-        os.execvpe(command[0], list(command), changed)
+        with _inherited_signals():
+            os.execvpe(command[0], list(command), changed)
     except FileNotFoundError:
         if command[0].startswith("-"):
             print(f"cachefs: no such option: {_shown(command[0])}; see `cachefs run --help`", file=sys.stderr)
@@ -186,13 +186,21 @@ def run(command: Sequence[str], job: str | None, socket: str | None, *, quiet: b
         return NOT_RUN
 
 
-def _give_back_signals() -> None:
-    """Python ignores two signals, and a command that it becomes would too: `yes | head` in a shell would not end by
-    SIGPIPE. Only the process that has started this one tells what they were before."""
-    ignored = _ignored_by(os.getppid())
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        if not ignored >> (number - 1) & 1:
-            signal.signal(number, signal.SIG_DFL)
+@contextlib.contextmanager
+def _inherited_signals() -> Iterator[None]:
+    """Restore the signals that Python ignores, SIGPIPE and SIGXFSZ, for the command that this process becomes.
+
+    With both ignored, `yes | head` in a shell would not end. Their actions before Python started are those of the
+    parent. Where the command cannot be run, this process goes on and ignores both signals again.
+    """
+    inherited = _ignored_by(os.getppid())
+    restored = [number for number in (signal.SIGPIPE, signal.SIGXFSZ) if not inherited >> (number - 1) & 1]
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in restored}
+    try:
+        yield
+    finally:
+        for number, action in before.items():
+            signal.signal(number, action)
 
 
 def _ignored_by(process: int) -> int:

@@ -1,6 +1,7 @@
 """What `cachefs run` changes in the environment of a command."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -91,6 +92,20 @@ def test_a_command_ignores_the_signals_that_it_would_ignore_without(parent: str)
         for run in ("", cachefs)
     ]
     assert said[0] == said[1]
+
+
+def test_a_process_whose_command_cannot_be_run_ignores_them_still(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Else it ends without a word where its standard error is a pipe without a reader, and so does a test runner."""
+    numbers = (signal.SIGPIPE, signal.SIGXFSZ)
+    before = [signal.getsignal(number) for number in numbers]
+    assert before == [signal.SIG_IGN, signal.SIG_IGN]
+    (tmp_path / "no-program").touch()
+    for command, status in (("/no/such", 127), ("", 127), (str(tmp_path / "no-program"), 126)):
+        assert run([command], "job", None) == status
+        assert [signal.getsignal(number) for number in numbers] == before
+    assert len(capfd.readouterr().err.splitlines()) == 3
 
 
 @pytest.mark.parametrize(
