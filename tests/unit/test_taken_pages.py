@@ -21,18 +21,25 @@ import pytest
 tries = []
 @pytest.fixture
 def fresh(): return []
-def test_third(fresh):
+@pytest.fixture(scope="module")
+def node(): return []
+def test_third(fresh, node):
     tries.append(1)
-    fresh.append(1)
-    assert len(fresh) == 1
+    for fixture in (fresh, node):
+        fixture.append("a dataset")
+        assert fixture == ["a dataset"]
     assert len(tries) > 2, "too few pages"
+def test_same_node(node):
+    node.append("another")
+    assert len(node) == 2
 def test_never():
     assert False, "no pages"
 """
 
 
 @pytest.mark.parametrize(
-    ("machine", "last"), [("takes pages", "1 failed, 1 passed, 6 warnings in "), ("leaves them", "2 failed in ")]
+    ("machine", "last"),
+    [("takes pages", "1 failed, 2 passed, 6 warnings in "), ("leaves them", "2 failed, 1 passed in ")],
 )
 def test_a_test_that_counts_pages_has_several_tries(tmp_path: Path, machine: str, last: str) -> None:
     for name, text in (("conftest.py", CONFTEST), ("test_pages.py", TESTS), ("pytest.ini", "[pytest]\n")):

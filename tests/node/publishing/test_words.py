@@ -213,10 +213,13 @@ def test_a_program_that_is_not_there_is_all_that_is_said(node: Node) -> None:
 
 
 def test_a_program_without_a_loader_has_no_summary(node: Node) -> None:
-    before = set(Path(f"/dev/shm/cachefs-{os.geteuid()}").glob("run-*"))
-    done = subprocess.run(
-        [CACHEFS, "run", "--", sys.executable, "-c", "print(1)"], capture_output=True, text=True, timeout=SECONDS
-    )
-    assert (done.returncode, done.stdout) == (0, "1\n")
-    assert len(Ran(0, "", done.stderr).said) == 1
-    assert set(Path(f"/dev/shm/cachefs-{os.geteuid()}").glob("run-*")) <= before
+    with subprocess.Popen(
+        [CACHEFS, "run", "--", sys.executable, "-c", "import os; print(os.environ['CACHEFS_RUN'])"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as job:  # fmt: skip
+        stdout, stderr = job.communicate(timeout=SECONDS)
+    assert job.returncode == 0
+    assert len(Ran(0, "", stderr).said) == 1
+    directory = Path(stdout.strip())
+    assert directory.name.startswith(f"run-{job.pid}-")
+    assert not directory.exists()

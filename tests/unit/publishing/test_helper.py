@@ -9,15 +9,23 @@ from typing import Any
 
 import pytest
 
+from cachefs.inodes import inode_of
+from cachefs.job_messages import JobEpoch, JobProgress, JobProgressReply, JobPublish, JobView
+from cachefs.messages import Empty, Message
+from cachefs.publishing import published_consumer
 from cachefs.publishing.cold_reads import ColdReads
 from cachefs.publishing.figures import Figures
 from cachefs.publishing.helper import Helper, Told
+from cachefs.publishing.inference import Observed
 from cachefs.publishing.learned import MOST_SAMPLES
-from cachefs.publishing.page import Page
+from cachefs.publishing.page import Need, Page
+from cachefs.publishing.places import Places
+from cachefs.publishing.published_consumer import Opening, PublishedConsumer
 from cachefs.publishing.reporter import Reporter
 from cachefs.publishing.route import Route
 from cachefs.publishing.trouble_lines import TroubleLines
-from cachefs.rpc import DaemonClient
+from cachefs.rpc import DaemonClient, Method
+from tests.unit.publishing.test_published_consumer import POINT, order, plain_share
 
 OPENING = {"slot": 0, "name": "0", "source": "test", "length": 3, "learn": True}
 
@@ -91,3 +99,35 @@ def test_a_sibling_is_hung_up_on_that_tells_of_an_unknown_consumer(conversation:
     assert conversation.send({"op": "open", "opening": OPENING})
     assert not conversation.send({"op": "learned", "slot": 0, "length": 4, "mounts": []})
     assert conversation.lines == []
+
+
+@pytest.mark.parametrize("is_published", [False, True])
+def test_a_list_that_is_wrong_is_taken_back_or_not_published_at_all(
+    conversation: Conversation, monkeypatch: pytest.MonkeyPatch, is_published: bool
+) -> None:
+    """The helper may hear of files that are opened before it has told the daemon of the consumer."""
+    sent: list[Message] = []
+    view = JobView("job", "pets", "00", "test", 0.0, "running", [])
+    replies = {"JobPublish": view, "JobProgress": JobProgressReply()}
+
+    def call(route: Route, method: Method[Any, Any], request: Message, timeout: float) -> Message:
+        sent.append(request)
+        return replies.get(method.name, Empty())
+
+    monkeypatch.setattr(Route, "call", call)
+    monkeypatch.setattr(Route, "dataset_at", lambda *arguments: ("pets", "00"))
+    monkeypatch.setattr(published_consumer, "file_at", lambda path, places: (POINT, inode_of(1, int(path))))
+    listed = PublishedConsumer(Opening(0, "0", "test", 10, compare=True), shares=[plain_share(10)])
+    listed.set_order(0, order(*range(10)))
+    conversation.helper.consumers[0] = listed
+    if is_published:
+        conversation.helper._tick()
+        assert [type(one) for one in sent] == [JobPublish, JobEpoch, JobProgress]
+    for sample in range(5):
+        listed.observe(Observed((sample,), (str(100 + sample),)), Places([POINT]))
+    conversation.helper._tick()
+    files = [one.map.entries for one in sent if isinstance(one, JobPublish) and one.map is not None]
+    assert list(map(bool, files)) == [True, False][not is_published :], "in the end it is known not to be known"
+    ended = [one for one in sent if isinstance(one, JobProgress) and one.ended]
+    assert [one.epoch for one in ended] == [0] * is_published
+    assert listed.need is Need.UNKNOWN
