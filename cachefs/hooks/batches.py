@@ -12,13 +12,13 @@ import inspect
 import os
 import sys
 import threading
-import time
 from functools import update_wrapper
 from types import FrameType, MethodType
 from typing import Any, Final
 
 from cachefs.hooks import opened
 from cachefs.hooks.order import numbers_in
+from cachefs.publishing import clock
 from cachefs.publishing.channel import Op, Unheard, warn
 from cachefs.publishing.foreign import is_foreign, suppress_own
 from cachefs.publishing.page import Need
@@ -108,7 +108,7 @@ class Batches:
 
     def begin(self, index: Any) -> None:
         """A batch begins. index: what the sampler gave for it."""
-        now = time.monotonic_ns()
+        now = clock.monotonic_ns()
         if self._helper is None and not self._finds_helper(now):
             return
         samples = _numbers(index)
@@ -120,12 +120,12 @@ class Batches:
     def pause(self) -> None:
         """The thread loads for another loader now."""
         if self._helper is not None and self._messages and self._process == os.getpid():  # else that of a parent
-            self._send(time.monotonic_ns(), has_ended=True)
+            self._send(clock.monotonic_ns(), has_ended=True)
 
     def finish(self) -> None:
         """No batch is loaded any more."""
         if self._helper is not None and self._begun:
-            self._send(time.monotonic_ns(), has_ended=True)
+            self._send(clock.monotonic_ns(), has_ended=True)
 
     def _finds_helper(self, now: int) -> bool:
         if now < self._look_at:

@@ -5,7 +5,6 @@ the epoch before. Then it is expected to go on there. More is said of a guess th
 only seems to go through a list costs little.
 """
 
-import time
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import numpy
 from cachefs.hooks.order import AnyOrder
 from cachefs.hooks.rest import MOST_NUMBERS, Rest, Unreadable, read
 from cachefs.hooks.sequences import sequences
+from cachefs.publishing import clock
 
 # Samples that are looked for, the latest; and how many there have to be.
 LONGEST_RUN: Final = 512
@@ -137,18 +137,18 @@ class Guesses:
         return True
 
     def _look(self, iterator: Any) -> Rest | None:
-        begun = time.monotonic()
+        begun = clock.monotonic()
         lists = list(sequences(iterator, self._samplers))
         found = [self._used_up(items) for items in lists] if self._ends else []
         if not any(one is not None for one in found):
             known = lists if self._last_epoch is None else [self._last_epoch, *lists]
             for items in known:
                 found.append(self._after(items))
-                if time.monotonic() > begun + LOOK_SECONDS:
+                if clock.monotonic() > begun + LOOK_SECONDS:
                     break
         self._ends = [_ends_of(items) for items in lists]
         self._since_ends = 0
-        self._spent += time.monotonic() - begun
+        self._spent += clock.monotonic() - begun
         fitting = [one for one in found if one is not None and len(one.samples)]
         return max(fitting, key=lambda rest: len(rest.samples), default=None)
 

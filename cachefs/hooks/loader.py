@@ -11,7 +11,6 @@ the job. In the same way it is seen how long the job's loop waits (cachefs.hooks
 import functools
 import itertools
 import sys
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -45,6 +44,7 @@ from cachefs.hooks.watch import Watch, size_of
 from cachefs.publishing import (
     attributes,
     channel,
+    clock,
     columns,
     foreign,
     in_memory,
@@ -183,7 +183,7 @@ class Progress:
                 self._is_drawing = False
                 self.watch.begin(iterator._sampler_iter, fields(iterator).get("_dataset"))
                 # Without workers an epoch begins when its first batch is asked for.
-                now, length = time.monotonic_ns(), self.watch.epoch_length
+                now, length = clock.monotonic_ns(), self.watch.epoch_length
                 self.watch.stopwatch.begin(now, length, is_asked=not iterator._num_workers)
             elif not self._was_interrupted:
                 self._count(iterator._num_yielded)

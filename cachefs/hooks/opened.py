@@ -14,7 +14,6 @@ import stat
 import sys
 import tempfile
 import threading
-import time
 from collections import deque
 from multiprocessing.process import current_process
 from pathlib import Path
@@ -22,6 +21,7 @@ from types import CodeType, FrameType, MethodType
 from typing import Any, Final
 
 from cachefs.hooks.order import numbers_in
+from cachefs.publishing import clock
 from cachefs.publishing.channel import PAGE_NAME, Line, Need, Op, Page, Unheard
 from cachefs.publishing.foreign import is_foreign, suppress_own
 from cachefs.publishing.places import Places
@@ -314,7 +314,7 @@ class Reader:
             self._seen[sample] = seen
 
     def _send(self) -> None:
-        now = time.monotonic()
+        now = clock.monotonic()
         if self._helper is None:
             if now < self._looked + LOOK_SECONDS:
                 return

@@ -11,7 +11,6 @@ length that only code of the job can tell, is not foreseen.
 import contextlib
 import itertools
 import sys
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,6 +18,7 @@ from typing import Any, Final
 import numpy
 from numpy.typing import NDArray
 
+from cachefs.publishing import clock
 from cachefs.publishing.attributes import fields, module_of, own_value
 from cachefs.publishing.foreign import suppress_own
 from cachefs.publishing.lengths import length_of
@@ -182,9 +182,9 @@ class SamplerOrder:
         """What a pure sampler gives within PURE_SECONDS after its first sample, which it may compute all others for."""
         samples = iter(self._flat())
         parts = [numpy.fromiter(itertools.islice(samples, 1), dtype=numpy.int64)]
-        begun, size = time.monotonic(), 16
+        begun, size = clock.monotonic(), 16
         # Each part takes about as long as all before it.
-        while 2 * size <= MAX_SAMPLES and time.monotonic() < begun + PURE_SECONDS / 2:
+        while 2 * size <= MAX_SAMPLES and clock.monotonic() < begun + PURE_SECONDS / 2:
             part = numpy.fromiter(itertools.islice(samples, size), dtype=numpy.int64)
             parts.append(part)
             if len(part) < size:
@@ -219,13 +219,13 @@ class _Drawing:
         self.torch = torch
         self.values = values
         self._copies: dict[int, Any] = {}
-        self._deadline = time.monotonic() + DRAWING_SECONDS
+        self._deadline = clock.monotonic() + DRAWING_SECONDS
 
     def many(self, draw: Callable[[int], Any], sizes: Iterable[int]) -> list[Any]:
         """Returns what *draw* gives for each of *sizes*. Raises _TooSlow."""
         found = []
         for size in sizes:
-            if time.monotonic() > self._deadline:
+            if clock.monotonic() > self._deadline:
                 raise _TooSlow
             found.append(draw(size))
         return found

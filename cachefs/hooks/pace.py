@@ -7,9 +7,9 @@ the number where torch would, in the iterator. So nothing of ours is on the stac
 
 import functools
 import sys
-import time
 from typing import Any
 
+from cachefs.publishing import clock
 from cachefs.publishing.channel import warn
 from cachefs.publishing.foreign import is_foreign
 
@@ -26,7 +26,7 @@ class Next:
             return self._method
         progress = iterator._cachefs
         if progress is not None:
-            progress.asked(time.monotonic_ns())
+            progress.asked(clock.monotonic_ns())
         return functools.partial(self._method, iterator)
 
 
@@ -46,7 +46,7 @@ class Yielded:
         progress = iterator._cachefs
         if progress is not None:
             try:
-                progress.got(iterator, time.monotonic_ns(), sys._getframe(1))
+                progress.got(iterator, clock.monotonic_ns(), sys._getframe(1))
             except Exception as error:  # whatever is wrong here is no reason to end the job
                 if is_foreign(error):
                     raise

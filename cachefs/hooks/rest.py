@@ -5,7 +5,6 @@ meanwhile. What is read is then only the beginning, and the rest of the list is 
 """
 
 import gc
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -15,6 +14,7 @@ from typing import Any, Final
 import numpy
 
 from cachefs.hooks.order import AnyOrder, array_in, numbers_in
+from cachefs.publishing import clock
 from cachefs.publishing.in_memory import is_in_memory
 
 # Iterators of Python itself that are over something: `iter` of a list, a tuple, a range, and of what has items only, as
@@ -118,8 +118,8 @@ def _read_pieces(items: Sequence[Any], begin: int, most: int, *, is_batched: boo
     samples: list[AnyOrder] = []
     sizes: list[AnyOrder] = []
     count, place, length = 0, begin, 1
-    deadline = time.monotonic() + READ_SECONDS
-    while place < len(items) and count < most and (not samples or time.monotonic() < deadline):
+    deadline = clock.monotonic() + READ_SECONDS
+    while place < len(items) and count < most and (not samples or clock.monotonic() < deadline):
         taken = items[place : place + length]
         found = _piece(taken)
         if found is None or (not is_batched and set(map(type, taken)) != {int} and any(map(_is_batch, taken))):

@@ -6,7 +6,6 @@ daemon every part is an epoch of its own; it is told which epoch of the job it i
 """
 
 import os
-import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from cachefs.hooks.mounted import files_of, names_a_mount
 from cachefs.hooks.order import AnyOrder, SamplerOrder, array_in, numbers_in
 from cachefs.hooks.passes import Passes
 from cachefs.hooks.rest import Unreadable
+from cachefs.publishing import clock
 from cachefs.publishing.attributes import fields
 from cachefs.publishing.channel import channel
 from cachefs.publishing.columns import Listing, joined, listing
@@ -319,7 +319,7 @@ class Watch:
             return False
         if fresh < self._ahead * self._sampler.batch_size // 2:
             return False
-        return len(self._parts) == 1 or time.monotonic() >= self._cut_at + PART_SECONDS
+        return len(self._parts) == 1 or clock.monotonic() >= self._cut_at + PART_SECONDS
 
     def _retract(self, begun: int, numbers: list[int]) -> None:
         """What was guessed to come from *begun* on does not come, but these samples."""
@@ -340,7 +340,7 @@ class Watch:
         self._parts.append(_Part(self._number, start, start + len(samples), known, self._epoch_start))
         self._order(self._number, samples, (self._begun - 1, max(0, start - self._epoch_start)))
         self._fresh = []
-        self._cut_at = time.monotonic()
+        self._cut_at = clock.monotonic()
 
     def _note(self, unknown: str) -> None:
         """Tell what is not understood of this loader; nothing where it is understood now."""

@@ -9,7 +9,6 @@ import copy
 import inspect
 import random
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -17,6 +16,7 @@ from math import inf
 from typing import Any, Final
 
 from cachefs.hooks.shards import in_turns, local_path
+from cachefs.publishing import clock
 from cachefs.publishing.attributes import fields
 from cachefs.publishing.pure import Versions, is_installed, qualified_name
 
@@ -51,7 +51,7 @@ class Shards:
     def orders(self, begun: int, workers: int, *, keeps_workers: bool) -> list[list[int]]:
         # Workers that begin anew with each epoch have the pipeline as it is here; others have gone on with theirs.
         gone = begun if keeps_workers else 0
-        deadline = time.monotonic() + SECONDS
+        deadline = clock.monotonic() + SECONDS
         try:
             first = self.order(workers, gone, deadline)
             follows = keeps_workers or not workers
@@ -118,7 +118,7 @@ def _within(deadline: float, shards: Iterable[int]) -> list[int]:
     waiting = iter(shards)
     while part := list(islice(waiting, PIECE)):
         found += part
-        if time.monotonic() > deadline:
+        if clock.monotonic() > deadline:
             raise TooLong
     return found
 

@@ -548,11 +548,16 @@ def _launch_child(command: Sequence[str], fds: Sequence[int], environment: dict[
         start_new_session=True,
         env=environment,
     )
+    # `Popen.wait` would measure its timeout by a clock that the job may have replaced.
+    ended = os.pidfd_open(started.pid)
     try:
-        status = started.wait(START_SECONDS)
-    except subprocess.TimeoutExpired:
+        is_started = _is_ready(ended, select.POLLIN, START_SECONDS)
+    finally:
+        os.close(ended)
+    if not is_started:
         started.kill()
-        started.wait()
-        raise OSError(f"{command[0]} does not start within {START_SECONDS:.0f} s") from None
+    status = started.wait()
+    if not is_started:
+        raise OSError(f"{command[0]} does not start within {START_SECONDS:.0f} s")
     if status:
         raise OSError(f"{command[0]} cannot run {_LAUNCH} (exit status {status})")

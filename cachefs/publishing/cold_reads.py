@@ -5,7 +5,6 @@ it is in the page cache.
 """
 
 import os
-import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any, Final
 
 from cachefs.errors import CachefsError
 from cachefs.mount_table import mount_points
+from cachefs.publishing import clock
 from cachefs.publishing.correlation import Batch, Correlation, Read
 from cachefs.publishing.inference import Observed
 from cachefs.read_messages import FileRead, ReadsAsked
@@ -53,7 +53,7 @@ class ColdReads:
 
     def begin(self, slot: int, message: dict[str, Any]) -> None:
         """A process of the consumer in this slot has begun batches. Raises anything for what makes no sense."""
-        now, ways = time.monotonic(), (bool(message["one_by_one"]), bool(message["is_prompt"]))
+        now, ways = clock.monotonic(), (bool(message["one_by_one"]), bool(message["is_prompt"]))
         begun = [Batch(int(began), slot, tuple(map(int, samples)), *ways) for began, samples in message["begun"]]
         if message["ended"]:
             begun.append(Batch(int(message["ended"]), None))
@@ -72,7 +72,7 @@ class ColdReads:
         heard_until: all batches that began before were told to `begin`, in nanoseconds of the monotonic clock. On busy
         machines that is long ago, and what later batches read must not be taken for files of those before.
         """
-        now = time.monotonic()
+        now = clock.monotonic()
         for number, process in list(self._processes.items()):
             if now > process.heard + SILENT_SECONDS:
                 del self._processes[number]

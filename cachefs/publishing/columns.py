@@ -6,7 +6,6 @@ entries of containers whose type is exactly one of Python's, numpy's, pandas' or
 
 import os
 import sys
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any, Final
 import numpy
 from numpy.typing import NDArray
 
+from cachefs.publishing import clock
 from cachefs.publishing.attributes import MISSING, class_member, classes_of, members_of, module_of, own
 from cachefs.publishing.foreign import is_foreign
 from cachefs.publishing.in_memory import is_in_memory
@@ -67,13 +67,13 @@ class Listing:
     def columns(self, length: int) -> dict[str, Values]:
         """Those columns that may say which files the samples are. length: number of samples."""
         taken: dict[str, Values] = {}
-        room, deadline = MOST_BYTES, time.monotonic() + SECONDS
+        room, deadline = MOST_BYTES, clock.monotonic() + SECONDS
         for source in sorted(self.sources, key=lambda source: _importance(source, length)):
             size = source.rows * (len(source.first) + 1 if isinstance(source.first, str) else 8)
             # Of numbers, only those of the samples are of use.
             if source.rows > MOST_ROWS or size > room or (isinstance(source.first, int) and source.rows != length):
                 continue
-            if len(taken) == MOST_COLUMNS or time.monotonic() > deadline:
+            if len(taken) == MOST_COLUMNS or clock.monotonic() > deadline:
                 break
             values = source.take()
             # The first text may be shorter than all others.

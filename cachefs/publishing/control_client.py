@@ -9,7 +9,6 @@ import errno
 import os
 import secrets
 import select
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -24,6 +23,7 @@ from cachefs.job_messages import JobPublish
 from cachefs.messages import Message
 from cachefs.mount_spec import MountSpec
 from cachefs.mount_table import MountPoint
+from cachefs.publishing import clock
 from cachefs.rpc import Method, decoder, encode
 
 Request = TypeVar("Request", bound=Message)
@@ -68,7 +68,7 @@ class ControlClient:
             )
         self._calls += 1
         directory = self._directory(request)
-        with _open(directory / ".cachefs" / answers_name(self._token), _READ, time.monotonic() + timeout) as answers:
+        with _open(directory / ".cachefs" / answers_name(self._token), _READ, clock.monotonic() + timeout) as answers:
             answer = _Exchange(directory, answers, timeout).run(
                 list(lines_of(self._token, self._calls, method.name, encoded)), self._calls
             )
@@ -97,7 +97,7 @@ class _Exchange:
         self._file = directory / CONTROL_FILE
         self._answers = answers
         self._timeout = timeout
-        self._deadline = time.monotonic() + timeout
+        self._deadline = clock.monotonic() + timeout
         self._received = bytearray()
 
     def run(self, lines: list[bytes], number: int) -> Answer:
@@ -120,7 +120,7 @@ class _Exchange:
             except BlockingIOError:
                 self._wait(fd, select.POLLOUT)
             else:
-                self._deadline = time.monotonic() + self._timeout
+                self._deadline = clock.monotonic() + self._timeout
                 return
 
     def _answer(self, fd: int, number: int) -> Answer:
@@ -143,7 +143,7 @@ class _Exchange:
         poll.register(fd, events)  # POLLERR, which it always looks at: nobody reads
         if also is not None:
             poll.register(also, select.POLLIN)
-        ready = dict(poll.poll(max(0.0, self._deadline - time.monotonic()) * 1000))
+        ready = dict(poll.poll(max(0.0, self._deadline - clock.monotonic()) * 1000))
         if also is not None and ready.get(also, 0) & select.POLLIN:
             return True
         if ready.get(fd, 0) & select.POLLERR:
@@ -152,7 +152,7 @@ class _Exchange:
         return False
 
     def _check_time(self) -> None:
-        if time.monotonic() >= self._deadline:
+        if clock.monotonic() >= self._deadline:
             raise _unheard(self._file)
 
 
@@ -167,9 +167,9 @@ def _open(path: Path, flags: int, deadline: float) -> Iterator[int]:
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM, errno.EROFS):
                 raise _not_whole(path, str(error.strerror)) from None
-            if error.errno not in (errno.ENXIO, errno.EINTR) or time.monotonic() >= deadline:
+            if error.errno not in (errno.ENXIO, errno.EINTR) or clock.monotonic() >= deadline:
                 raise _unheard(path) from None
-            time.sleep(_AGAIN_SECONDS)
+            clock.sleep(_AGAIN_SECONDS)
     try:
         yield fd
     finally:

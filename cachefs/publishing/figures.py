@@ -2,14 +2,13 @@
 
 import os
 import threading
-import time
 from collections.abc import Collection
 from typing import Final
 
 from cachefs.errors import CachefsError
 from cachefs.job_messages import JobView
 from cachefs.messages import Empty
-from cachefs.publishing import run_record
+from cachefs.publishing import clock, run_record
 from cachefs.publishing.notes import loader_name
 from cachefs.publishing.published_consumer import PublishedConsumer
 from cachefs.publishing.reporter import Reporter
@@ -60,7 +59,7 @@ class Figures:
 
     def write(self, consumers: Collection[PublishedConsumer]) -> None:
         """Leave what is known without the daemon, now and then."""
-        now = time.monotonic()
+        now = clock.monotonic()
         if now >= self._written_at + PAUSE and not self._is_finished:
             self._written_at = now
             run_record.write(self._record(consumers, None, {}))

@@ -17,7 +17,6 @@ import select
 import selectors
 import socket
 import threading
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ import numpy
 
 from cachefs.errors import CachefsError, ConfigError
 from cachefs.mount_table import MountPoint
+from cachefs.publishing import clock
 from cachefs.publishing.channel import MAX_BULK, MAX_PACKET, SOCKET_NAME, Line, Op, remove
 from cachefs.publishing.cold_reads import ColdReads
 from cachefs.publishing.figures import Figures
@@ -134,23 +134,23 @@ class Helper:
         due = 0.0
         has_ended = False
         while True:
-            wait = 0.0 if has_ended else max(0.0, due - time.monotonic())
-            asked, ready = time.monotonic_ns(), self._ready(wait)
+            wait = 0.0 if has_ended else max(0.0, due - clock.monotonic())
+            asked, ready = clock.monotonic_ns(), self._ready(wait)
             if wait and not ready:
-                asked, ready = time.monotonic_ns(), self._ready(0.0)
+                asked, ready = clock.monotonic_ns(), self._ready(0.0)
             for source in ready:
                 if source is self._listener:
                     self._accept()
                 elif isinstance(source, socket.socket) and self._receive(source):
-                    due = min(due, time.monotonic())
+                    due = min(due, clock.monotonic())
             is_quiet = not any(isinstance(source, socket.socket) for source in ready)
             if is_quiet:
                 self._heard_until = asked
             # First all is heard that was said, as far as that does not take long.
             patience = 0.0 if is_quiet else LISTENING_SECONDS
-            if time.monotonic() >= due + patience or (has_ended and is_quiet):
+            if clock.monotonic() >= due + patience or (has_ended and is_quiet):
                 self._tick()
-                due = time.monotonic() + TICK
+                due = clock.monotonic() + TICK
             if has_ended and is_quiet:
                 self._farewell()
                 return
@@ -235,7 +235,7 @@ class Helper:
         elif message["op"] == Op.NOTE:
             consumer.set_unknown(message["unknown"], message.get("opened", ""))
         elif message["op"] == Op.CLOSE:
-            consumer.closing = time.monotonic() + message.get("after", REOPEN_SECONDS)
+            consumer.closing = clock.monotonic() + message.get("after", REOPEN_SECONDS)
         return True
 
     def _learn_of_sibling(self, consumer: PublishedConsumer | None, message: dict[str, Any], bulk: bytes) -> bool:
@@ -270,7 +270,7 @@ class Helper:
             consumer.set_files([os.fsdecode(path) for path in bulk.split(b"\0")])
 
     def _tick(self) -> None:
-        now = time.monotonic()
+        now = clock.monotonic()
         try:
             for slot, observed in self._cold.observed(self._heard_until):
                 if slot in self.consumers:
@@ -346,7 +346,7 @@ def columns_of(described: list[list[Any]], bulk: bytes) -> list[Column]:
 def _end_soon_after(alive: int, directory: Path) -> None:
     """End the helper after the training process, even where a call to the daemon or to a mount is under way."""
     select.select([alive], [], [])
-    time.sleep(FAREWELL_SECONDS)
+    clock.sleep(FAREWELL_SECONDS)
     remove(directory)
     os._exit(0)
 
@@ -372,7 +372,7 @@ def _sweep(top: Path) -> None:
 
 
 def _is_new(path: Path) -> bool:
-    return time.time() - path.lstat().st_mtime < STARTING_SECONDS
+    return clock.since_1970() - path.lstat().st_mtime < STARTING_SECONDS
 
 
 def _raise(error: OSError) -> None:

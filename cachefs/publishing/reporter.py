@@ -1,7 +1,6 @@
 """Reports of the consumers to the daemon, and what is done where they fail."""
 
 import os
-import time
 from collections.abc import Callable
 from typing import Final
 
@@ -9,6 +8,7 @@ import numpy
 
 from cachefs.errors import Busy, CachefsError, DaemonUnavailable, NotFound, StoreFull
 from cachefs.job_messages import JobEpoch, JobName, JobProgress, JobPublish, JobView, LoaderView, SampleMap
+from cachefs.publishing import clock
 from cachefs.publishing.notes import THE_JOB_GOES_ON
 from cachefs.publishing.published_consumer import LOOK_SECONDS, PublishedConsumer
 from cachefs.publishing.route import Route
@@ -62,7 +62,7 @@ class Reporter:
 
     def report(self, consumer: PublishedConsumer, moved: bool) -> None:
         """Tell the daemon what it does not know yet. moved: is the consumer at another place than at the last call?"""
-        now = time.monotonic()
+        now = clock.monotonic()
         if consumer.opening.learn and (refusal := self._route.refusal):
             self.say(f"{refusal}, so files that are opened in C are not seen", _THROUGH, _THROUGH)
         self._say_of_loader(consumer, consumer.note or consumer.line)
@@ -178,7 +178,7 @@ class Reporter:
     def _report_orders(self, consumer: PublishedConsumer) -> None:
         for number in range(len(consumer.shares)):
             name = _name(consumer, number)
-            now = time.monotonic()
+            now = clock.monotonic()
             if self._too_far.get(name) == consumer.epoch or now < self._no_memory.get(name, 0.0):
                 continue
             try:

@@ -15,12 +15,12 @@ import shutil
 import socket
 import stat
 import tempfile
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from cachefs.publishing import clock
 from cachefs.publishing.channel import SOCKET_NAME
 from cachefs.publishing.channel import remove as remove_helper_directory
 
@@ -144,7 +144,7 @@ def sweep(ours: Path) -> None:
 def _is_left(address: Path) -> bool:
     """Has who made this socket ended, and did not make it a moment ago? Then no listener has it."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
-        if time.time() - address.lstat().st_ctime < _NEW_SECONDS:
+        if clock.since_1970() - address.lstat().st_ctime < _NEW_SECONDS:
             return False
         asking.setblocking(False)
         return asking.connect_ex(str(address)) == errno.ECONNREFUSED

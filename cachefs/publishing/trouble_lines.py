@@ -1,11 +1,11 @@
 """What the user of a job is told while its reads wait or fail, and in the end: from the daemon's list of troubles."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from cachefs.messages import Trouble
+from cachefs.publishing import clock
 from cachefs.publishing.run_record import MOST_TROUBLES, TroubleRecord, is_first_to_say
 from cachefs.troubles import SEE_ERRORS, Cause, is_failing, is_of_reads, over_words, past_words, words
 
@@ -28,7 +28,7 @@ class _Known:
 class TroubleLines:
     """Those of one training process, which begins now. Times are unix times in seconds."""
 
-    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = clock.since_1970) -> None:
         """say: shows a line to the user, also while the training process waits."""
         self._say = say
         self._clock = clock

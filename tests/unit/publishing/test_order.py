@@ -199,7 +199,7 @@ def test_a_pure_sampler_that_is_slow_is_not_iterated_to_its_end(monkeypatch: pyt
                 now += 0.01
                 yield sample
 
-    monkeypatch.setattr(order, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(order, "clock", SimpleNamespace(monotonic=lambda: now))
     found = SamplerOrder(DataLoader(range(9), sampler=Slow())).foresee()  # type: ignore[arg-type, call-overload]
     assert found is not None
     assert 10 < len(found[0]) < 200
@@ -245,7 +245,7 @@ def test_of_few_samples_not_any_number_of_permutations_is_drawn(
 
 def test_what_cannot_be_drawn_in_time_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(order.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(order.clock, "monotonic", lambda: now[0])
     real = order._Drawing.permutation
 
     def slow(self: Any, size: int, generator: Any) -> Any:

@@ -1,0 +1,34 @@
+"""The clocks of the code that runs in a job's process.
+
+A job may replace the functions of the module `time`, by hand or with a library for tests such as freezegun, which also
+replaces references to them in all loaded modules. A wait or a budget in seconds that used those would never end where
+the job's clock stands still. The functions here belong to an instance of the module `time` that only this module has,
+so the job's clock does not reach them. No other module of cachefs.hooks and cachefs.publishing imports `time`.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from importlib.machinery import BuiltinImporter, PathFinder
+from importlib.util import module_from_spec
+from types import ModuleType
+from typing import Any, Final
+
+
+def _own_time() -> ModuleType:
+    """Makes another instance of the module `time`, which some builds of Python have in a file."""
+    spec = BuiltinImporter.find_spec("time") or PathFinder.find_spec("time")
+    if spec is None or spec.loader is None:
+        raise ImportError("Python has no module time", name="time")
+    made = module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+_time: Final[Any] = _own_time()
+
+# Seconds and nanoseconds of the machine's monotonic clock. Libraries that replace time.monotonic in C leave them alone.
+monotonic: Final[Callable[[], float]] = partial(_time.clock_gettime, _time.CLOCK_MONOTONIC)
+monotonic_ns: Final[Callable[[], int]] = partial(_time.clock_gettime_ns, _time.CLOCK_MONOTONIC)
+# Seconds since 1970, as the times of files are.
+since_1970: Final[Callable[[], float]] = partial(_time.clock_gettime, _time.CLOCK_REALTIME)
+sleep: Final[Callable[[float], None]] = _time.sleep
