@@ -222,10 +222,13 @@ class Progress:
         if not self._is_watching or self._was_interrupted or not iterator._num_yielded:
             return
         before = self._delivered
+        is_measured = True
         if self._lengths and isinstance(self.watch, Stream):
-            self._lengths[0] = self.watch.samples_in(caller, self._lengths[0])
+            samples = self.watch.samples_in(caller, self._lengths[0])
+            is_measured = samples is not None
+            self._lengths[0] = self._lengths[0] if samples is None else samples
         self._count(iterator._num_yielded)
-        self.watch.stopwatch.got(now, self._delivered - before)
+        self.watch.stopwatch.got(now, self._delivered - before, is_measured=is_measured)
         self.watch.move(self._delivered, at_end=False)
         self.watch.tell()
 
@@ -316,10 +319,10 @@ def _named(loader: Any) -> dict[str, Any]:
     dataset, made = _name_of(fields(loader).get("dataset")), created.place_of(loader)
     place = made[0] if made else ""
     # Two loaders that one line makes are told apart by who has called it.
-    if len(made) > 1 and any(other[:1] == made[:1] and other != made for other in _made):
-        outer = next((line for line in made[1:] if all(line not in other for other in _made if other != made)), "")
+    others = {other for _, other in _stopwatches if other != made}
+    if len(made) > 1 and any(other[:1] == made[:1] for other in others):
+        outer = next((line for line in made[1:] if all(line not in other for other in others)), "")
         place = f"{place} from {outer}" if outer else place
-    _made.add(made)
     known = _stopwatches.get((dataset, made))
     number = next(_numbers) if known is None or known[0]() is not None else known[1]
     return {
@@ -339,10 +342,9 @@ def _timed(watched: Watched, loader: Any, opening: dict[str, Any]) -> Watched:
     return watched
 
 
-# The lines that have made loaders, as cachefs.hooks.created has them.
-_made: set[tuple[str, ...]] = set()
 _numbers = itertools.count()
-# By class of the dataset and the lines that have made it: a loader, its number, and its stopwatch.
+# By class of the dataset and the lines that have made it (cachefs.hooks.created): a loader, its number, and its
+# stopwatch. Loaders that one line makes are told apart as long as there is room here.
 _stopwatches: dict[tuple[str, tuple[str, ...]], tuple[weakref.ref[Any], int, Stopwatch]] = {}
 
 

@@ -108,8 +108,9 @@ class Stream:
                 line = words(Unknown.STREAM, self._opening["dataset"], "", self._opening["place"])
                 say_once(f"{line}; {THE_JOB_GOES_ON}")
 
-    def samples_in(self, caller: FrameType, drawn: int) -> int:
-        """Returns how many samples came. Each worker's last batch has fewer than the *drawn* ones that were asked for.
+    def samples_in(self, caller: FrameType, drawn: int) -> int | None:
+        """Returns how many samples came, or None where that cannot be seen. Each worker's last batch has fewer than the
+        *drawn* ones that were asked for.
 
         caller: torch's function that has the batch."""
         if self._batch_length is None:
@@ -133,21 +134,21 @@ class BatchLength:
     """Reads how many samples the batches of one loader have, of which none has more than were asked for.
 
     torch's own collate function leaves nothing but containers of equal length in a batch. What a function of the job
-    makes has a length that was as large as the first full batch; a batch without such a length counts as a full one."""
+    makes has a length that was as large as the first full batch; without such a length its samples are not known."""
 
     def __init__(self, collate: Any) -> None:
         torch = sys.modules.get("torch")
         self._is_torchs = torch is not None and collate is torch.utils.data.default_collate
         self._places: list[int] = []  # in `lengths_in`, of the lengths that a full batch has had
 
-    def read(self, batch: Any, asked: int) -> int:
-        """Returns the samples of a batch for which so many were *asked*."""
+    def read(self, batch: Any, asked: int) -> int | None:
+        """Returns the samples of a batch for which so many were *asked*; None where no length says them."""
         lengths, end = lengths_in(batch)
         if self._is_torchs and lengths and (type(end) in (str, bytes) or _shape_of(end)):
             return min(lengths[-1], asked)
         if not self._places:
             self._places = [place for place, length in enumerate(lengths) if length == asked]
-        return min((lengths[place] for place in self._places if place < len(lengths)), default=asked)
+        return min((lengths[place] for place in self._places if place < len(lengths)), default=None)
 
 
 def lengths_in(batch: Any) -> tuple[list[int], Any]:

@@ -142,6 +142,8 @@ def _loader(consumer: PublishedConsumer, view: JobView | None) -> LoaderRecord:
         waited=tally.waited / 1e9,
         first_busy=tally.first_busy / 1e9,
         first_waited=tally.first_waited / 1e9,
+        batches=tally.batches,
+        unmeasured=tally.unmeasured,
         bytes=_bytes(consumer, view),
         workers=opening.workers,
         was_learned=consumer.was_learned,

@@ -21,7 +21,7 @@ from cachefs.publishing.tally import Tally
 PAGE_NAME: Final = "page"
 # Consumers of one training process at most.
 SLOTS: Final = 256
-PAGE_SIZE: Final = 8 * 4096
+PAGE_SIZE: Final = 9 * 4096
 # Epochs and positions are below this.
 MOST: Final = (1 << 32) - 1
 _FIRST_SLOT: Final = 1  # word

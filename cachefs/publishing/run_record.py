@@ -52,6 +52,9 @@ class LoaderRecord:
     waited: float = 0.0
     first_busy: float = 0.0
     first_waited: float = 0.0
+    # Batches; and those of them whose samples could not be counted.
+    batches: int = 0
+    unmeasured: int = 0
     # Bytes of its samples; 0 where nobody knows.
     bytes: float = 0.0
     workers: int = 0
@@ -240,6 +243,8 @@ def summed(records: Sequence[LoaderRecord]) -> LoaderRecord:
         waited=sum(one.waited for one in records),
         first_busy=sum(one.first_busy for one in records),
         first_waited=sum(one.first_waited for one in records),
+        batches=sum(one.batches for one in records),
+        unmeasured=sum(one.unmeasured for one in records),
         bytes=sum(one.bytes for one in records),
         workers=first.workers,
         was_learned=any(one.was_learned for one in records),

@@ -26,10 +26,9 @@ def lines(records: Sequence[ProcessRecord]) -> list[str]:
         return told
     busy, waited = sum(one.busy for one in loaders), sum(one.waited for one in loaders)
     longest = max(sum(one.busy for one in record.loaders) for record in records)
-    samples = sum(one.samples for one in loaders)
     many = f" in {len(records)} processes" if len(records) > 1 else ""
     found = [
-        f"{counted(loaders[0].epochs, 'epoch')}, {counted(samples, 'sample')}{many} in {duration(longest)}; "
+        f"{counted(loaders[0].epochs, 'epoch')}, {_delivered(loaders)}{many} in {duration(longest)}; "
         f"the loop waited {percent(waited, busy)} of the time"
     ]
     if len(loaders) > 1:
@@ -60,9 +59,16 @@ def by_name(records: Sequence[ProcessRecord]) -> list[LoaderRecord]:
     return sorted(map(summed, named.values()), key=lambda one: -one.busy)
 
 
+def _delivered(loaders: Sequence[LoaderRecord]) -> str:
+    """Says how much the loaders have delivered: in batches where the samples in some of them could not be counted."""
+    if any(one.unmeasured for one in loaders):
+        return counted(sum(one.batches for one in loaders), "batch", "batches")
+    return counted(sum(one.samples for one in loaders), "sample")
+
+
 def _line(one: LoaderRecord) -> str:
     return (
-        f"  {one.name}: {counted(one.epochs, 'epoch')}, {counted(one.samples, 'sample')}, "
+        f"  {one.name}: {counted(one.epochs, 'epoch')}, {_delivered([one])}, "
         f"the loop waited {percent(one.waited, one.busy)}"
     )
 

@@ -27,6 +27,10 @@ class Tally(NamedTuple):
     # The same of the first epoch alone.
     first_busy: int = 0
     first_waited: int = 0
+    # Batches of all epochs that are delivered; and those of them whose length cannot be seen: they count as many
+    # samples as were asked for, so `samples` may be too large.
+    batches: int = 0
+    unmeasured: int = 0
 
 
 NO_TALLY: Final = Tally()
@@ -38,6 +42,7 @@ class Stopwatch:
     def __init__(self) -> None:
         self._epochs = self._length = self._epoch_samples = self._samples = 0
         self._epoch_busy = self._busy = self._waited = self._first_busy = self._first_waited = 0
+        self._batches = self._unmeasured = 0
         self.last_length = 0  # samples of the epoch before this one, if all of them have come
         self._since = 0  # when the epoch began, or its latest batch came
         self._asked = 0  # when the batch was asked for that has not come; 0 where none was
@@ -46,7 +51,7 @@ class Stopwatch:
     def tally(self) -> Tally:
         return Tally(
             self._epochs, min(self._length, MOST), min(self._epoch_samples, MOST), self._samples, self._epoch_busy,
-            self._busy, self._waited, self._first_busy, self._first_waited,
+            self._busy, self._waited, self._first_busy, self._first_waited, self._batches, self._unmeasured,
         )  # fmt: skip
 
     def begin(self, now: int, length: int = 0, *, is_asked: bool = False) -> None:
@@ -70,14 +75,16 @@ class Stopwatch:
         """The loop asks for a batch."""
         self._asked = now
 
-    def got(self, now: int, samples: int) -> None:
-        """A batch of so many samples has come. One that nobody has asked for is none."""
+    def got(self, now: int, samples: int, *, is_measured: bool = True) -> None:
+        """Counts a batch of so many samples that has come after `ask`. is_measured: was its length seen?"""
         if not self._asked or not self._epochs:
             return
         waited, busy = max(0, now - self._asked), max(0, now - self._since)
         self._asked, self._since = 0, now
         self._epoch_samples += samples
         self._samples += samples
+        self._batches += 1
+        self._unmeasured += not is_measured
         self._epoch_busy += busy
         self._busy += busy
         self._waited += min(waited, busy)

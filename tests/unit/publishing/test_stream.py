@@ -227,9 +227,9 @@ class OwnTensor(torch.Tensor):
 
 def test_the_number_of_fields_is_not_taken_for_that_of_samples() -> None:
     fields = [OwnTensor(10, 3), OwnTensor(10)]
-    assert BatchLength(default_collate).read(fields, 10) == 10
+    assert BatchLength(default_collate).read(fields, 10) is None
     with _Mode():
-        assert BatchLength(default_collate).read([torch.zeros(10), torch.zeros(10)], 10) == 10
+        assert BatchLength(default_collate).read([torch.zeros(10), torch.zeros(10)], 10) is None
 
 
 class _Mode(TorchDispatchMode):
@@ -240,5 +240,10 @@ class _Mode(TorchDispatchMode):
 @pytest.mark.parametrize(
     "batch", [None, object(), 7, "text", {}, torch.zeros(()), numpy.float64(1)], ids=lambda one: type(one).__name__
 )
-def test_a_batch_without_a_length_counts_as_a_full_one(batch: Any) -> None:
-    assert [BatchLength(collate).read(batch, 10) for collate in (default_collate, None)] == [10, 10]
+def test_the_samples_of_a_batch_without_a_length_are_not_known(batch: Any) -> None:
+    assert [BatchLength(collate).read(batch, 10) for collate in (default_collate, None)] == [None, None]
+
+
+def test_the_samples_of_short_batches_are_not_known_before_a_full_one_has_come() -> None:
+    length = BatchLength(None)
+    assert [length.read(torch.zeros(number), 10) for number in (3, 10, 3)] == [None, 10, 3]

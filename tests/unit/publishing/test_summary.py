@@ -38,6 +38,13 @@ def test_of_one_process() -> None:
     ]
 
 
+def test_what_cannot_be_counted_in_samples_is_told_in_batches() -> None:
+    streams = [dataclasses.replace(TRAIN, batches=31, unmeasured=1), dataclasses.replace(VAL, batches=4)]
+    found = lines([dataclasses.replace(ONE, loaders=streams)])
+    assert found[0].startswith("3 epochs, 35 batches in ")
+    assert [line.split(", ")[1] for line in found[1:3]] == ["31 batches", "300 samples"]
+
+
 def test_ranks_that_read_through_one_mount_count_its_bytes_once() -> None:
     other = dataclasses.replace(ONE, pid=2, mounts={"m /data": (MountBytes(20, 10, 10), MountBytes(300_000, 10, 10))})
     found = lines([ONE, other])

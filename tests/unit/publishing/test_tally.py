@@ -14,6 +14,15 @@ def test_a_loop_waits_from_when_it_asks_until_it_gets() -> None:
     assert (tally.busy, tally.waited, tally.first_busy, tally.first_waited) == (70, 40, 70, 40)
 
 
+def test_batches_whose_length_is_not_seen_are_counted_apart() -> None:
+    watch = Stopwatch()
+    watch.begin(0)
+    for is_measured in (True, False, True):
+        watch.ask(1)
+        watch.got(2, 10, is_measured=is_measured)
+    assert (watch.tally.batches, watch.tally.unmeasured, watch.tally.samples) == (3, 1, 30)
+
+
 def test_what_lies_between_two_epochs_counts_for_nothing() -> None:
     """As a validation, and the question for a batch that is answered by the end of the epoch."""
     watch = Stopwatch()
