@@ -117,7 +117,7 @@ def test_an_epoch_that_is_too_far_ahead_is_published_again_when_it_is_nearer() -
 
 
 class Clock:
-    """In place of the module `time`."""
+    """In place of the module `clock`."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -152,7 +152,7 @@ def conversation(
 ) -> tuple[Recording, Callable[[int], None], PublishedConsumer]:
     """A daemon, what reports so many times, one second apart, and the consumer that it reports."""
     client, clock = Recording(), Clock()
-    monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(module, "clock", clock)
     reporter = Reporter(cast(Route, client), "job", 1, lines.append, TroubleLines(lines.append))
     consumer = PublishedConsumer(Opening(0, "0", "test", 3), shares=[plain_share(3)])
     consumer.set_order(0, numpy.arange(3, dtype=numpy.uint32))
@@ -211,7 +211,7 @@ def test_a_daemon_that_is_restarted_is_no_news_and_one_that_stays_away_is(monkey
             job="job", datasets=[SimpleNamespace(name="d", snapshot="00" * 8)], wanted=[], troubles=[]
         )
 
-    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(module, "clock", SimpleNamespace(monotonic=lambda: now))
     reporter = Reporter(
         cast(Route, SimpleNamespace(call=call, lease=60.0, dataset_at=_dataset_at)), "job", 1, lines.append,
         TroubleLines(lines.append),
