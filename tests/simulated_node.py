@@ -344,7 +344,7 @@ class SimulatedJobRun:
             followed = [job.position.follower for job in node.jobs if job.position is not None and not job.done]
             observe(followed, ids)
             now = node.clock.now
-            self.position.follower.rate.measure(now, self._waited, self.loader.workers)
+            self.position.follower.measure_rate(now, self._waited, self.loader.workers)
             node.fetches.late(self._late, len(self._read), now)
             node.news = True
         self._read, self._late, self._waited = [], [], 0.0

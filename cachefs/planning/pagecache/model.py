@@ -38,7 +38,10 @@ STALE_SECONDS: Final = 4.0
 # is left to bring it: 3 times in an hour. It is believed to be there for twice as long.
 LOOKED_FOR: Final = 4.0
 BELIEVED: Final = 2.0
-# Where many only copies are gone they are looked for again after so many seconds, or after the time that is left.
+# Where this part of the only copies that were looked for of late is gone, they are looked for again after so many
+# seconds, or after the time that is left. Where the kernel takes single pages back (1 to 7 % in 5 s), a tenth was gone
+# now and then, without any want of room.
+LOSING: Final = 0.25
 LOSING_SECONDS: Final = 0.5
 # Only copies that must have been looked for before their loss means anything, and after which earlier ones count half.
 FEWEST_SOUGHT: Final = 32
@@ -138,7 +141,9 @@ class PageCacheModel:
                 known.unread[ids] = False
                 self._candidates.consider(Blocks(snapshot, ids))
                 if self._horizon < np.inf:
-                    self._look_beyond(known, ids)
+                    # How soon a tier's blocks are read changes with every estimate of the rate. So nothing that was
+                    # read is dropped before the next look at what tiers keep.
+                    self._look_beyond(known, ids, 0.0)
 
     def _forget_unplanned(self) -> bool:
         """Forget snapshots that have no pages and no plan any more: datasets are refreshed for as long as a mount
@@ -169,17 +174,11 @@ class PageCacheModel:
             self._leave_to_kernel(pages, changed.astype(np.int32))
             self.sole_bytes += int(pages.space.sizes[there & pages.absent].sum(dtype=np.int64))
 
-    def _trusted(self, left: Seconds) -> Seconds:
-        """Seconds after which only copies that are needed in *left* seconds (shape (n,)) are looked for again: sooner
-        where many are gone. Shape (n,)."""
-        seconds: Seconds = np.maximum(STALE_SECONDS, LOOKED_FOR * left)
-        return np.maximum(LOSING_SECONDS, left) if self.is_losing else seconds
-
     @property
     def is_losing(self) -> bool:
-        """Does the kernel take pages back, or a program drop them? More than a tenth of the only copies that were
-        looked for of late were gone."""
-        return self._missed > 0.1 * max(self._sought, FEWEST_SOUGHT)
+        """Does the kernel take pages back, or a program drop them? Too many of the only copies that were looked for of
+        late were gone."""
+        return self._missed > LOSING * max(self._sought, FEWEST_SOUGHT)
 
     def _note_sought(self, sought: int, missed: int) -> None:
         """So many only copies were looked for, and so many of them were gone."""
@@ -195,12 +194,14 @@ class PageCacheModel:
         self._horizon = horizon
         for pages in self._pages.values():
             pages.beyond[:] = False
-            self._look_beyond(pages, np.flatnonzero(DROPPABLE[pages.states] & ~pages.unread).astype(np.int32))
+            read = np.flatnonzero(DROPPABLE[pages.states] & ~pages.unread).astype(np.int32)
+            self._look_beyond(pages, read, horizon)
 
-    def _look_beyond(self, pages: _Pages, ids: Ids) -> None:
-        """Find out which of these blocks, which were read, tiers do not keep until they are read again."""
+    def _look_beyond(self, pages: _Pages, ids: Ids, horizon: float) -> None:
+        """Find out which of these blocks, which were read, tiers do not keep until they are read again: those that are
+        read in *horizon* seconds, or later."""
         due = self._plan.next_use_of(pages.space.snapshot, ids)
-        pages.beyond[ids] = (due >= self._horizon) & (due < np.inf)
+        pages.beyond[ids] = (due >= horizon) & (due < np.inf)
         self._leave_to_kernel(pages, ids)
 
     def _leave_to_kernel(self, pages: _Pages, ids: Ids) -> None:
@@ -256,8 +257,9 @@ class PageCacheModel:
         pages = self._pages.get(snapshot)
         if pages is None:
             return ids[:0]
+        trusted = np.maximum(LOSING_SECONDS, left) if self.is_losing else _trusted(left)
         age = now - pages.since[ids]
-        unsure: Ids = ids[pages.absent[ids] & DROPPABLE[pages.states[ids]] & (age > self._trusted(left))]
+        unsure: Ids = ids[pages.absent[ids] & DROPPABLE[pages.states[ids]] & (age > trusted)]
         return unsure
 
     def has(self, snapshot: str, ids: Ids, left: Seconds, now: float) -> npt.NDArray[np.bool_]:
@@ -266,7 +268,8 @@ class PageCacheModel:
         pages = self._pages.get(snapshot)
         if pages is None:
             return np.zeros(len(ids), np.bool_)
-        believed = BELIEVED * self._trusted(left)
+        # Also where many are gone: what is looked for sooner is answered sooner.
+        believed = BELIEVED * _trusted(left)
         found: npt.NDArray[np.bool_] = (pages.states[ids] == HELD) & (now - pages.since[ids] <= believed)
         return found
 
@@ -395,3 +398,9 @@ class PageCacheModel:
     def victims(self, size: int, later_than: float, count: int, now: float) -> list[Blocks]:
         """Blocks to drop, as `Candidates.victims` says."""
         return self._candidates.victims(size, later_than, count, now)
+
+
+def _trusted(left: Seconds) -> Seconds:
+    """Returns the seconds after which only copies are looked for again that are needed in *left* seconds. Both have the
+    shape (n,)."""
+    return np.maximum(STALE_SECONDS, LOOKED_FOR * left)

@@ -212,7 +212,12 @@ class PushPlan:
 
     def _follow(self, now: float) -> None:
         """Take note of what has changed in the plan, and on the node."""
+        planned = self.pages.spaces.keys()
         self.pages.follow_plan()
+        if self.pages.spaces.keys() - planned:
+            # What a job has read before it was planned may exceed the budget. None of that is dropped before it is
+            # known what the tiers keep.
+            self._looked = self._foreseen = -math.inf
         if len(self.stored) > len(self.pages.spaces):
             self.stored = {name: size for name, size in self.stored.items() if name in self.pages.spaces}
         if self._leftovers:

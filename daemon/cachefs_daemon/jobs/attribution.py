@@ -89,7 +89,7 @@ class Attribution:
                     if not consumer.request.heartbeats:
                         consumer.liveness.renew(now)
                     own_reads[consumer.key] = follower.evidence.matched - matched
-                follower.rate.measure(now, waited.get(consumer.key, 0.0), consumer.request.workers)
+                follower.measure_rate(now, waited.get(consumer.key, 0.0), consumer.request.workers)
                 consumer.moved()
         return Observed(tripped, own_reads, late)
 

@@ -260,6 +260,8 @@ def test_what_was_read_and_no_tier_will_keep_is_left_to_the_kernel(plan: Plan, p
     assert pages.used == 10 * SIZE, "what was not read yet was pushed, and counts"
     plan.set_progress("c", 0, 4, 1.0)
     pages.follow_plan()
+    assert pages.used == 6 * SIZE, "nothing of it is dropped before the next look, by when the rate may be another"
+    pages.keep_until(193.5)
     # In epoch 1 block 0 is read last: 195 s from now; block 2 in 193 s.
     assert pages.used == 8 * SIZE
     assert [one.ids.tolist() for one in pages.victims(2 * SIZE, -1.0, 9, 1.0)] == [[2, 3]]
@@ -272,16 +274,17 @@ def test_what_was_read_and_no_tier_will_keep_is_left_to_the_kernel(plan: Plan, p
 def test_a_page_cache_that_loses_only_copies_is_known(pages: PageCacheModel) -> None:
     hold(pages, *range(40))
     pages.follow_tiers(on_node(*range(40)))
-    pages.checked(blocks(*range(36)), blocks(1, 2, 3).ids, 10.0)
-    assert not pages.is_losing
+    pages.checked(blocks(*range(36)), blocks(*range(9)).ids, 10.0)
+    assert not pages.is_losing, "9 of 36: a quarter"
     pages.read(blocks(0, 4), tripped=blocks().ids, now=10.5)
     assert not pages.is_losing, "their pages may just have come"
     pages.read(blocks(36, 37), tripped=blocks().ids, now=20.0)
-    assert pages.is_losing, "5 of 38"
-    # From now on they are looked for sooner, and believed for a shorter time.
+    assert pages.is_losing, "11 of 38"
+    # From now on they are looked for sooner.
     assert pages.unsure("s", blocks(36).ids, np.ones(1), 20.9).tolist() == []
     assert pages.unsure("s", blocks(36).ids, np.ones(1), 21.1).tolist() == [36]
-    assert not pages.has("s", blocks(36).ids, np.zeros(1), 21.1).any()
+    # What was not looked for yet is not fetched for that: 82 blocks of 800 were, though nearly all were still there.
+    assert pages.has("s", blocks(36).ids, np.zeros(1), 21.1).all()
 
 
 def test_nothing_is_late_where_nothing_is_pushed(plan: Plan) -> None:

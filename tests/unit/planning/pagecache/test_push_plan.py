@@ -234,6 +234,38 @@ def test_a_tripwire_that_is_the_only_copy_stays() -> None:
     assert [ids_of(one) for one in dropped] == [[7]]
 
 
+def test_what_no_tier_will_keep_is_not_dropped_while_its_next_read_is_only_expected() -> None:
+    """Nobody has published the next epoch. All that was read is expected at one time, which comes nearer between two
+    looks at what the tiers keep: once 48 of 800 blocks were dropped, and many of them fetched again."""
+    count, rate = 800, 200
+    space = space_of([SIZE] * count, "s")
+    mount = Mount(space)
+    mount.plan.set_epoch("c", "s", 0, np.arange(count))
+    mount.pushes = PushPlan(mount.plan, mount.presence, lambda snapshot: True, FIRST_SERIAL, lambda: 400 * SIZE)
+    mount.begin(120 * SIZE)
+    for step in range(20 * count // rate):
+        now = step / 20
+        if step % 5 == 0:  # a heartbeat
+            mount.plan.set_progress("c", 0, int(rate * now), rate)
+        assert [one.action for one in mount.carry_out(now) if one.action is Action.DROP] == [], now
+
+
+def test_what_a_job_has_read_before_it_was_planned_is_not_dropped_where_no_tier_will_keep_it() -> None:
+    """Where a small budget was exceeded as the plan came, 55 of 800 blocks were dropped, and fetched again."""
+    space, plan, presence = space_of([SIZE] * 800, "s"), Plan(), Presence()
+    pushes = PushPlan(plan, presence, lambda snapshot: True, FIRST_SERIAL, lambda: 400 * SIZE)
+    pushes.begin(120 * SIZE, [], 0.0)
+    assert list(pushes.next_orders(NOBODY, 10.0)) == []
+    pushes.pages.read_keys(space.keys(np.arange(160)), {}, 10.0)
+    plan.add_space(space)
+    plan.set_epoch("c", "s", 0, np.arange(800))
+    plan.set_progress("c", 0, 160, 200.0)
+    presence.watch(space)
+    presence.set_all("s", np.arange(160, dtype=np.int32), [IN_MEMORY] * 160)
+    found = list(pushes.next_orders(Audience([Reader("c", "s", 0, 0, 0)]), 10.05))
+    assert [one.action for one in found if one.action is Action.DROP] == []
+
+
 def test_pages_that_nobody_plans_are_dropped_before_more_is_pushed(mount: Mount) -> None:
     unplanned = list(range(5, 5 + BLOCKS + 4))
     mount.begin(20 * SIZE, held("s", 0, 1, 2), held("old", *unplanned))

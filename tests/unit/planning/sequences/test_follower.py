@@ -280,9 +280,23 @@ def test_the_rate_a_reader_could_have_leaves_its_waiting_out() -> None:
     follower = followed(order, shuffled(2))
     for second in range(10):
         read(order[100 * second : 100 * second + 100], follower)
-        follower.rate.measure(float(second), 0.5, 1)
+        follower.measure_rate(float(second), 0.5, 1)
     assert follower.rate.value == pytest.approx(100, rel=0.05)
     assert follower.rate.demand == pytest.approx(200, rel=0.2)
+
+
+def test_the_plan_knows_the_rate_as_soon_as_it_is_measured() -> None:
+    """Else margins, which are seconds at the measured rate, are taken at the plan's first guess of 1,000 reads per
+    second: more than the tiers keep was fetched ahead as a job began, and some of it twice."""
+    order, plan = shuffled(1), Plan()
+    follower = followed(order, plan=plan)
+    for second in range(3):
+        read(order[50 * second : 50 * second + 50], follower)
+        follower.measure_rate(float(second), 0.0, 4)
+    window = plan.window("c", 0, 1)
+    assert window is not None
+    assert 1 / window.period == pytest.approx(follower.rate.demand)
+    assert follower.place == (0, 150)
 
 
 def seen_with_wires(follower: Follower, blocks: Order, every: int) -> None:
