@@ -6,11 +6,17 @@ A daemon sends the name of the class to its clients. A client that does not know
 
 import errno
 
+from cachefs.secrets_in_text import without_secrets
+
 
 class CachefsError(Exception):
-    """Base of every error that cachefs raises on purpose; `str(error)` is one line fit for a terminal."""
+    """Base of every error that cachefs raises on purpose; `str(error)` is one line fit for a terminal, without
+    credentials of URLs: logs, `cachectl`, the web page and jobs repeat it."""
 
     errno = errno.EIO
+
+    def __init__(self, *texts: str) -> None:
+        super().__init__(*map(without_secrets, texts))
 
 
 class ConfigError(CachefsError):

@@ -53,9 +53,11 @@ class Figures:
             self._first = first
 
     def end(self, consumer: PublishedConsumer) -> None:
-        """A consumer ends."""
-        if consumer.loader and consumer.tally.epochs:
-            self._gone[consumer.opening.number] = _loader(consumer, None)
+        """A consumer ends. A program that makes loaders for ever has the first MOST_LOADERS in the summary."""
+        number = consumer.opening.number
+        is_shown = number in self._gone or len(self._gone) < MOST_LOADERS
+        if consumer.loader and consumer.tally.epochs and is_shown:
+            self._gone[number] = _loader(consumer, None)
 
     def write(self, consumers: Collection[PublishedConsumer]) -> None:
         """Leave what is known without the daemon, now and then."""

@@ -28,6 +28,7 @@ from cachefs.messages import (
     ListingProgress,
     OriginOptions,
 )
+from cachefs.secrets_in_text import without_secrets
 from cachefs.snapshot import Snapshot
 from cachefs.snapshot_diff import compare
 from cachefs_daemon.datasets import reaching, records
@@ -144,7 +145,7 @@ class Catalog:
         record, snapshot = dataset.record, dataset.current
         return DatasetView(
             name=record.name,
-            url=record.url,
+            url=without_secrets(record.url),
             snapshot=snapshot.id if snapshot else "",
             path=str(self._held.path(snapshot.id)) if snapshot else "",
             files=snapshot.files if snapshot else 0,

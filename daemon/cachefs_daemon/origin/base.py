@@ -11,6 +11,7 @@ from typing import Final, Protocol, runtime_checkable
 
 from cachefs.errors import ConfigError, NotFound
 from cachefs.messages import OriginOptions
+from cachefs.secrets_in_text import has_secrets
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.origin.key_ranges import ListingPlace
@@ -216,6 +217,11 @@ _KINDS = {"file": _file, "s3": _s3, "gs": _gs, "az": _az, "http": _http, "https"
 
 def open_origin(url: str, options: OriginOptions, settings: OriginSettings) -> Origin:
     """The origin that *url* names. It connects to nothing yet. Raises ConfigError."""
+    if has_secrets(url):
+        raise ConfigError(
+            "the URL must have no user, password or signature in it, since everybody on this node can see it; set "
+            "credentials for the daemon (docs/user-guide.md, Origins)"
+        )
     kind = _KINDS.get(url.partition("://")[0])
     if kind is None:
         *known, last = (f"{scheme}://" for scheme in _KINDS)

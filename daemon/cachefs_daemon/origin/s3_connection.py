@@ -24,6 +24,7 @@ from botocore.exceptions import BotoCoreError, ProfileNotFound
 
 from cachefs.errors import ConfigError
 from cachefs.messages import OriginOptions
+from cachefs.secrets_in_text import has_secrets
 from cachefs_daemon.origin.base import OriginSettings
 from cachefs_daemon.origin.detour import Detour
 from cachefs_daemon.origin.endpoint import Endpoint
@@ -71,6 +72,10 @@ class S3Connection:
         self.endpoint = (
             options.endpoint_url or os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         )
+        if has_secrets(self.endpoint or ""):
+            raise ConfigError(
+                "the S3 endpoint must be a URL without a user and a signature, since everybody on this node can see it"
+            )
         name = f"S3 at {self.endpoint or 'AWS'}"
         self.outage = Outage(name)
         self.detour = Detour(name)

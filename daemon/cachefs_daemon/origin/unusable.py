@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 
 from cachefs.errors import CachefsError, ConfigError
+from cachefs.secrets_in_text import without_secrets
 from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.origin.base import ObjectRange, Report
 from cachefs_daemon.origin.endpoint import Endpoint
@@ -18,7 +19,7 @@ class UnusableOrigin:
         self.requests = 0
         self.errors = 0
         self.detours = 0
-        self.endpoint = Endpoint(url, 1)
+        self.endpoint = Endpoint(without_secrets(url), 1)
         self._reason = ConfigError(f"{url} cannot be used: {reason}")
 
     def identity(self, key: bytes) -> bytes:

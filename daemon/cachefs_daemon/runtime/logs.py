@@ -8,6 +8,8 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
 
+from cachefs.secrets_in_text import without_secrets
+
 LEVELS: Final = ("debug", "info", "warning", "error")
 # Of syslog(3): crit, err, warning, info, debug.
 _PRIORITIES: Final = (
@@ -32,15 +34,18 @@ class _Json(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": without_secrets(record.getMessage()),
         }
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
+            line["exception"] = without_secrets(self.formatException(record.exc_info))
         return json.dumps(line)
 
 
 class _Text(logging.Formatter):
     """Lines for people. What a user has chosen can be in a message, so control characters are escaped."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return without_secrets(super().format(record))
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         line = super().formatMessage(record)

@@ -2,8 +2,8 @@
 
 from collections import Counter
 from dataclasses import dataclass
-from urllib.parse import urlsplit, urlunsplit
 
+from cachefs.secrets_in_text import shown_url
 from cachefs_daemon.datasets.catalog import Dataset
 from cachefs_daemon.jobs.states import JobState
 from cachefs_daemon.node import Node
@@ -64,12 +64,3 @@ def _row(dataset: Dataset, readers: Counter[str]) -> DatasetRow:
         share=record.share,
         jobs=readers[record.name],
     )
-
-
-def shown_url(url: str) -> str:
-    """A URL without what may be a secret: user, password, query."""
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        return ""
-    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))

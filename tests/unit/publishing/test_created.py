@@ -7,7 +7,8 @@ import pytest
 import torch.utils.data.dataloader as torch_loader
 from torch.utils.data import DataLoader, Dataset
 
-from cachefs.hooks import created
+from cachefs.hooks import created, loader
+from cachefs.publishing.tally import Stopwatch
 
 
 class Numbers(Dataset[int]):
@@ -67,3 +68,25 @@ def test_a_loader_that_is_gone_is_forgotten() -> None:
     del loader
     assert len(created._places) == before
     assert created.place_of(object()) == ()
+
+
+class Watched:
+    """As much of a watch as has a stopwatch."""
+
+    def __init__(self) -> None:
+        self.stopwatch = Stopwatch()
+
+
+def test_what_is_kept_of_lines_that_make_loaders_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader, "_stopwatches", {})
+    places: dict[int, tuple[str, ...]] = {}
+    monkeypatch.setattr(created, "place_of", lambda made: places[id(made)])
+    alive = []
+    for number in range(2 * loader.MOST_STOPWATCHES):
+        made = make()
+        alive.append(made)
+        places[id(made)] = ("train.py:1", f"main.py:{number}")
+        named = loader._named(made)
+        assert named["place"] == ("train.py:1" if not number else f"train.py:1 from main.py:{number}")
+        loader._timed(Watched(), made, named)  # type: ignore[type-var]
+    assert len(loader._stopwatches) == loader.MOST_STOPWATCHES

@@ -8,11 +8,14 @@ import pytest
 
 from cachefs.publishing import run_record
 from cachefs.publishing.figures import Figures
+from cachefs.publishing.places import Places
 from cachefs.publishing.planned import planned_epochs
+from cachefs.publishing.published_consumer import Opening, PublishedConsumer
 from cachefs.publishing.reporter import Reporter
 from cachefs.publishing.route import Route
 from cachefs.publishing.run_record import LoaderRecord, MountBytes, ProcessRecord
 from cachefs.publishing.summary import duration, lines, percent
+from cachefs.publishing.tally import Tally
 from cachefs.publishing.trouble_lines import TroubleLines
 from cachefs.publishing.waiting import Waited, reason
 from cachefs.rpc import DaemonClient
@@ -167,3 +170,13 @@ def test_what_mounts_had_read_before_is_not_the_jobs(tmp_path: Path, monkeypatch
     [record] = run_record.read_all(str(tmp_path))
     assert record.mounts == {}
     assert record.problem == "the daemon did not answer as the job began"
+
+
+def test_of_loaders_without_end_as_many_are_kept_as_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    client, told = DaemonClient(tmp_path / "none"), TroubleLines(print)
+    figures = Figures(client, Reporter(Route(client), "job", 1, print, told), 1, "job", told)
+    for number in range(2 * run_record.MOST_LOADERS):
+        consumer = PublishedConsumer(Opening(slot=0, name="0", source="", length=1, dataset="Pictures", number=number), [], Places([]))
+        consumer.tally = Tally(epochs=1, samples=number)
+        figures.end(consumer)
+    assert len(figures._gone) == run_record.MOST_LOADERS

@@ -229,7 +229,7 @@ def test_a_url_is_sent_percent_encoded(servers: dict[str, StoreServer]) -> None:
     "url", ["http://u:p@h/x", "https://h/x?token=1", "https://h/#x", "http://", "http://h:x/", "http://h\r\nx: y/"]
 )
 def test_a_url_that_would_show_a_secret_is_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match="must look like") as caught:
+    with pytest.raises(ConfigError, match="everybody on this node can see it") as caught:
         open_origin(url, OriginOptions(), SETTINGS)
     assert "u:p" not in str(caught.value)
     assert "token" not in str(caught.value)

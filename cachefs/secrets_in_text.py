@@ -1,0 +1,40 @@
+"""Removes credentials from texts that people see: errors, log lines, URLs.
+
+A URL may name a user and a password, and a signed URL proves in its query who asks. Servers, proxies and libraries
+repeat such URLs in their messages. Every CachefsError passes its text through `without_secrets`, and so does the
+daemon's log. A secret that stands in no URL and has no name beside it cannot be told from other words.
+"""
+
+import re
+from typing import Final
+from urllib.parse import urlsplit, urlunsplit
+
+REMOVED: Final = "[removed]"
+_USER: Final = re.compile(r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]*://)[^\s/?#'\"<>]*@")
+# Parameters of signed URLs (AWS, Google, Azure, CDNs), and what people call parameters that are secret.
+_NAME: Final = (
+    r"(?:x-(?:amz|goog)-(?:signature|credential|security-token)|awsaccesskeyid|googleaccessid|key-pair-id|policy"
+    r"|signature|sig|[\w-]*(?:token|secret|passw(?:or)?d|api[_-]?key|access[_-]?key)|pwd|auth)"
+)
+_PARAMETER: Final = re.compile(rf"(?P<name>[?&;]{_NAME}=)[^\s&#'\"<>;,)\]]+", re.IGNORECASE)
+
+
+def without_secrets(text: str) -> str:
+    """Returns the text without users and passwords in URLs, and without the values of secret parameters."""
+    if "@" in text:
+        text = _USER.sub(r"\g<scheme>", text)
+    return _PARAMETER.sub(rf"\g<name>{REMOVED}", text) if "=" in text else text
+
+
+def has_secrets(url: str) -> bool:
+    """Returns whether a URL has a user, or a parameter that proves who asks."""
+    return without_secrets(url) != url
+
+
+def shown_url(url: str) -> str:
+    """Returns a URL without what may be a secret: user, password, query."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return ""
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
