@@ -3,8 +3,10 @@
 import contextlib
 import os
 import random
+import re
 import signal
 import subprocess
+import tarfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,6 +110,30 @@ def test_credentials_that_are_refused(rclone: S3Server, tmp_path: Path) -> None:
         assert any(line.startswith("cachefs: ") and "is refused (403" in line for line in lines[traceback + 1 :])
         note("credentials refused", said)
     assert "ended" in said["job show"]
+
+
+def test_no_place_repeats_credentials_that_a_server_repeats(rclone: S3Server, tmp_path: Path) -> None:
+    """A proxy or a gateway may have the URL that it was asked for, or its own, in what it says of a refusal."""
+    body = (
+        b"<Error><Code>AccessDenied</Code><Message>no right to GET https://me:hunter2@gate/a.bin?X-Amz-Signature=hunter2"
+        b"&amp;sig=hunter2&amp;token=hunter2</Message></Error>"
+    )
+    with node(rclone, tmp_path, "repeats") as here, training(here) as job:
+        here.proxy.add(Fault(status=403, times=None, body=body))
+        summary = job.finish()
+        wanted = r"is refused \(403 AccessDenied: no right to GET https://gate/a\.bin\?X-Amz-Signature=\[removed\]"
+        said = {"stderr": summary, **all_say(here, wanted)}
+        bundle = tmp_path / "bundle.tar.gz"
+        here.places.ctl("debug-bundle", "-o", str(bundle), "--log", str(here.daemon.log))
+        with tarfile.open(bundle) as tar:
+            texts = [file.read().decode() for member in tar if (file := tar.extractfile(member)) is not None]
+        mount_log = Path(f"{here.mount}.log").read_text()
+        status = here.places.ctl("status", "--json")
+        shown = here.places.ctl("job", "show", "job", "--json")
+    assert re.search(wanted, summary)
+    assert texts
+    for text in (*said.values(), *texts, mount_log, status, shown, here.daemon.log.read_text()):
+        assert "hunter2" not in text
 
 
 def test_an_object_that_has_changed(rclone: S3Server, tmp_path: Path) -> None:

@@ -176,7 +176,8 @@ def test_of_loaders_without_end_as_many_are_kept_as_are_shown(tmp_path: Path, mo
     client, told = DaemonClient(tmp_path / "none"), TroubleLines(print)
     figures = Figures(client, Reporter(Route(client), "job", 1, print, told), 1, "job", told)
     for number in range(2 * run_record.MOST_LOADERS):
-        consumer = PublishedConsumer(Opening(slot=0, name="0", source="", length=1, dataset="Pictures", number=number), [], Places([]))
+        opening = Opening(slot=0, name="0", source="", length=1, dataset="Pictures", number=number)
+        consumer = PublishedConsumer(opening, [], Places([]))
         consumer.tally = Tally(epochs=1, samples=number)
         figures.end(consumer)
     assert len(figures._gone) == run_record.MOST_LOADERS
