@@ -87,8 +87,9 @@ log = logging.getLogger(__name__)
 
 FromJob = TypeVar("FromJob", JobPublish, JobEpoch, JobProgress)
 
-# Seconds in which a mount that was unmounted ends, with what its workers say at the end.
-_UNMOUNTED_SECONDS: Final = 4.0
+# Seconds in which a mount that was unmounted ends, with what its workers say at the end: as long as `cachectl umount`
+# waits for it.
+_UNMOUNTED_SECONDS: Final = 10.0
 
 
 class Service:
@@ -320,21 +321,23 @@ class Service:
 
     async def dataset_remove(self, request: DatasetName) -> Freed:
         """Blocks that other datasets have as well stay."""
-        mount = await self._mount_using(request.name)
-        if mount is not None:
-            raise Busy(f"dataset {request.name} is mounted at {mount.mountpoint} (pid {mount.pid}); unmount that first")
+        await self._check_unmounted(request.name)
         if self._node.sharing is not None:
             self._node.sharing.used.check_unused(request.name)
         return await unbroken(self._node.changes.remove(request.name))
 
-    async def _mount_using(self, dataset: str) -> MountReport | None:
-        """A living mount of *dataset*. Waits a moment for one that was unmounted, whose process is about to end."""
-        deadline = time.monotonic() + _UNMOUNTED_SECONDS
-        while (mount := self._node.mounts.using(dataset)) is not None:
-            if not self._node.mounts.is_detached(mount.id) or time.monotonic() > deadline:
-                break
+    async def _check_unmounted(self, dataset: str) -> None:
+        """Wait a moment for mounts of *dataset* that were unmounted, whose processes are about to end. Raises Busy."""
+        mounts, deadline = self._node.mounts, time.monotonic() + _UNMOUNTED_SECONDS
+        while (mount := mounts.using(dataset)) is not None:
+            at = f"{mount.mountpoint} (pid {mount.pid})"
+            if not mounts.is_ending(mount.id):
+                raise Busy(f"dataset {dataset} is mounted at {at}; unmount that first")
+            if time.monotonic() > deadline:
+                raise Busy(
+                    f"dataset {dataset} was mounted at {at}, which has not ended yet; end what has files of it open"
+                )
             await asyncio.sleep(0.1)
-        return mount
 
     async def dataset_set(self, request: DatasetSet) -> DatasetReached:
         return await self._node.changes.set_options(request)

@@ -179,10 +179,11 @@ class MountRegistry:
         known = self._mounts.get(mount)
         return known is not None and _lives(known)
 
-    def is_detached(self, mount: str) -> bool:
-        """Does the mount with this id still live, but is mounted nowhere?"""
+    def is_ending(self, mount: str) -> bool:
+        """Return whether the mount with this id is mounted nowhere any more: its process is about to end, or has ended
+        since `using` returned the mount."""
         known = self._mounts.get(mount)
-        return known is not None and _is_detached(known)
+        return known is None or _is_detached(known) or not _lives(known)
 
     def using(self, dataset: str) -> MountReport | None:
         """A living mount whose spec names *dataset*. (A mount of `all` follows datasets as they come and go.)"""

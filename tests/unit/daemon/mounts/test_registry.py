@@ -43,6 +43,24 @@ def test_a_mount_whose_process_ended_is_not_alive(process: subprocess.Popen[byte
     assert mounts.counters()["hits_memory"] == 4
 
 
+def test_a_mount_is_ending_that_is_mounted_nowhere_or_whose_process_has_just_ended(
+    process: subprocess.Popen[bytes],
+) -> None:
+    """`dataset rm` waits for it. The process may end after the mount was found alive and before that is asked."""
+    mounts = MountRegistry()
+    mounts.report(report("starts", process.pid))
+    assert not mounts.is_ending("starts")
+    mounts.report(msgspec.structs.replace(report("detached", process.pid, "texts"), worker_pid=process.pid))
+    assert mounts.is_ending("detached")
+    found = mounts.using("images")
+    assert found is not None
+    process.kill()
+    process.wait()
+    assert mounts.is_ending(found.id)
+    mounts.forget_gone()
+    assert mounts.is_ending(found.id)
+
+
 def test_a_mount_whose_process_cannot_be_seen_lives_as_long_as_it_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     mounts = MountRegistry()
     unseen = 1 << 30  # no pid is that high
