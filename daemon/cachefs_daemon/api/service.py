@@ -327,16 +327,14 @@ class Service:
         return await unbroken(self._node.changes.remove(request.name))
 
     async def _check_unmounted(self, dataset: str) -> None:
-        """Wait a moment for mounts of *dataset* that were unmounted, whose processes are about to end. Raises Busy."""
+        """Raise Busy where *dataset* is mounted. Wait for mounts that are starting, or were unmounted and are ending."""
         mounts, deadline = self._node.mounts, time.monotonic() + _UNMOUNTED_SECONDS
         while (mount := mounts.using(dataset)) is not None:
             at = f"{mount.mountpoint} (pid {mount.pid})"
-            if not mounts.is_ending(mount.id):
+            if mounts.is_mounted(mount.id):
                 raise Busy(f"dataset {dataset} is mounted at {at}; unmount that first")
             if time.monotonic() > deadline:
-                raise Busy(
-                    f"dataset {dataset} was mounted at {at}, which has not ended yet; end what has files of it open"
-                )
+                raise Busy(f"dataset {dataset} was mounted at {at}, which has not ended yet; close its files")
             await asyncio.sleep(0.1)
 
     async def dataset_set(self, request: DatasetSet) -> DatasetReached:

@@ -179,11 +179,10 @@ class MountRegistry:
         known = self._mounts.get(mount)
         return known is not None and _lives(known)
 
-    def is_ending(self, mount: str) -> bool:
-        """Return whether the mount with this id is mounted nowhere any more: its process is about to end, or has ended
-        since `using` returned the mount."""
+    def is_mounted(self, mount: str) -> bool:
+        """Return whether the mount with this id is at its mount point now: it may be starting, or ending."""
         known = self._mounts.get(mount)
-        return known is None or _is_detached(known) or not _lives(known)
+        return known is not None and _is_mounted(known)
 
     def using(self, dataset: str) -> MountReport | None:
         """A living mount whose spec names *dataset*. (A mount of `all` follows datasets as they come and go.)"""
@@ -282,13 +281,19 @@ def _generations(dataset: DatasetRecord, digits: str, born: Moment | None) -> li
 def _is_detached(mount: _Mount) -> bool:
     """Does the mount still serve, but is mounted nowhere? One that starts is not mounted yet; its workers report when
     it is."""
-    if mount.born is None or not mount.report.worker_pid or not _lives(mount):
-        return False
+    return bool(mount.report.worker_pid) and not _is_mounted(mount) and _lives(mount)
+
+
+def _is_mounted(mount: _Mount) -> bool:
+    """Return whether the process of the mount sees it at its mount point; True where the daemon cannot see the
+    process."""
+    if mount.born is None:
+        return True
     try:
         seen = mount_points_of(mount.report.pid)
-    except OSError:  # it has just ended
+    except OSError:  # it has ended
         return False
-    return not any(str(point.path) == mount.report.mountpoint for point in seen)
+    return any(str(point.path) == mount.report.mountpoint for point in seen)
 
 
 def _lives(mount: _Mount) -> bool:

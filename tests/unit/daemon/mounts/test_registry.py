@@ -43,22 +43,27 @@ def test_a_mount_whose_process_ended_is_not_alive(process: subprocess.Popen[byte
     assert mounts.counters()["hits_memory"] == 4
 
 
-def test_a_mount_is_ending_that_is_mounted_nowhere_or_whose_process_has_just_ended(
-    process: subprocess.Popen[bytes],
+def test_a_mount_is_mounted_where_its_process_sees_it(
+    process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`dataset rm` waits for it. The process may end after the mount was found alive and before that is asked."""
+    """`dataset rm` waits for one that is not: its workers may not have reported yet, and its process may end after the
+    mount was found alive."""
     mounts = MountRegistry()
-    mounts.report(report("starts", process.pid))
-    assert not mounts.is_ending("starts")
-    mounts.report(msgspec.structs.replace(report("detached", process.pid, "texts"), worker_pid=process.pid))
-    assert mounts.is_ending("detached")
-    found = mounts.using("images")
-    assert found is not None
+    seen = [MountPoint(Path("/nowhere/a"), "0:57", "cachefs:images")]
+    monkeypatch.setattr(registry, "mount_points_of", lambda pid: seen)
+    mounts.report(report("a", process.pid))
+    mounts.report(report("unseen", 1 << 30, "texts"))
+    assert mounts.is_mounted("a")
+    assert mounts.is_mounted("unseen"), "in a container, for all that is known"
+    seen.clear()
+    assert not mounts.is_mounted("a")
+    monkeypatch.undo()
+    assert mounts.using("images") is not None
     process.kill()
     process.wait()
-    assert mounts.is_ending(found.id)
+    assert not mounts.is_mounted("a")
     mounts.forget_gone()
-    assert mounts.is_ending(found.id)
+    assert not mounts.is_mounted("a")
 
 
 def test_a_mount_whose_process_cannot_be_seen_lives_as_long_as_it_reports(monkeypatch: pytest.MonkeyPatch) -> None:
