@@ -327,7 +327,7 @@ class Service:
         return await unbroken(self._node.changes.remove(request.name))
 
     async def _check_unmounted(self, dataset: str) -> None:
-        """Raise Busy where *dataset* is mounted. Wait for mounts that are starting, or were unmounted and are ending."""
+        """Raise Busy where *dataset* is mounted. Wait for mounts that start, or were unmounted and end."""
         mounts, deadline = self._node.mounts, time.monotonic() + _UNMOUNTED_SECONDS
         while (mount := mounts.using(dataset)) is not None:
             at = f"{mount.mountpoint} (pid {mount.pid})"
