@@ -9,7 +9,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -301,7 +301,9 @@ class PushPlan:
                 soon = self._lookahead.soon(reader, AHEAD_SECONDS, every=reader.every)
                 found.append(self.pages.stale(reader.snapshot, soon.ids, now))
             if self.pages.sole_bytes:
-                soon = self._lookahead.soon(reader, lead + SOLE_SECONDS)
+                # Reads that come too soon for a push are fetched too, unless their pages are seen: a job that rested
+                # for 8 s between two epochs had the first 64 samples of the next fetched again.
+                soon = self._lookahead.soon(replace(reader, skip=0), lead + SOLE_SECONDS)
                 found.append(self.pages.unsure(reader.snapshot, soon.ids, soon.seconds - lead, now))
             ids = np.concatenate(found)
             ids = ids[np.sort(np.unique(ids, return_index=True)[1])]

@@ -32,7 +32,9 @@ def test_the_chosen_cells_have_all_pairs_and_each_kind_of_small_tiers() -> None:
         # and more where the machine takes pages meanwhile.
         pytest.param(Cell(), 1.2, id="memory"),
         pytest.param(Cell(push=False), 1.2, id="no_push"),
-        pytest.param(Cell(tiers=Tiers.BOTH, small_budget=True, workers=0), 1.5, id="budget"),
+        # Pages were dropped as the job began: 1.15 to 1.5.
+        pytest.param(Cell(tiers=Tiers.BOTH, small_budget=True, workers=0), 1.2, id="budget"),
+        pytest.param(Cell(small_budget=True, distributed=True), 1.2, id="distributed"),
         # The page cache has nothing for long: once 1.1 to 1.4 times the least.
         pytest.param(Cell(page_cache=PageCache.NONE), 1.3, id="dropped"),
     ],

@@ -205,6 +205,16 @@ def test_only_copies_are_looked_for_in_time_to_fetch_them(mount: Mount) -> None:
     assert ids_of(again) == [20]
 
 
+def test_only_copies_that_come_too_soon_for_a_push_are_looked_for_too(mount: Mount) -> None:
+    mount.plan.set_progress("c", 0, 0, 0.5)
+    mount.begin(64 * SIZE)
+    mount.carry_out(0.0)
+    absent(mount, 4)
+    resting = Audience([Reader("c", "s", 20, 0, 0)])  # it may have gone on unseen by 20 reads
+    [checked] = list(mount.pushes.next_orders(resting, 30.0, lead=1.0))
+    assert (checked.action, ids_of(checked)) == (Action.CHECK, [4])
+
+
 def test_no_more_is_checked_at_once_than_a_pusher_has_time_for(mount: Mount, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(push_plan, "MOST_CHECKED", 5)
     mount.begin(64 * SIZE)
