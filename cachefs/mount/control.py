@@ -4,12 +4,15 @@ It is a FIFO, since the kernel lets nobody write to a regular file of a read-onl
 only see that a name is looked up; then a process of the mount opens the FIFO as any program would, and reads it until
 all writers have closed it (cachefs.mount.control_process). It is not kept open, since that would keep the mount busy,
 so that nobody could unmount it. Answers go through further FIFOs, of which each caller names one
-(cachefs.control_calls): nothing is kept for them, as the name says the inode number.
+(cachefs.control_calls): nothing is kept for them, as the name says the inode number. Such a FIFO belongs to the user
+who has looked its name up first. The kernel keeps that with the inode as long as the caller has the FIFO open, and the
+process that reads the control file asks the kernel whose it is: so it knows who calls, which no line could prove.
 
 This is what the workers have to do with it: any of them may be asked for the name.
 """
 
 import os
+import re
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +26,8 @@ PUBLISH: Final = 3
 # The FIFO with token t for answers has the inode number _ANSWERS + t.
 _ANSWERS: Final = 4
 _BEYOND: Final = _ANSWERS + (1 << TOKEN_BITS)
+# The last of the four user ids of a thread (proc_pid_status(5)).
+_FILE_SYSTEM_USER: Final = re.compile(rb"^Uid:(?:\s+\d+){3}\s+(\d+)$", re.MULTILINE)
 DIRECTORY_NAME: Final = b".cachefs"
 PUBLISH_NAME: Final = b"publish"
 
@@ -59,7 +64,8 @@ class Control:
                     os.eventfd_write(self._wanted, 1)
                 return PUBLISH
             if (token := token_in(name)) is not None:
-                return _ANSWERS + token
+                # Only a caller makes a FIFO for answers: it would else belong to the mount.
+                return 0 if _is_ours(thread) else _ANSWERS + token
             return {b".": DIRECTORY, b"..": ROOT}.get(name, 0)
         if parent != ROOT or name != DIRECTORY_NAME:
             return 0
@@ -70,10 +76,21 @@ class Control:
         return DIRECTORY
 
 
+def user_of(thread: int, user: int) -> int:
+    """Returns the user id with which a thread opens files. *user* is what the kernel says with the request, which is
+    right but behind a shield: an overlayfs asks with the rights of who has mounted it."""
+    found = _FILE_SYSTEM_USER.search(_status(thread))
+    return int(found[1]) if found else user
+
+
 def _is_ours(thread: int) -> bool:
     """Is it a thread of a process of this mount, so a child of the supervisor whose child we are?"""
+    return f"\nPPid:\t{os.getppid()}\n".encode() in _status(thread)
+
+
+def _status(thread: int) -> bytes:
+    """Returns what the kernel tells of a thread; nothing where it is in another pid namespace, or has ended."""
     try:
-        status = Path(f"/proc/{thread}/status").read_bytes()
+        return Path(f"/proc/{thread}/status").read_bytes()
     except OSError:
-        return False
-    return f"\nPPid:\t{os.getppid()}\n".encode() in status
+        return b""

@@ -2,7 +2,8 @@
 
 Lines are taken out of the FIFO as they come, and wait in a queue for the daemon. Those of one job are sent one after
 the other, and jobs do not wait for each other. Of heartbeats only the latest of each consumer waits. While the daemon
-is away, lines are dropped once they are CALL_SECONDS old, or where the queue is full; the log says so.
+is away, lines are dropped once they are CALL_SECONDS old; the log says so. Where the queue is full, the user who has
+most of it loses a line. Lines that are no calls do not say who writes them, and share the part of one user.
 """
 
 import contextlib
@@ -11,21 +12,22 @@ import math
 import os
 import select
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
 import trio
 
-from cachefs.control_calls import Call, Part
+from cachefs.control_calls import Call, Part, answers_name
 from cachefs.errors import Busy, CachefsError, DaemonUnavailable
 from cachefs.identity import OWNER_MARK, UNKNOWN_OWNER
 from cachefs.job_messages import JobProgress
 from cachefs.messages import Empty, Message
 from cachefs.mount.control_answers import Answers, failed, replied
 from cachefs.mount.control_lines import Said, read, understand, understand_call
-from cachefs.mount.control_requests import Requests
+from cachefs.mount.control_requests import Requests, largest
 from cachefs.mount.daemon_link import DaemonLink
 from cachefs.rpc import JOB_LIST, JOB_PUBLISH
 
@@ -36,9 +38,11 @@ IDLE_SECONDS: Final = 2.0
 # Seconds that a line may wait for the daemon's answer.
 CALL_SECONDS: Final = 30.0
 MAX_LINE: Final = 64 << 20
-# Lines that wait for the daemon, and their bytes; further ones are dropped.
+# Lines that wait for the daemon, and their bytes.
 MOST_LINES: Final = 4096
 MOST_BYTES: Final = 128 << 20
+# Tokens of callers whose users are kept.
+MOST_TOKENS: Final = 1024
 # Jobs that run, and their consumers, that were published through control files on this node. Anybody may write here.
 MOST_JOBS: Final = 64
 MOST_CONSUMERS: Final = 1024
@@ -58,6 +62,8 @@ class _Waiting:
     size: int
     # When it was read, by trio's clock.
     read: float
+    # Who has written it; None where that is not known.
+    user: int | None
 
 
 class Outbox:
@@ -77,8 +83,8 @@ class Outbox:
         self._published: set[tuple[str, str]] = set()  # (job, consumer) that control files have published
         self._counted = -math.inf  # when the daemon was asked for them
 
-    def put(self, said: Said, size: int) -> None:
-        """Raises CachefsError where there is no room."""
+    def put(self, said: Said, size: int, user: int | None = None) -> None:
+        """Raises DaemonUnavailable where there is no room for a line of this *user*."""
         job = self._jobs.get(said.job)
         if isinstance(said.request, JobProgress):
             key: object = said.consumer, said.request.ended
@@ -86,15 +92,32 @@ class Outbox:
                 self._count(older, -1)
         else:
             key = object()
-        if self._lines >= MOST_LINES or self._bytes + size > MOST_BYTES:
-            raise DaemonUnavailable("too many lines wait for the daemon; is it running?")
+        while self._lines >= MOST_LINES:
+            self._drop_one_of(largest(((one.user, 1) for one in self._waiting()), user, 1), user)
+        while self._bytes + size > MOST_BYTES:
+            self._drop_one_of(largest(((one.user, one.size) for one in self._waiting()), user, size), user)
         if job is None:
             job = self._jobs[said.job] = OrderedDict()
             self._nursery.start_soon(self._send, said.job, job)
-        job[key] = waiting = _Waiting(said, size, trio.current_time())
+        job[key] = waiting = _Waiting(said, size, trio.current_time(), user)
         self._count(waiting, 1)
         if self.empty.is_set():
             self.empty = trio.Event()
+
+    def _waiting(self) -> Iterator[_Waiting]:
+        return chain.from_iterable(job.values() for job in self._jobs.values())
+
+    def _drop_one_of(self, user: int | None, asking: int | None) -> None:
+        """Drop a line of *user* for one of the user *asking*. Raises DaemonUnavailable where both are one user."""
+        full = DaemonUnavailable("too many lines wait for the daemon; is it running?")
+        found = ((job, key) for job in self._jobs.values() for key, one in job.items() if one.user == user)
+        job, key = next(found, (None, None))
+        if job is None or user == asking:
+            raise full
+        dropped = job.pop(key)
+        self._count(dropped, -1)
+        if dropped.said.call is not None:
+            self.refuse(dropped.said.call, full)
 
     def refuse(self, call: Call, error: CachefsError) -> None:
         self._nursery.start_soon(self._answers.give, call.answers, failed(call.id, error))
@@ -159,6 +182,7 @@ class ControlReader:
         self._wanted = wanted
         self._datasets = datasets
         self._requests = Requests()  # that come in parts
+        self._users: OrderedDict[str, int] = OrderedDict()  # whose the latest tokens are
 
     async def run(self, link: DaemonLink) -> None:
         """Read until nobody wants to write any more, and the daemon has got what was written."""
@@ -227,15 +251,27 @@ class ControlReader:
             if too_long:
                 line.clear()
             if ends or not piece:
-                self._take(bytes(line), outbox)
+                await self._take(bytes(line), outbox)
                 *lines, begun = rest.split(b"\n")
                 for one in lines:
-                    self._take(one, outbox)
+                    await self._take(one, outbox)
                 line, too_long = bytearray(begun), False
             if not piece:
                 return not waiting.cancelled_caught
 
-    def _take(self, line: bytes, outbox: Outbox) -> None:
+    async def _user_of(self, token: str) -> int | None:
+        """Returns the user whom the kernel has seen to look the token's FIFO up; None where no caller has it open."""
+        user = self._users.get(token)
+        if user is None:
+            fifo = self._path.with_name(answers_name(token))
+            with contextlib.suppress(OSError):
+                found = await trio.to_thread.run_sync(os.stat, fifo, abandon_on_cancel=True)
+                user = self._users[token] = found.st_uid
+                if len(self._users) > MOST_TOKENS:
+                    self._users.popitem(last=False)
+        return user
+
+    async def _take(self, line: bytes, outbox: Outbox) -> None:
         """What makes no sense is logged."""
         if not line.strip():
             return
@@ -243,11 +279,12 @@ class ControlReader:
         try:
             said = read(line)
             if isinstance(said, Part):
-                self._requests.add(said, trio.current_time())
+                self._requests.add(said, trio.current_time(), await self._user_of(said.answers))
             elif isinstance(said, Call):
                 call = said
                 request = self._requests.complete(call, trio.current_time())
-                outbox.put(understand_call(call, request, self._datasets()), len(request))
+                user = await self._user_of(call.answers)
+                outbox.put(understand_call(call, request, self._datasets()), len(request), user)
             else:
                 outbox.put(understand(said, self._datasets()), len(line))
         except CachefsError as error:

@@ -1,11 +1,13 @@
 """The requests that come in parts through the control file, until they are complete. Any user may write these lines.
 
-A pipe does not tell who has written a line, so a caller is a token. A caller has room for a few requests. Where all
-room is taken, the requests go first that have waited longest for their next part: a user who begins many and ends none
-takes the room of his own, and not that of a caller whose lines are on their way.
+A pipe does not tell who has written a line, but a line names a token, and the kernel says which user the token belongs
+to (cachefs.mount.control). A token has room for a few requests. Where all room is taken, the user who has most of it
+loses the request that has waited longest for its next part. So no user takes the room of others: with as many requests
+as there is room for, each user keeps an equal part. Tokens without a user share the part of one.
 """
 
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,6 +24,8 @@ PART_SECONDS: Final = 30.0
 
 @dataclass(slots=True)
 class _Begun:
+    # None where no user has looked the token up.
+    user: int | None = None
     data: bytearray = field(default_factory=bytearray)
     # When its last part came.
     latest: float = 0.0
@@ -35,11 +39,12 @@ class Requests:
         self._begun: dict[tuple[str, int], _Begun] = {}
         self._bytes = 0
 
-    def add(self, part: Part, now: float) -> None:
-        """Raises Busy where the part does not follow the last one, and ConfigError where the request is too large."""
+    def add(self, part: Part, now: float, user: int | None = None) -> None:
+        """Raises Busy where the part does not follow the last one, or its *user* has more than a fair part of the room,
+        and ConfigError where the request is too large."""
         self._drop_old(now)
         key = part.answers, part.id
-        begun = _Begun() if part.at == 0 else self._begun.get(key)
+        begun = _Begun(user) if part.at == 0 else self._begun.get(key)
         if begun is None or part.at != len(begun.data):
             self._drop(key)
             raise Busy(f"a part at {part.at} of a call of which other bytes came before; it is dropped")
@@ -47,7 +52,7 @@ class Requests:
             self._drop(key)
             raise ConfigError(f"a call of more than {MAX_REQUEST >> 20} MiB; use the daemon's socket")
         self._drop(key)
-        self._make_room(part.answers, len(begun.data) + len(part.data))
+        self._make_room(part.answers, begun.user, len(begun.data) + len(part.data))
         begun.data += part.data
         begun.latest = now
         self._begun[key] = begun
@@ -72,13 +77,23 @@ class Requests:
             raise ConfigError(f"{call.size} bytes of a call were announced, and {len(request)} came, or other ones")
         return request
 
-    def _make_room(self, caller: str, size: int) -> None:
-        """Drop what has waited longest, until there is room for another request of *size* bytes."""
+    def _make_room(self, caller: str, user: int | None, size: int) -> None:
+        """Drop requests until there is room for another one of *size* bytes. Raises Busy where its own user has most of
+        the room, and no other request to drop."""
         own = [key for key in self._begun if key[0] == caller]
         for key in own[: max(0, len(own) + 1 - MOST_OF_CALLER)]:
             self._drop(key)
-        while self._begun and (len(self._begun) >= MOST_BEGUN or self._bytes + size > MOST_BYTES):
-            self._drop(next(iter(self._begun)))
+        while len(self._begun) >= MOST_BEGUN:
+            self._drop_one_of(largest(((begun.user, 1) for begun in self._begun.values()), user, 1))
+        while self._bytes + size > MOST_BYTES:
+            self._drop_one_of(largest(((begun.user, len(begun.data)) for begun in self._begun.values()), user, size))
+
+    def _drop_one_of(self, user: int | None) -> None:
+        """Drop the request of the user that has waited longest. Raises Busy where there is none."""
+        key = next((key for key, begun in self._begun.items() if begun.user == user), None)
+        if key is None:
+            raise Busy("too many calls are on their way through the mount at once; try again")
+        self._drop(key)
 
     def _drop_old(self, now: float) -> None:
         for key in [key for key, begun in self._begun.items() if now - begun.latest > PART_SECONDS]:
@@ -89,3 +104,12 @@ class Requests:
         if begun is not None:
             self._bytes -= len(begun.data)
         return begun
+
+
+def largest(parts: Iterable[tuple[int | None, int]], user: int | None, size: int) -> int | None:
+    """Returns the user whose *parts* of the room are the largest together, once *user* has taken *size* more. Of
+    several who have as much, it is *user*, if *user* is one of them."""
+    together: dict[int | None, int] = {user: size}
+    for owner, part in parts:
+        together[owner] = together.get(owner, 0) + part
+    return max(together, key=lambda one: (together[one], one == user))

@@ -117,7 +117,7 @@ class Operations(pyfuse3.Operations):
         if len(name) > MAX_NAME:
             raise pyfuse3.FUSEError(errno.ENAMETOOLONG)
         if parent <= control.DIRECTORY and (inode := self.control.find(parent, name, ctx.pid)):
-            return self._control_attributes(inode)
+            return self._control_attributes(inode, ctx)
         if parent == ROOT and not self.namespace.single:
             return self._lookup_dataset(name)
         if parent == ROOT and self.namespace.root_changes:
@@ -136,11 +136,11 @@ class Operations(pyfuse3.Operations):
         return _absent(self._names_last(parent)) if entry is None else self._named(parent, entry)
 
     @handler
-    async def getattr(self, inode: int, ctx: object) -> pyfuse3.EntryAttributes:
+    async def getattr(self, inode: int, ctx: pyfuse3.RequestContext) -> pyfuse3.EntryAttributes:
         if inode == ROOT and not self.namespace.single:
             return self._root_attributes()
         if control.is_control(inode):
-            return self._control_attributes(inode)
+            return self._control_attributes(inode, ctx)
         if inode == ROOT and self.namespace.root_changes:
             return self._root_attributes()
         if is_identity(inode):
@@ -319,13 +319,15 @@ class Operations(pyfuse3.Operations):
         attributes.entry_timeout = attributes.attr_timeout = ROOT_SECONDS
         return attributes
 
-    def _control_attributes(self, inode: int) -> pyfuse3.EntryAttributes:
+    def _control_attributes(self, inode: int, ctx: pyfuse3.RequestContext | None = None) -> pyfuse3.EntryAttributes:
         """Everybody may write to the FIFO, unless the umask forbids it. Its entry timeout of 0 has the kernel ask for
-        its name at each open (see Control)."""
+        its name at each open (see Control). A FIFO for answers belongs to the user who has sent the request *ctx*."""
         fifo = stat.S_IFIFO | ((0o666 if control.is_answers(inode) else 0o222) & ~self.options.umask)
         mode = self._dir_mode if inode == control.DIRECTORY else fifo
         attributes = self._new_attributes(inode, mode, 0, self.namespace.root_changed_ns)
-        attributes.entry_timeout = FOR_EVER if inode == control.DIRECTORY else 0
+        attributes.entry_timeout = 0 if inode == control.PUBLISH else FOR_EVER
+        if ctx is not None and control.is_answers(inode):
+            attributes.st_uid = control.user_of(ctx.pid, ctx.uid)
         return attributes
 
     def _identity_attributes(self, inode: int) -> pyfuse3.EntryAttributes:

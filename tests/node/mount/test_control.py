@@ -5,6 +5,7 @@ import os
 import signal
 import stat
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from cachefs.errors import NotFound
 from cachefs.job_messages import JobName, JobView
 from cachefs.mount_table import mount_points
 from cachefs.rpc import JOB_SHOW
+from tests.as_user import NOBODY, as_user, public_directory
 from tests.daemon import Daemon
 from tests.mounting import mount_pid, mounted, read_tree
 
@@ -241,3 +243,24 @@ def test_a_job_reads_several_datasets_of_one_mount(daemon: Daemon, tmp_path: Pat
             )
         view = job(daemon, "both", lambda view: [one.epoch_length > 0 for one in view.consumers] == [True, True])
         assert {one.consumer: one.epoch_length for one in view.consumers} == {"numbers": 2, "own": 1}
+
+
+@pytest.mark.parametrize("options", ["shield=off", "shield=auto"])
+def test_answers_belong_to_the_user_who_has_looked_them_up(daemon: Daemon, options: str) -> None:
+    """So the mount knows who calls: as long as a caller has the FIFO open, no other user becomes its owner."""
+    with public_directory() as top, mounted(daemon.socket, "numbers", top / "m", options) as mount:
+        fifo = f"{mount}/.cachefs/answers-0123456ab"
+        script = (
+            f"import os; fd = os.open({fifo!r}, os.O_RDWR | os.O_NONBLOCK); print(os.fstat(fd).st_uid, flush=True); "
+            "input()"
+        )
+        command = [*as_user(NOBODY), sys.executable, "-c", script]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as caller:
+            assert caller.stdin is not None
+            assert caller.stdout is not None
+            assert caller.stdout.readline() == f"{NOBODY}\n"
+            fd = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
+            assert os.fstat(fd).st_uid == os.stat(fifo).st_uid == NOBODY
+            os.close(fd)
+            caller.communicate("\n")
+        assert os.stat(f"{mount}/.cachefs/answers-0123456ac").st_uid == os.geteuid()

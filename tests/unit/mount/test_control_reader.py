@@ -105,6 +105,24 @@ def test_where_too_much_waits_lines_are_dropped(monkeypatch: pytest.MonkeyPatch)
     assert sorted(one.job for one in run(test).told) == ["a", "b", "c"]
 
 
+def test_the_user_who_has_most_of_the_room_loses_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_reader, "MOST_LINES", 20)
+    monkeypatch.setattr(control_reader, "MOST_BYTES", 1000)
+
+    async def test(daemon: Daemon, outbox: Outbox) -> None:
+        for number in range(20):
+            outbox.put(beat(f"flood{number}", 1), 50, 1000)
+        outbox.put(beat("mine", 1), 500, 2000)
+        outbox.put(beat("unknown", 1), 1)
+        for number in range(20):
+            with pytest.raises(CachefsError, match="too many lines"):
+                outbox.put(beat(f"more{number}", 1), 50, 1000)
+
+    told = [one.job for one in run(test).told]
+    assert {"mine", "unknown"} < set(told)
+    assert len(told) == 2 + 9
+
+
 def test_a_line_waits_for_the_daemon_for_a_while_and_jobs_not_for_each_other(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -142,7 +160,11 @@ def test_lines_are_found_in_what_a_pipe_holds(
     os.set_blocking(reader, False)
     found: list[bytes] = []
     ours = ControlReader(Path("fifo"), -1, dict)
-    monkeypatch.setattr(ours, "_take", lambda line, _: found.append(line))
+
+    async def take(line: bytes, _: Outbox) -> None:
+        found.append(line)
+
+    monkeypatch.setattr(ours, "_take", take)
     lines = [b"one", b"x" * 150_000, b"", b"y" * 300_000, b"two", b"the last"]
 
     async def write() -> None:
@@ -186,7 +208,7 @@ def test_what_makes_no_sense_is_one_error(line: bytes, wrong: str) -> None:
 @pytest.mark.parametrize("line", [b"?" * 100_000, json.dumps({"op": "publish", "a\nforged" * 10_000: 1}).encode()])
 def test_what_is_logged_of_a_line_is_short_and_one_line(line: bytes, caplog: pytest.LogCaptureFixture) -> None:
     async def test(daemon: Daemon, outbox: Outbox) -> None:
-        ControlReader(Path("fifo"), -1, dict)._take(line, outbox)
+        await ControlReader(Path("fifo"), -1, dict)._take(line, outbox)
 
     run(test)
     (message,) = caplog.messages

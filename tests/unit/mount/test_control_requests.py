@@ -143,6 +143,43 @@ def test_who_begins_many_calls_keeps_no_other_caller_out() -> None:
         taken(requests, mine[-1:])
 
 
+def test_a_user_who_begins_many_calls_takes_no_room_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many tokens he has, and however large his calls are."""
+    monkeypatch.setattr(control_requests, "MOST_BYTES", 100 * PART_BYTES)
+    requests = Requests()
+    mine, theirs = parsed(bytes(40 * PART_BYTES + 1)), parsed(bytes(2 * PART_BYTES + 1), token=token_of(8))
+    strangers = iter(range(100, 100_000))
+
+    def flood() -> None:
+        token = token_of(next(strangers))
+        for at in range(0, 10 * PART_BYTES, PART_BYTES):
+            requests.add(Part(token, 1, at, bytes(PART_BYTES)), 0, 1000)
+
+    def flood_with_small() -> None:
+        for _ in range(2 * control_requests.MOST_BEGUN):
+            requests.add(Part(token_of(next(strangers)), 1, 0, b"x"), 0, 1000)
+
+    requests.add(theirs[0], 0)  # type: ignore[arg-type]  # of a user who is not known
+    for line in mine[:-1]:
+        assert isinstance(line, Part)
+        requests.add(line, 0, 2000)
+        flood()
+        flood_with_small()
+    assert taken(requests, mine[-1:]) == bytes(40 * PART_BYTES + 1)
+    assert taken(requests, theirs[1:]) == bytes(2 * PART_BYTES + 1)
+    assert requests._bytes <= control_requests.MOST_BYTES
+    assert requests._bytes == sum(len(begun.data) for begun in requests._begun.values())
+
+
+def test_a_user_alone_has_all_the_room_and_is_told_where_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control_requests, "MOST_BYTES", 250)
+    requests = Requests()
+    requests.add(Part(TOKEN, 1, 0, bytes(200)), 0, 1000)
+    with pytest.raises(Busy, match="try again"):
+        requests.add(Part(TOKEN, 1, 200, bytes(100)), 0, 1000)
+    assert requests._bytes == 0
+
+
 @pytest.mark.parametrize(
     "line",
     [
