@@ -104,7 +104,7 @@ def _shown(name: object) -> str:
 
 
 def _say_what_is_found(changed: Mapping[str, str], command: Sequence[str]) -> None:
-    """The first lines. Nobody is asked, so that nothing can be waited for."""
+    """Returns the first lines. No process is asked, so there is nothing to wait for."""
     with contextlib.suppress(Exception):  # a line is worth no command that is not run; no code of the job runs yet
         socket = socket_path(changed.get(SOCKET_VARIABLE))
         points = named_first(mount_points(), command)

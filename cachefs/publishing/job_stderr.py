@@ -2,7 +2,7 @@
 
 While a training process waits for a read, it prints nothing: its threads are in the kernel. So its helper writes the
 line itself, to the file, pipe or terminal that was the process's descriptor 2 when the process started. The helper has
-it open only while it writes, so that whoever reads from the pipe sees its end when the job ends. It never waits, and
+it open only while it writes, so that the reader of the pipe sees its end when the job ends. It never waits, and
 what it cannot write is left to the training process (cachefs.publishing.page).
 """
 

@@ -47,7 +47,7 @@ class AwayNode:
 
     name: str
     reason: str
-    # Unix time in seconds; 0: nobody has noted when.
+    # Unix time in seconds; 0: not known.
     since: float = 0.0
 
 

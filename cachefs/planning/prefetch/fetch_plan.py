@@ -102,7 +102,7 @@ class FetchPlan:
         page_caches: PageCaches | None = None,
     ) -> None:
         """standing: which blocks are this node's to keep; None where there is no other node. page_caches: of the
-        mounts that consumers read through; None where nobody knows what they have."""
+        mounts that consumers read through; None where that is not known."""
         self._page_caches = page_caches
         self._now = now  # of the last step
         self._plan = plan

@@ -84,7 +84,7 @@ def is_nonce(text: str) -> bool:
 
 
 def make_nonce() -> str:
-    """Return 32 hex digits that nobody has used before."""
+    """Return 32 hex digits that no cluster has used before."""
     return secrets.token_hex(16)
 
 

@@ -41,7 +41,7 @@ class Flight:
     # Loop time at which somebody will want what is fetched ahead; inf: nobody knows.
     needed: float
     slot: Slot
-    # Loop time at which somebody began to wait for the block; inf: nobody does.
+    # Loop time at which the first waiting read began to wait for the block; inf: no read waits.
     waited_since: float = math.inf
     # Runs once it has its slot, unless a fetch process brings it.
     task: "asyncio.Task[None] | None" = None

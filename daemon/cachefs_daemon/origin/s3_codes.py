@@ -9,7 +9,7 @@ _RIGHTS: Final = "check the daemon's AWS credentials and the bucket's policy"
 _REFUSED: Final = Meaning(OriginAccessDenied, "{where} is refused", _RIGHTS + "{payer}")
 # Said of wrong credentials, but also of those that were replaced by others a moment ago.
 _WRONG_KEYS: Final = Meaning(OriginAccessDenied, "{where} is refused", _RIGHTS, may_renew=True)
-# Whoever renews them may be late by a moment. They are read again before each attempt.
+# The program that renews them may be late by a moment. They are read again before each attempt.
 _EXPIRED: Final = Meaning(
     OriginAccessDenied, "{where}: the credentials have expired", "renew them for the daemon", True, may_renew=True
 )

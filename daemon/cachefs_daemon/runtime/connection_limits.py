@@ -1,6 +1,6 @@
 """How many connections a server keeps: of unknown callers, from one address, of one member, and in all.
 
-Nobody keeps members out by holding connections, and members do not keep each other out. Where there are too many, a
+No client keeps members out by holding connections, and members do not keep each other out. Where there are too many, a
 connection goes that nothing is asked on: the oldest one of a caller that has not said who it is, from the address with
 most of them; else the member's that has been idle for longest.
 """
