@@ -212,6 +212,7 @@ class PushPlan:
 
     def _follow(self, now: float) -> None:
         """Take note of what has changed in the plan, and on the node."""
+        self.pages.note_decision(now)
         planned = self.pages.spaces.keys()
         self.pages.follow_plan()
         if self.pages.spaces.keys() - planned:

@@ -287,6 +287,23 @@ def test_a_page_cache_that_loses_only_copies_is_known(pages: PageCacheModel) -> 
     assert pages.has("s", blocks(36).ids, np.zeros(1), 21.1).all()
 
 
+def test_what_a_new_order_reads_first_is_believed_to_be_there_until_it_was_looked_for(
+    plan: Plan, pages: PageCacheModel
+) -> None:
+    hold(pages, 1)
+    pages.follow_tiers(on_node(1))
+    soon = np.zeros(1)
+    pages.note_decision(100.0)
+    plan.set_epoch("c", "s", 2, np.arange(COUNT))
+    assert pages.has("s", blocks(1).ids, soon, 100.5).all(), "no orders were decided since"
+    pages.note_decision(100.5)
+    assert pages.has("s", blocks(1).ids, soon, 101.4).all()
+    pages.note_decision(101.6)
+    assert not pages.has("s", blocks(1).ids, soon, 101.6).any(), "nothing has answered"
+    plan.set_epoch("c", "s", 3, np.arange(COUNT))
+    assert not pages.has("s", blocks(1).ids, soon, 103.0).any(), "no pusher takes orders"
+
+
 def test_nothing_is_late_where_nothing_is_pushed(plan: Plan) -> None:
     pages = PageCacheModel(plan, 0)
     pages.follow_plan()
