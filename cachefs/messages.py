@@ -155,6 +155,8 @@ class Fetch(Message, frozen=True):
     peer: str = ""
     unhurried: bool = False
     may_take: bool = False
+    # Whether the request waits for a snapshot that is on its way here.
+    await_snapshot: bool = True
 
 
 class FetchedBlock(Message, frozen=True, array_like=True):

@@ -164,7 +164,8 @@ class Fetcher:
         bring one of them itself, where this one is behind (see `Bringing.give`); or to ask the next node, where this
         one does not have the snapshot."""
         until = asyncio.get_running_loop().time() + patience
-        snapshots, ask = self.awaited, partial(self._ask_for_peer, fetch, until, answer)
+        snapshots = self.awaited if fetch.await_snapshot else None
+        ask = partial(self._ask_for_peer, fetch, until, answer)
         if snapshots is None or not snapshots.wait(fetch.blocks[0].snapshot, until, ask):
             ask()
 

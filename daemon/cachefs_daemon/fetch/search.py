@@ -15,6 +15,7 @@ from typing import Final, Protocol
 from cachefs.planning.requests.hedging import HedgeBudget
 from cachefs.planning.requests.recent_times import TimesBySize
 from cachefs_daemon.cluster.view import NodeRecord
+from cachefs_daemon.fetch.awaited_snapshots import AWAITED_SECONDS
 from cachefs_daemon.fetch.silent_peers import SILENT_FETCH, SILENT_HERE, SilentPeers
 from cachefs_daemon.fetch.slots import Slot
 from cachefs_daemon.fetch.snapshot_lacks import SnapshotLacks
@@ -59,6 +60,11 @@ ASKED_AGAIN: Final = 0.05
 AGREED: Final = 0.3
 AGREEING: Final = 2.0
 AT_ODDS: Final = 60.0
+# Seconds until the origin is asked beside nodes that may wait for the snapshot, once one has said that it lacks it:
+# from the question to that one on, and from its answer on at least, so that the next node can bring the block. Only the
+# first node is told to wait; nodes of earlier releases all do.
+LACKING_SECONDS: Final = AWAITED_SECONDS
+STAND_IN_SECONDS: Final = 0.5
 # Reasons for which the origin is asked next, and no other peer. The peer lives; and another one would ask the origin.
 _FOR_ORIGIN: Final = (Why.FAILED, Why.LATE, Why.WRONG)
 _TOO_LATE: Final = Failed("it has not answered in time", Why.LATE)
@@ -247,6 +253,7 @@ class Search:
     _timer: asyncio.TimerHandle | None = None
     _waits_until: float = math.inf  # for its slot, in loop time; inf once it has one
     _anew: float = math.inf  # loop time at which others are asked, since two nodes did not agree
+    _passes_until: float = math.inf  # loop time at which the origin is asked, since nodes lack the snapshot
     _stays: bool = False  # has nobody else bring it
     _gave_up: bool = False
     _is_over: bool = False
@@ -348,7 +355,8 @@ class Search:
         late = now + self.experience.late_after(self.wanted.length, fetch=fetch)
         if not self.steps or self.steps[0][1]:
             late = max(late, now + ORIGIN_LATE)
-        how = How(now + seconds, fetch, not self.hurried, fetch and self.may_take())
+        may_wait = not self.experience.lacks.is_known(self.wanted.ref.snapshot)
+        how = How(now + seconds, fetch, not self.hurried, fetch and self.may_take(), await_snapshot=may_wait)
         question = _Question(node, fetch, self.hurried, now, late, how.until)
         question.doubted = self._silent_at(question)
         question.asking = self.experience.peers.ask(node, self.wanted, how, partial(self._answered, question))
@@ -362,7 +370,7 @@ class Search:
         self.steps = []
         if not self._gave_up:
             self._gave_up = True
-            self._waits_until = math.inf
+            self._waits_until = self._passes_until = math.inf
             self.slot.leave()
             self._set_timer()
             self.found(None)
@@ -392,19 +400,21 @@ class Search:
             self._anew = _now() + AGREED
             self._set_timer()
         elif isinstance(answer, LacksSnapshot):
-            self._pass_over(question.node)
+            self._pass_over(question)
         elif question.fetch and not (self.insists or _is_for_others(answer)):
             self._give_up()
         elif not self._questions:  # else the next one was asked already, beside this one
             self._next()
 
-    def _pass_over(self, node: NodeRecord) -> None:
+    def _pass_over(self, question: _Question) -> None:
         """A node lacks the snapshot: have the next one in rendezvous order bring the block."""
-        self.experience.lacks.note(self.wanted.ref.snapshot, node.id)
+        self.experience.lacks.note(self.wanted.ref.snapshot, question.node.id)
         if self._gave_up or self._questions:  # another one was asked already, beside this one
             return
         if not self.insists:
             self.steps = [(one, fetch) for one, fetch in self.steps_anew() if fetch and not self._stays]
+            if self.hurried and self._passes_until == math.inf:
+                self._passes_until = max(question.asked + LACKING_SECONDS, _now()) + STAND_IN_SECONDS
         self._next()
 
     def _note_whether_stuck(self, question: _Question, answer: PeerAnswer) -> None:
@@ -427,7 +437,7 @@ class Search:
         when = min((min(one.until, one.again) for one in self._questions), default=math.inf)
         if self.hurried and not self._gave_up and self._questions:
             when = min(when, self._questions[-1].late, self._questions[-1].doubted)
-        when = min(when, self._waits_until, self._anew)
+        when = min(when, self._waits_until, self._anew, self._passes_until)
         if when < math.inf:
             self._timer = asyncio.get_running_loop().call_at(when, self._look)
 
@@ -440,7 +450,7 @@ class Search:
         """Something is late."""
         now = _now()
         held_up = self._timer is not None and now - self._timer.when() > HELD_UP
-        if now >= self._waits_until:
+        if now >= min(self._waits_until, self._passes_until):
             self._give_up()
         if now >= self._anew:
             self._anew = math.inf

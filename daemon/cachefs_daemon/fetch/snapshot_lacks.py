@@ -1,7 +1,8 @@
 """Which nodes have said that they do not have a snapshot, so that blocks of that snapshot are not asked of them.
 
 Such a node is passed over in rendezvous order. All nodes that read hear the same of it, so all turn to the same next
-node, and each block still leaves the origin once.
+node, and each block still leaves the origin once. Only the first node that is asked may wait for the snapshot: the
+waits of all nodes would add up.
 """
 
 import asyncio
@@ -9,6 +10,8 @@ from typing import Final
 
 # Seconds for which such an answer holds. Then the node is asked again, since the snapshot may have come.
 LACKS_SECONDS: Final = 5.0
+# Seconds after such an answer during which no node is to wait for the snapshot, so that readers wait once for it.
+WAITED_SECONDS: Final = 600.0
 # Snapshots of which this is remembered.
 MOST_SNAPSHOTS: Final = 1024
 
@@ -20,12 +23,23 @@ class SnapshotLacks:
 
     def __init__(self) -> None:
         self._until: dict[str, dict[str, float]] = {}  # by snapshot and id of the node, in loop time
+        self._noted: dict[str, float] = {}  # by snapshot: loop time of the last answer, latest at the end
 
     def note(self, snapshot: str, node_id: str) -> None:
         """That node has just said that it does not have the snapshot."""
-        if snapshot not in self._until and len(self._until) >= MOST_SNAPSHOTS:
-            del self._until[next(iter(self._until))]
-        self._until.setdefault(snapshot, {})[node_id] = asyncio.get_running_loop().time() + LACKS_SECONDS
+        now = asyncio.get_running_loop().time()
+        self._noted.pop(snapshot, None)
+        self._noted[snapshot] = now
+        self._until.setdefault(snapshot, {})[node_id] = now + LACKS_SECONDS
+        if len(self._noted) > MOST_SNAPSHOTS:
+            oldest = next(iter(self._noted))
+            del self._noted[oldest]
+            self._until.pop(oldest, None)
+
+    def is_known(self, snapshot: str) -> bool:
+        """Has any node said lately that it does not have the snapshot?"""
+        noted = self._noted.get(snapshot)
+        return noted is not None and asyncio.get_running_loop().time() - noted < WAITED_SECONDS
 
     def nodes(self, snapshot: str) -> frozenset[str]:
         """Ids of the nodes that lack the snapshot, as far as is known."""

@@ -328,6 +328,7 @@ class _Fetched:
                     peer=self._answering.node,
                     unhurried=question.ahead,
                     may_take=question.may_take,
+                    await_snapshot=block.await_snapshot,
                 )
                 self._asked[at] = block, host.fetches.ask(at, fetch, self._came)
 

@@ -28,6 +28,8 @@ class How:
     ahead: bool = False
     # This node would fetch the block from the origin itself (see TakeIt).
     may_take: bool = False
+    # The peer waits a while for the snapshot where that is on its way to it.
+    await_snapshot: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -354,5 +354,11 @@ class PeerClient:
 def _asked(ask: Ask) -> AskedBlock:
     wanted = ask.wanted
     return AskedBlock(
-        wanted.ref.snapshot, wanted.ref.entry, wanted.ref.number, wanted.key, wanted.length, ask.check
-    )  # fmt: skip
+        wanted.ref.snapshot,
+        wanted.ref.entry,
+        wanted.ref.number,
+        wanted.key,
+        wanted.length,
+        ask.check,
+        ask.how.await_snapshot,
+    )

@@ -98,6 +98,8 @@ class AskedBlock(msgspec.Struct, frozen=True, array_like=True):
     length: Annotated[int, Meta(ge=1, le=MOST_DATA)]
     # What came before was not the block: look at it before it is sent.
     check: bool = False
+    # Wait a while for the snapshot where it is on its way. Nodes of earlier releases wait in any case.
+    await_snapshot: bool = True
 
 
 class Question(msgspec.Struct, frozen=True, array_like=True):

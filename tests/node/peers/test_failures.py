@@ -14,8 +14,19 @@ from cachefs_daemon.cluster.view import NodeRecord
 from cachefs_daemon.fetch.passing import PassingBlock
 from cachefs_daemon.peers import client as client_module
 from cachefs_daemon.peers import protocol
+from cachefs_daemon.peers.answers import (
+    LACKS_SNAPSHOT,
+    TAKE_IT,
+    Busy,
+    Failed,
+    How,
+    LacksSnapshot,
+    NotHere,
+    PeerBlock,
+    TakeIt,
+    Why,
+)
 from cachefs_daemon.peers.answers import NOT_HERE as NONE_HERE
-from cachefs_daemon.peers.answers import TAKE_IT, Busy, Failed, How, NotHere, PeerBlock, TakeIt, Why
 from cachefs_daemon.peers.server_process import PeerServers
 
 from cachefs import errors
@@ -283,11 +294,13 @@ def test_fetch_brings_what_is_not_there_and_beats_while_it_takes(root: Path, mon
                 12: NONE_HERE,
                 13: errors.Busy("too many"),
                 14: errors.OriginUnavailable("the origin is on fire"),
+                15: LACKS_SNAPSHOT,
             }
             node.bring = lambda fetch: outcomes[fetch.blocks[0].entry]
             node.delay = 2.5
             asks = [one.begin(node.record, wanted(number), fetch=True) for number in (1, 10, 11, 12, 13, 14)]
-            here, passing, take, none, busy, failed = await asyncio.gather(*asks)
+            asks.append(one.begin(node.record, wanted(15), fetch=True, await_snapshot=False))
+            here, passing, take, none, busy, failed, lacks = await asyncio.gather(*asks)
             assert isinstance(here, PeerBlock)
             assert isinstance(passing, PeerBlock)
             assert bytes(passing.data) == data_of(10)
@@ -297,6 +310,9 @@ def test_fetch_brings_what_is_not_there_and_beats_while_it_takes(root: Path, mon
             assert isinstance(busy, Busy)
             assert isinstance(failed, Failed)
             assert failed.reason == "node node-1: the origin is on fire"
+            assert isinstance(lacks, LacksSnapshot)
+            waiting = {fetch.blocks[0].entry: fetch.await_snapshot for fetch in node.asked}
+            assert waiting == {**dict.fromkeys(range(10, 15), True), 15: False}
             assert {fetch.peer for fetch in node.asked} == {ME}
 
     asyncio.run(run())

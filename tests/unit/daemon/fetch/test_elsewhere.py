@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from cachefs_daemon.cluster.view import NodeRecord
 from cachefs_daemon.datasets.block_source import BlockSource
-from cachefs_daemon.fetch import awaited_snapshots, elsewhere, search, silent_peers, stuck_peers
+from cachefs_daemon.fetch import awaited_snapshots, elsewhere, search, silent_peers, snapshot_lacks, stuck_peers
 from cachefs_daemon.fetch.awaited_snapshots import AwaitedSnapshots
 from cachefs_daemon.fetch.elsewhere import Elsewhere
 from cachefs_daemon.fetch.fetcher import Fetcher
@@ -336,6 +336,108 @@ def test_a_node_that_lacks_the_snapshot_is_passed_over(store: OpenStore) -> None
         bench.peers.questions[-1].give(LACKS_SNAPSHOT)
         assert bench.holds(2, await second)
         assert bench.origin.requests == 1
+
+    on_bench(store, scene)
+
+
+def _pass_over(bench: Bench, *nodes: NodeRecord) -> None:
+    """Have the first of these nodes bring each block that does not lack the snapshot, as far as is known."""
+
+    def routed(source: BlockSource) -> Route | None:
+        lacking = bench.lacks.nodes(source.snapshot)
+        return next((Route(brings=one) for one in nodes if one.id not in lacking), None)
+
+    bench.elsewhere.route = routed
+
+
+def test_only_the_first_home_waits_for_a_snapshot_however_many_nodes_lack_it(
+    store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene(bench: Bench) -> None:
+        nodes = [record(number, 1000 + number) for number in range(2, 34)]
+        _pass_over(bench, *nodes)
+        answer = bench.ask(1)
+        for number, node in enumerate(nodes, 1):
+            question = await bench.question(number)
+            assert (question.node, question.how.await_snapshot) == (node, number == 1)
+            question.give(LACKS_SNAPSHOT)
+        assert bench.holds(1, await answer)
+        assert (len(bench.peers.questions), bench.origin.requests) == (len(nodes), 1)
+        # Once it is time to ask the home again, a search for another block does not have it wait either.
+        monkeypatch.setattr(snapshot_lacks, "LACKS_SECONDS", 0.0)
+        bench.lacks.note("snapshot", TWO.id)
+        answer = bench.ask(2)
+        question = await bench.question(len(nodes) + 1)
+        assert (question.node, question.how.await_snapshot) == (TWO, False)
+        question.give_block()
+        assert bench.holds(2, await answer)
+
+    on_bench(store, scene)
+
+
+def test_a_home_is_waited_for_again_once_it_is_long_ago_that_another_lacked_the_snapshot(
+    store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_lacks, "WAITED_SECONDS", 0.0)
+
+    async def scene(bench: Bench) -> None:
+        _pass_over(bench, TWO)
+        for number in (1, 2):
+            answer = bench.ask(number)
+            question = await bench.question(number)
+            assert question.how.await_snapshot
+            question.give(LACKS_SNAPSHOT)
+            assert bench.holds(number, await answer)
+            monkeypatch.setattr(snapshot_lacks, "LACKS_SECONDS", 0.0)
+            bench.lacks.note("snapshot", TWO.id)
+
+    on_bench(store, scene)
+
+
+def test_the_origin_is_asked_beside_nodes_of_an_earlier_release_that_wait_for_the_snapshot_one_after_the_other(
+    store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "LACKING_SECONDS", 0.2)
+    monkeypatch.setattr(search, "STAND_IN_SECONDS", 0.1)
+
+    async def scene(bench: Bench) -> None:
+        _pass_over(bench, TWO, THREE)
+        bench.peers.alive = {TWO.id, THREE.id}
+        answer = bench.ask(1)
+        (await bench.question()).give(LACKS_SNAPSHOT)
+        question = await bench.question(2)
+        assert question.asked == ("node-3", True)
+        assert bench.holds(1, await answer), "it has come from the origin, and nothing was heard of node 3"
+        assert (bench.origin.requests, bench.elsewhere.counts.hedged) == (1, 0)
+
+    on_bench(store, scene)
+
+
+def test_a_stand_in_has_time_to_bring_a_block_however_long_its_home_has_waited(
+    store: OpenStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "LACKING_SECONDS", 0.0)
+
+    async def scene(bench: Bench) -> None:
+        _pass_over(bench, TWO, THREE)
+        answer = bench.ask(1)
+        (await bench.question()).give(LACKS_SNAPSHOT)
+        (await bench.question(2)).give_block()
+        assert bench.holds(1, await answer)
+        assert bench.origin.requests == 0
+
+    on_bench(store, scene)
+
+
+def test_a_request_that_is_not_to_wait_is_told_at_once_that_a_snapshot_is_on_its_way(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.known = _nothing_known
+        bench.fetcher.awaited = awaited = AwaitedSnapshots(lambda _: False, lambda _: True)
+        answered = bench.ask_for_peer(1, await_snapshot=False)
+        assert answered.done()
+        assert await answered is LACKS_SNAPSHOT
+        assert awaited.wait("snapshot", math.inf, lambda: None), "nobody has waited for it yet"
+        awaited.came("snapshot")
 
     on_bench(store, scene)
 

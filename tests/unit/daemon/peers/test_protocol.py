@@ -70,7 +70,7 @@ def _check_line(error: Exception) -> None:
 
 
 def test_question_is_understood() -> None:
-    question = Question([asked(), asked(2000, check=True)], fetch=True, may_take=True)
+    question = Question([asked(), asked(2000, check=True), asked(await_snapshot=False)], fetch=True, may_take=True)
     text = encode_question(question, GREETING, 2.5)
     head, _, body = text.partition(b"\r\n\r\n")
     parsed = parse_request_head(head)
@@ -78,6 +78,24 @@ def test_question_is_understood() -> None:
     assert parsed.length == len(body)
     assert parsed.greeting == GREETING
     assert parse_question(body) == question
+
+
+class _AskedOfEarlierReleases(msgspec.Struct, frozen=True, array_like=True):
+    """A block that is asked for, as nodes of earlier releases have it."""
+
+    snapshot: str
+    entry: int
+    number: int
+    key: bytes
+    length: int
+    check: bool = False
+
+
+def test_question_of_an_earlier_release_is_understood_and_so_is_this_one_there() -> None:
+    earlier = _AskedOfEarlierReleases("0" * 32, 5, 0, KEY, 1000, check=True)
+    assert parse_question(msgspec.msgpack.encode([[earlier], True])) == Question([asked(check=True)], fetch=True)
+    encoded = msgspec.msgpack.encode(asked(check=True, await_snapshot=False))
+    assert msgspec.msgpack.decode(encoded, type=_AskedOfEarlierReleases) == earlier
 
 
 @pytest.mark.parametrize(
