@@ -50,7 +50,7 @@ class Service:
         self.warmings = Warmings(self.view, self._asking, self._refusal)
         book = Book(config.queue.most_jobs, config.queue.forgotten)
         self.advisor = Advisor(self.view, book, self.policies, self.warmings, config.queue.copy_from)
-        self._cleaning = Cleaning(self.view, book, self.policies, self.warmings, self.advisor.reads)
+        self._cleaning = Cleaning(self.view, self.policies, self.warmings, self.advisor.reads)
         answers = Answers(self.view, self.advisor, self.warmings, self._follows)
         self._server = Server(config.service, self.advisor, answers, self._metrics)
         self._parts: list[Part] = []
@@ -132,8 +132,7 @@ class Service:
             await asyncio.sleep(CLEAN_SECONDS)
             self.advisor.forget_lapsed()
             self.warmings.drop_lost(time.monotonic())
-            if not self._follows():
-                self._cleaning.step()
+            self._cleaning.step()
             self.view.forget_unknown({one.snapshot for one in self.advisor.book})
             self._news.set()
 
@@ -175,6 +174,6 @@ class Service:
             self.advisor.book.put(state_file.restored_job(job, elapsed, now))
         self.policies.restore(saved.policies)
         for one in saved.reads:
-            self.advisor.reads.note(one.node, one.snapshot, now - one.seconds - elapsed)
+            self.advisor.reads.restore(one.node, one.snapshot, now - one.seconds - elapsed)
         if saved.jobs:
             log.info("%d jobs are known from before", len(saved.jobs))

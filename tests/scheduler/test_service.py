@@ -284,7 +284,7 @@ def test_a_pinned_copy_stays_until_its_policy_is_another_one(place: Place) -> No
         for each in place.nodes[:2]:
             each.until(lambda report: any(one.pinned for one in report.snapshots))
         done = client.post(SCALE, ScaleAsk(dataset="set", copies=1), ScaleDone)
-        assert any("stays: jobs read it, or it is pinned" in line for line in done.text)
+        assert any("stays: a job or a mount reads it, or it is pinned" in line for line in done.text)
         assert place.scheduler.held("n0") == place.scheduler.held("n1") == 1.0
     finally:
         client.post(POLICY, DatasetPolicy(dataset="set", cleanup="none"), PolicyStatus)

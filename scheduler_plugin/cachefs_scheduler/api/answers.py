@@ -251,6 +251,6 @@ class Answers:
             await pauses.take()
         for copy in sorted(there, key=lambda one: one.jobs)[: max(0, len(there) - copies)]:
             gone = [node for node in copy.nodes if self._advisor.placement.release(dataset, snapshot, node)]
-            what = "goes" if gone else "stays: jobs read it, or it is pinned"
+            what = "goes" if gone else "stays: a job or a mount reads it, or it is pinned"
             said.append(f"the one on {', '.join(copy.nodes)} {what}")
         return ScaleDone(text=said)

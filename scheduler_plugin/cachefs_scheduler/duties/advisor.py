@@ -60,7 +60,7 @@ class Advisor:
         self.version = 1  # of the admissions
         self._view = view
         self._warmings = warmings
-        self.reads = Reads(book)
+        self.reads = Reads(view, book)
         self.placement = Placement(view, warmings, policies, self.reads)
         self.moves = Moves(view, book, self.placement, policies)
         self.turns = Turns(view, book, self._limit, self._making, enough)

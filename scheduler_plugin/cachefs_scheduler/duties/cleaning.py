@@ -1,18 +1,17 @@
 """Evicts or pins snapshots on nodes as their datasets' policies say.
 
 A node of a cluster is the home of blocks that other nodes read. So the time-to-live counts from the last read on any
-node, and not on the node whose copy goes.
+node, and not on the node whose copy goes. A copy that came later than that stays for one time-to-live, on its node.
 """
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
 from cachefs.observe_messages import Order, OrderKind
 from cachefs.planning.scheduling.cleaning import CleaningRule, expired
 from cachefs.planning.scheduling.facts import NodeFacts
-from cachefs_scheduler.duties.book import Book
 from cachefs_scheduler.duties.policies import Policies
 from cachefs_scheduler.duties.reads import Reads
 from cachefs_scheduler.duties.warming import Warmings
@@ -29,9 +28,8 @@ AGAIN: Final = 60.0
 class Cleaning:
     """Used on the event loop."""
 
-    def __init__(self, view: ClusterView, book: Book, policies: Policies, warmings: Warmings, reads: Reads) -> None:
+    def __init__(self, view: ClusterView, policies: Policies, warmings: Warmings, reads: Reads) -> None:
         self._view = view
-        self._book = book
         self._policies = policies
         self._warmings = warmings
         self._reads = reads
@@ -39,17 +37,18 @@ class Cleaning:
         self._ordered: dict[tuple[str, str, str], float] = {}
 
     def step(self) -> None:
-        """To be called every few seconds. Each looks at some nodes, and the next one at those behind them."""
+        """Record what jobs read. Where this replica may give orders, look at some nodes, and in the next step at those
+        behind them. To be called every few seconds, on each replica."""
         now = self._view.now()
         self._ordered = {key: when for key, when in self._ordered.items() if now - when < AGAIN}
         current = self._view.datasets.current()
+        self._reads.note_jobs(set(current.values()), now)
         rules = {one: rule for one, rule in self._policies.rules(current).items() if rule.kind != "keep"}
-        if not rules:
+        if not rules or not self._warmings.may_tell:
             return
         names = {snapshot: name for name, snapshot in current.items()}
-        placed = {(node, one.snapshot) for one in self._book for node in one.nodes}
+        used = self._reads.in_use(rules, now)
         if not self._left:
-            self._reads.keep_only(set(self._view.nodes), rules.keys())
             self._left = sorted(self._view.nodes)
         looked = 0
         while self._left and looked < MOST_COPIES:
@@ -58,26 +57,12 @@ class Cleaning:
             if facts is None:
                 continue
             looked += 1 + len(facts.copies)
-            self._reads.keep(name, facts.copies.keys() & rules.keys())
-            self._note_reads(facts, rules.keys(), placed, now)
             copies = {
-                one: replace(copy, idle=now - self._reads.latest(one, now))
+                one: replace(copy, idle=now - self._reads.last(name, one, now))
                 for one, copy in facts.copies.items()
-                if one in rules
+                if one in rules and (rules[one].kind == "pin" or one not in used)
             }
             self._clean(replace(facts, copies=copies), rules, names, now)
-
-    def _note_reads(
-        self, facts: NodeFacts, snapshots: Collection[str], placed: set[tuple[str, str]], now: float
-    ) -> None:
-        """Note when each snapshot was read on the node last: by a published job, a job that a scheduler has placed
-        there, or any other reader, whose reads the daemon counts."""
-        reports = self._view.nodes[facts.name].snapshots
-        for one in facts.copies.keys() & snapshots:
-            report = reports.get(one)
-            is_counted = report is not None and self._reads.count(facts.name, one, report.reads, now)
-            is_read = self._view.cluster.is_read(one) or (facts.name, one) in placed or is_counted
-            self._reads.note(facts.name, one, now if is_read else self._reads.last(facts.name, one, now))
 
     def _clean(self, node: NodeFacts, rules: Mapping[str, CleaningRule], names: Mapping[str, str], now: float) -> None:
         for snapshot, copy in node.copies.items():

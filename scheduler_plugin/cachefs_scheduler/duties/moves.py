@@ -61,6 +61,8 @@ class Moves:
             for node in sorted(move.left):
                 if not self._placement.may_order:
                     return  # later
+                if self._placement.is_read_on(node, move.snapshot):
+                    continue  # and is released when that ends
                 if lacking is not None and self._placement.is_elsewhere(move.snapshot, lacking, node):
                     self._placement.release(move.dataset, move.snapshot, node)
                     move.left.discard(node)

@@ -41,7 +41,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class _Evictable:
-    """By snapshot id: the rules of those that no job is about to read on a node, and names of datasets."""
+    """By snapshot id: the rules of those that are not in use on any node, and names of datasets."""
 
     rules: Mapping[str, CleaningRule]
     names: Mapping[str, str]
@@ -65,14 +65,17 @@ class Placement:
             return []
         lacking = self.lacking(snapshot, known)
         current = self._view.datasets.current()
-        rules, placed = self._policies.rules(current), self._reads.placed(known)
-        names = {found: name for name, found in current.items()}
+        rules = self._policies.rules(current)
+        used = self._reads.in_use(rules, self._view.now())
+        evictable = _Evictable(
+            {one: rule for one, rule in rules.items() if one not in used},
+            {found: name for name, found in current.items()},
+        )
         begun = []
         for node, mask in zip(known, divided(lacking, len(known)), strict=True):
             if not mask.any():  # of 5,000 nodes, all but as many as there are shards
                 continue
-            here = {one: rule for one, rule in rules.items() if one not in placed[node]}
-            mask = self._fitting(node, snapshot, mask, size.bytes / SHARDS, _Evictable(here, names))
+            mask = self._fitting(node, snapshot, mask, size.bytes / SHARDS, evictable)
             if not mask.any():
                 continue
             name = warming_id(wanted.purpose, wanted.job, node, snapshot, wanted.number)
@@ -107,13 +110,17 @@ class Placement:
         mine = copy.shards if copy.shards is not None else np.full(SHARDS, WHOLE, np.uint8)
         return not bool((lacking & (mine > WHOLE - _NEARLY)).any())
 
+    def is_read_on(self, node: str, snapshot: str) -> bool:
+        """Return whether a published job or a mount of this node reads the snapshot."""
+        return self._reads.is_read_on(node, snapshot, self._view.now())
+
     def release(self, spec: str, snapshot: str, node: str) -> bool:
-        """Let go what a node holds, where nobody reads it there. Returns whether that was ordered."""
+        """Have a node evict its copy, unless it is pinned or read on that node. Returns whether that was ordered."""
         facts = self._view.cluster.facts(node)
         copy = facts.copies.get(snapshot) if facts is not None else None
-        if facts is None or copy is None or copy.pinned or facts.jobs.get(snapshot):
+        if copy is None or copy.pinned or self.is_read_on(node, snapshot):
             return False
-        if self._reads.is_placed(node, snapshot):  # and has not begun to read
+        if self._reads.is_placed(node, snapshot):
             return False
         if not self._warmings.tell(node, Order(kind=OrderKind.EVICT, dataset=dataset_of(spec))):
             return False
@@ -127,17 +134,12 @@ class Placement:
             return np.zeros(SHARDS, np.bool_)
         wanted = int(mask.sum() * shard)
         now = self._view.now()
-        rules = {
-            one: rule
-            for one, rule in evictable.rules.items()
-            if one in facts.copies and not self._view.cluster.is_read(one) and not self._reads.is_in_use(one, now)
-        }
         copies = {
             one: replace(copy, idle=max(0.0, now - self._reads.last(node, one, now)))
             for one, copy in facts.copies.items()
         }
         facts = replace(facts, copies=copies)
-        for eviction in making_room(facts, wanted, rules, keep=snapshot):
+        for eviction in making_room(facts, wanted, evictable.rules, keep=snapshot):
             name = evictable.names[eviction.snapshot]
             log.info("%s lets go %s: %s", node, name, eviction.why)
             self._warmings.tell(node, Order(kind=OrderKind.EVICT, dataset=name))

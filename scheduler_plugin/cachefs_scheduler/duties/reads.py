@@ -1,93 +1,138 @@
-"""When copies were read last, and who is about to read them: what least recently used means."""
+"""Records when snapshots were read last, and which are in use: the least recently used, and what must stay.
 
-from collections.abc import Collection
+A node of a cluster is the home of blocks that other nodes read, so a read on any node counts for the copies of all
+nodes. Reads are those of published jobs, of jobs that a scheduler has placed, and of mounts: daemons count the last
+(`SnapshotReport.reads`). Each replica of the service records them, so that the one that begins to lead knows them.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 from cachefs_scheduler.duties.book import Book
+from cachefs_scheduler.view.cluster_view import ClusterView
 
-# Seconds after a node has counted reads for which a snapshot is in use. Nodes count every 15 s.
+# Seconds for which a snapshot is in use after a daemon has counted reads, and after this service has learnt that the
+# daemon did so at some time. Daemons count every 15 s.
 IN_USE: Final = 60.0
 
-# Pairs of a node and a snapshot whose last reads are remembered.
+# Pairs of a node and a snapshot that came to it whose times are recorded.
 MOST: int = 200_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Counted:
+    """What a node has said of a snapshot last."""
+
+    reads: int
+    # Monotonic seconds when `reads` was seen to change, or was learnt; -IN_USE where there were none.
+    changed: float
+    # Is a part of the snapshot in the node's tiers?
+    is_held: bool
 
 
 class Reads:
     """Used on the event loop. Times are monotonic seconds."""
 
-    def __init__(self, book: Book) -> None:
+    def __init__(self, view: ClusterView, book: Book) -> None:
+        self._view = view
         self._book = book
-        # By node and snapshot: when a job was seen to read it there last, or it was first seen.
-        self._last: dict[str, dict[str, float]] = {}
-        self._count = 0
-        self._latest: dict[str, float] = {}  # the same by snapshot, of all nodes
-        self._counted: dict[str, dict[str, int]] = {}  # by node and snapshot: SnapshotReport.reads
-        self._counting: dict[str, float] = {}  # by snapshot: when that number was seen to grow last
+        # By snapshot: when it was read last on any node, or else first seen on one.
+        self._read: dict[str, float] = {}
+        # By node and snapshot: when the snapshot came to the node, where this service has seen that.
+        self._came: dict[str, dict[str, float]] = {}
+        self._count = 0  # of these pairs
+        self._counted: dict[str, dict[str, _Counted]] = {}  # by node and snapshot
+        self._changed: dict[str, float] = {}  # by snapshot: the latest `_Counted.changed` of all nodes
+        self._began = view.now()
+        view.listeners.append(self._hear)
 
-    def note(self, node: str, snapshot: str, when: float) -> None:
-        """It was read there."""
-        self._latest[snapshot] = max(when, self._latest.get(snapshot, when))
-        of_node = self._last.setdefault(node, {})
-        if snapshot not in of_node:
+    def note(self, snapshot: str, when: float) -> None:
+        """Record that any node has read the snapshot."""
+        self._read[snapshot] = max(when, self._read.get(snapshot, when))
+
+    def note_arrival(self, node: str, snapshot: str, when: float) -> None:
+        """Record that a copy has come to a node, which may keep it as if the copy was read then."""
+        came = self._came.setdefault(node, {})
+        if snapshot not in came:
             if self._count >= MOST:
                 return
             self._count += 1
-        of_node[snapshot] = when
+        came[snapshot] = when
+
+    def note_jobs(self, snapshots: Collection[str], now: float) -> None:
+        """Record what jobs read now, and forget all but these snapshots. To be called every few seconds."""
+        self._read = {one: when for one, when in self._read.items() if one in snapshots}
+        self._changed = {one: when for one, when in self._changed.items() if one in snapshots}
+        for one in self._of_jobs(snapshots):
+            self.note(one, now)
 
     def last(self, node: str, snapshot: str, now: float) -> float:
-        """When it was read there last; *now* where nobody knows."""
-        return self._last.get(node, {}).get(snapshot, now)
+        """Return when any node has read the snapshot last, or the copy came to this node; *now* where that is
+        unknown."""
+        known = (self._read.get(snapshot), self._came.get(node, {}).get(snapshot))
+        return max((when for when in known if when is not None), default=now)
 
-    def latest(self, snapshot: str, now: float) -> float:
-        """When any node read it last; *now* where none is known to have."""
-        return self._latest.get(snapshot, now)
+    def in_use(self, snapshots: Collection[str], now: float) -> set[str]:
+        """Return those of the snapshots that a job or a mount of any node reads, or is about to read.
 
-    def count(self, node: str, snapshot: str, reads: int, now: float) -> bool:
-        """Take what the node's daemon has counted of its readers. Returns whether it has grown."""
-        of_node = self._counted.setdefault(node, {})
-        known, of_node[snapshot] = of_node.get(snapshot, reads), reads
-        if known != reads:
-            self._counting[snapshot] = now
-        return known != reads
+        One look at all jobs, of which there may be 10,000. A service that has just begun takes all for in use until it
+        has heard all nodes.
+        """
+        if now - self._began < IN_USE and not self._view.is_complete:
+            return set(snapshots)
+        mounted = {one for one in snapshots if now - self._changed.get(one, -IN_USE) < IN_USE}
+        return mounted | self._of_jobs(snapshots)
 
-    def is_in_use(self, snapshot: str, now: float) -> bool:
-        """Does a mount of any node read it, whether a job has published that or not?"""
-        return now - self._counting.get(snapshot, -IN_USE) < IN_USE
-
-    def keep(self, node: str, snapshots: set[str]) -> None:
-        """The node has these, and no others."""
-        of_node = self._counted.get(node, {})
-        for one in of_node.keys() - snapshots:
-            del of_node[one]
-        gone = [one for one in self._last.get(node, {}) if one not in snapshots]
-        for one in gone:
-            del self._last[node][one]
-        self._count -= len(gone)
-        if not self._last.get(node, True):
-            del self._last[node]
-
-    def keep_only(self, nodes: set[str], snapshots: Collection[str]) -> None:
-        """There are these nodes and snapshots, and no others."""
-        self._latest = {one: when for one, when in self._latest.items() if one in snapshots}
-        self._counting = {one: when for one, when in self._counting.items() if one in snapshots}
-        for node in self._counted.keys() - nodes:
-            del self._counted[node]
-        for node in self._last.keys() - nodes:
-            self._count -= len(self._last.pop(node))
+    def is_read_on(self, node: str, snapshot: str, now: float) -> bool:
+        """Return whether a published job or a mount of this node reads the snapshot."""
+        facts, counted = self._view.cluster.said(node), self._counted.get(node, {}).get(snapshot)
+        is_mounted = counted is not None and now - counted.changed < IN_USE
+        return is_mounted or (facts is not None and bool(facts.jobs.get(snapshot)))
 
     def is_placed(self, node: str, snapshot: str) -> bool:
-        """Was a job placed there that reads it? It may not have begun."""
+        """Return whether a job that reads the snapshot was placed on the node. The job may not have begun."""
         return any(node in one.nodes for one in self._book.of(snapshot))
 
-    def placed(self, nodes: Collection[str]) -> dict[str, set[str]]:
-        """The same of some nodes: by node, the snapshots. One look at all jobs, of which there may be 10,000."""
-        found: dict[str, set[str]] = {node: set() for node in nodes}
-        for one in self._book:
-            for node in one.nodes:
-                if node in found:
-                    found[node].add(one.snapshot)
-        return found
+    def all(self) -> Iterator[tuple[str, str, float]]:
+        """Yield node, snapshot and time of each arrival, and of each last read with "" as the node."""
+        yield from [("", *one) for one in self._read.items()]
+        yield from [(node, *one) for node, came in self._came.items() for one in came.items()]
 
-    def all(self) -> list[tuple[str, str, float]]:
-        """Node, snapshot and time of each."""
-        return [(node, *one) for node, of_node in self._last.items() for one in of_node.items()]
+    def restore(self, node: str, snapshot: str, when: float) -> None:
+        """Record what `all` has yielded before a restart."""
+        if node:
+            self.note_arrival(node, snapshot, when)
+        else:
+            self.note(snapshot, when)
+
+    def _of_jobs(self, snapshots: Collection[str]) -> set[str]:
+        placed = {one.snapshot for one in self._book if one.nodes}
+        return {one for one in snapshots if one in placed or self._view.cluster.is_read(one)}
+
+    def _hear(self, name: str) -> None:
+        """Record what a node has said of its mounts' reads and of its copies, or that there is no such node."""
+        node = self._view.nodes.get(name)
+        if node is None:
+            self._counted.pop(name, None)
+            self._count -= len(self._came.pop(name, {}))
+            return
+        now = self._view.now()
+        before, after = self._counted.get(name), {}
+        for one in node.snapshots.values():
+            is_held = bool(one.memory or one.ssd)
+            known = before.get(one.id) if before is not None else None
+            changed = known.changed if known is not None and known.reads == one.reads else now if one.reads else -IN_USE
+            after[one.id] = _Counted(one.reads, changed, is_held)
+            self._changed[one.id] = max(changed, self._changed.get(one.id, changed))
+            if known is not None and known.reads < one.reads:
+                self.note(one.id, now)
+            if is_held:
+                self._read.setdefault(one.id, now)
+                if before is not None and (known is None or not known.is_held):
+                    self.note_arrival(name, one.id, now)
+        self._counted[name] = after
+        came = self._came.get(name, {})
+        for gone in [one for one in came if one not in after or not after[one].is_held]:
+            del came[gone]
+            self._count -= 1

@@ -42,8 +42,9 @@ class SavedJob(msgspec.Struct, frozen=True):
 
 
 class SavedRead(msgspec.Struct, frozen=True, array_like=True):
-    """When a snapshot was read last on a node."""
+    """When a snapshot came to a node, or was read last on any."""
 
+    # Empty: any.
     node: str
     snapshot: str
     seconds: float

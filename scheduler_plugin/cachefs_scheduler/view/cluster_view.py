@@ -143,6 +143,11 @@ class ClusterView:
         self.cluster.look(now)
         return now
 
+    @property
+    def is_complete(self) -> bool:
+        """Return whether each node has been heard, or does not answer."""
+        return all(one.heard is not None or one.problem or one.member_state == "away" for one in self.nodes.values())
+
     def age(self, name: str) -> float:
         """Seconds since the node was heard; of one that never was, since the epoch of this clock."""
         node = self.nodes.get(name)

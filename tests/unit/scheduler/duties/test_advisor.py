@@ -125,13 +125,12 @@ def test_least_recently_used_goes_first_and_nothing_that_a_job_was_placed_on() -
     async def evicted() -> None:
         lru = DatasetSection(cleanup="lru")
         duties = Duties(a=lru, b=lru, c=lru)
+        now = time.monotonic()
+        duties.advisor.reads.note("s-b", now - 1000)
+        duties.advisor.reads.note("s-c", now - 5000)
         duties.say("n", {"a": 1.0, "b": 1.0, "c": 1.0, "d": 0.0}, jobs=("a",), room=3)
         duties.cleaning.step()
         duties.say("n", {"a": 1.0, "b": 1.0, "c": 1.0, "d": 0.0}, room=3)
-        now = time.monotonic()
-        duties.advisor.reads.note("n", "s-a", now - 10)
-        duties.advisor.reads.note("n", "s-b", now - 1000)
-        duties.advisor.reads.note("n", "s-c", now - 5000)
         duties.advisor.placed("other", ["n"], ask("other", "c"))  # it has not begun to read
         duties.advisor.placed("j", ["n"], ask("j", "d"))
         for _ in range(10):

@@ -9,10 +9,11 @@ import msgspec
 import pytest
 from cachefs_scheduler.api.answers import Answers
 from cachefs_scheduler.config import DatasetSection
+from cachefs_scheduler.duties.reads import IN_USE
 from cachefs_scheduler.duties.warming import Warming
 
 from cachefs.errors import Busy
-from cachefs.observe_messages import NodeReport, Order, OrderKind
+from cachefs.observe_messages import Member, NodeReport, Order, OrderKind
 from cachefs.scheduling_messages import Ask, DatasetPolicy, ScaleAsk
 from tests.unit.scheduler.duties.viewed import Duties
 
@@ -37,12 +38,16 @@ def wait(duties: Duties, seconds: float, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(duties.view, "now", lambda: now + seconds)
 
 
-def report_reads(duties: Duties, node: str, reads: int) -> None:
-    """The daemon of a node has counted so many looks that found reads."""
+def report_reads(duties: Duties, node: str, reads: int, dataset: str = "set") -> None:
+    """The daemon of a node has counted so many looks that found reads of a dataset."""
     state = duties.view.nodes[node]
     assert state.report is not None
-    snapshots = [msgspec.structs.replace(one, reads=reads) for one in state.snapshots.values()]
-    report: NodeReport = msgspec.structs.replace(state.report, snapshots=snapshots, version=state.report.version + 1)
+    snapshots = [
+        msgspec.structs.replace(one, reads=reads) for one in state.snapshots.values() if one.datasets == [dataset]
+    ]
+    report: NodeReport = msgspec.structs.replace(
+        state.report, snapshots=snapshots, version=state.report.version + 1, full=False
+    )
     duties.view.take(state, report)
 
 
@@ -88,13 +93,88 @@ def test_homes_keep_what_a_published_job_of_another_node_reads(monkeypatch: pyte
 def test_a_preload_takes_no_room_from_what_is_being_read() -> None:
     lru = DatasetSection(cleanup="lru")
     duties = Duties(set=lru, idle=lru)
+    duties.advisor.reads.note("s-idle", time.monotonic() - 3600)
+    duties.advisor.reads.note("s-set", time.monotonic() - 5000)
     duties.say("n", {"set": 1.0, "idle": 1.0, "new": 0.0}, room=2)
-    duties.advisor.reads.note("n", "s-idle", time.monotonic() - 3600)
-    duties.advisor.reads.note("n", "s-set", time.monotonic() - 5000)
-    duties.advisor.reads.count("n", "s-set", 1, time.monotonic() - 20)
-    duties.advisor.reads.count("n", "s-set", 2, time.monotonic() - 20)
+    report_reads(duties, "n", 1, "set")
     run(lambda: duties.advisor.placed("j", ["n"], Ask(job="j", dataset="new")))
     assert duties.daemons.of(OrderKind.EVICT) == [("n", "idle")]
+
+
+def test_a_replica_that_begins_to_lead_evicts_nothing_that_a_mount_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    duties = Duties(set=DatasetSection(cleanup="lru"))
+    duties.say("n", {"set": 1.0, "new": 0.0}, room=1)
+    report_reads(duties, "n", 41)
+
+    def act() -> None:
+        duties.cleaning.step()
+        duties.advisor.placed("j", ["n"], Ask(job="j", dataset="new"))
+        assert duties.daemons.of(OrderKind.EVICT) == []
+        wait(duties, IN_USE + 1, monkeypatch)  # and its number of reads is still 41
+        duties.advisor.placed("k", ["n"], Ask(job="k", dataset="new"))
+
+    run(act)
+    assert duties.daemons.of(OrderKind.EVICT) == [("n", "set")]
+
+
+def test_a_replica_that_follows_records_what_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    duties = Duties(set=TTL)
+    duties.say("n1", {"set": 1.0})
+    duties.say("n2", {"set": 0.0})
+    refusal = duties.warmings.refusal
+
+    def act() -> None:
+        duties.warmings.refusal = lambda: FOLLOWS
+        duties.advisor.placed("j", ["n2"], Ask(job="j", dataset="set"))
+        wait(duties, 2 * TTL.ttl, monkeypatch)
+        wait(duties, 1, monkeypatch)
+        duties.advisor.ended("j")
+        duties.warmings.refusal = refusal
+        duties.cleaning.step()
+
+    run(act)
+    assert evicted(duties) == []
+
+
+def test_a_service_that_was_away_for_long_asks_mounts_before_it_evicts(monkeypatch: pytest.MonkeyPatch) -> None:
+    duties = Duties(set=TTL)
+    duties.advisor.reads.restore("", "s-set", time.monotonic() - 2 * TTL.ttl)
+    duties.say("n1", {"set": 1.0})
+    duties.view.meet({name: Member(id=name, name=name, host=name, control_port=1) for name in ("n1", "n2")})
+
+    def act() -> None:
+        wait(duties, 5, monkeypatch)
+        duties.cleaning.step()  # n2 has yet to be heard
+        duties.say("n2", {"set": 0.0})
+        report_reads(duties, "n2", 41)
+        wait(duties, 5, monkeypatch)
+        duties.cleaning.step()
+
+    run(act)
+    assert evicted(duties) == []
+
+
+def test_a_copy_is_released_once_no_mount_of_its_node_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    duties = Duties()
+    for node in ("n1", "n2"):
+        duties.say(node, {"set": 1.0})
+
+    def act() -> None:
+        duties.advisor.placed("j", ["n1"], Ask(job="j", dataset="set"))
+        report_reads(duties, "n1", 1)
+        duties.advisor.resized("j", ["n2"])
+        for reads in range(1, 4):  # another program reads on n1, and the job on n2
+            report_reads(duties, "n1", reads)
+            report_reads(duties, "n2", reads)
+            duties.advisor.moves.settle()
+            wait(duties, IN_USE - 20, monkeypatch)
+        assert not duties.advisor.placement.release("set", "s-set", "n1")
+        wait(duties, 30, monkeypatch)
+        report_reads(duties, "n2", 4)
+        duties.advisor.moves.settle()
+
+    run(act)
+    assert evicted(duties) == ["n1"]
 
 
 FOLLOWS = "this replica of cachefs-scheduler does not lead; the replica that does is b"

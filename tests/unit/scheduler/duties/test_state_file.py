@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from cachefs_scheduler.duties import state_file
 from cachefs_scheduler.duties.book import Book, JobState, KnownJob
-from cachefs_scheduler.duties.reads import Reads
 
 from cachefs.errors import AlreadyExists, ConfigError
 from cachefs.scheduling_messages import Ask, DatasetPolicy
+from tests.unit.scheduler.duties.viewed import Duties
 
 
 def known(job: str, state: JobState = JobState.WAITING, touched: float = 90.0) -> KnownJob:
@@ -19,7 +19,7 @@ def test_jobs_come_back_with_their_age(tmp_path: Path) -> None:
     book = Book(10, 60.0)
     for job, state in (("a", JobState.WAITING), ("b", JobState.PLACED), ("c", JobState.ASKED)):
         assert book.put(known(job, state))
-    state_file.write(tmp_path, state_file.pieces(time.time(), book, [], Reads(book), 100.0))
+    state_file.write(tmp_path, state_file.pieces(time.time(), book, [], Duties().advisor.reads, 100.0))
     saved = state_file.read(tmp_path)
     assert [one.ask.job for one in saved.jobs] == ["a", "b"]
     again = state_file.restored_job(saved.jobs[0], 5.0, 1000.0)
@@ -30,16 +30,19 @@ def test_jobs_come_back_with_their_age(tmp_path: Path) -> None:
 def test_what_is_written_in_pieces_is_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_file, "_RECORDS", 3)
     book, policies = Book(100, 60.0), [DatasetPolicy(dataset="set", ttl=5.0)]
-    reads = Reads(book)
+    reads = Duties().advisor.reads
     for number in range(10):
         assert book.put(known(f"job{number}"))
-        reads.note("n1", f"s{number}", float(number))
+        reads.restore("n1" if number % 2 else "", f"s{number}", float(number))
     parts = list(state_file.pieces(1e9, book, policies, reads, 100.0))
     assert len(parts) == 3 + 4 + 4
     state_file.write(tmp_path, parts)
     saved = state_file.read(tmp_path)
     assert (saved.written, saved.policies, len(saved.jobs)) == (1e9, policies, 10)
-    assert saved.reads == [state_file.SavedRead("n1", f"s{number}", 100.0 - number) for number in range(10)]
+    again = Duties().advisor.reads
+    for one in saved.reads:
+        again.restore(one.node, one.snapshot, 100.0 - one.seconds)
+    assert set(again.all()) == {("n1" if number % 2 else "", f"s{number}", float(number)) for number in range(10)}
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"written": 1, "jobs": [{"ask": 3}]}', b"\xff\xfe"])

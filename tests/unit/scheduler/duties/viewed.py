@@ -49,7 +49,7 @@ class Duties:
         self.policies = Policies(config)
         self.warmings = Warmings(self.view, self.daemons, str)
         self.advisor = Advisor(self.view, self.book, self.policies, self.warmings, 0.9)
-        self.cleaning = Cleaning(self.view, self.book, self.policies, self.warmings, self.advisor.reads)
+        self.cleaning = Cleaning(self.view, self.policies, self.warmings, self.advisor.reads)
 
     def say(
         self, node: str, held: Mapping[str, float], *, state: str = "active", jobs: tuple[str, ...] = (), room: int = 8,
