@@ -77,6 +77,54 @@ def test_no_node_loses_what_a_reader_of_any_node_uses(
     assert evicted(duties) == gone
 
 
+def test_a_node_that_joins_sets_no_clock_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    duties = Duties(set=TTL)
+    for node in ("n1", "n2"):
+        duties.say(node, {"set": 1.0})
+        report_reads(duties, node, 3)
+
+    def clean() -> None:
+        for number in range(4):
+            wait(duties, TTL.ttl / 2, monkeypatch)
+            duties.say(f"spot{number}", {"set": 0.1})
+        duties.cleaning.step()
+
+    run(clean)
+    assert {"n1", "n2"} <= set(evicted(duties))
+
+
+def test_a_copy_that_comes_to_a_node_stays_there_for_the_whole_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    duties = Duties(set=TTL)
+    duties.say("n1", {"set": 1.0})
+    duties.say("n2", {"set": 0.0})
+
+    def clean() -> None:
+        wait(duties, TTL.ttl - 10, monkeypatch)
+        duties.say("n2", {"set": 1.0})  # an administrator warms it up for a job of tomorrow
+        wait(duties, 20, monkeypatch)
+        duties.cleaning.step()
+        assert evicted(duties) == []  # not given yet
+        wait(duties, 0, monkeypatch)
+
+    run(clean)
+    assert evicted(duties) == ["n1"]
+
+
+def test_a_daemon_that_starts_again_has_read_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    duties = Duties(set=TTL)
+    duties.say("n1", {"set": 1.0})
+    report_reads(duties, "n1", 3)
+
+    def clean() -> None:
+        wait(duties, TTL.ttl - 100, monkeypatch)
+        report_reads(duties, "n1", 1)  # a mount that is idle has read something some time ago
+        wait(duties, 110, monkeypatch)
+        duties.cleaning.step()
+
+    run(clean)
+    assert evicted(duties) == ["n1"]
+
+
 def test_homes_keep_what_a_published_job_of_another_node_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     duties = Duties(set=TTL)
     duties.say("n1", {"set": 0.5})
