@@ -70,6 +70,13 @@ def mount_points() -> list[MountPoint]:
     return _mount_points(_TABLE)
 
 
+def mount_seen_at(path: Path) -> MountPoint | None:
+    """Returns the mount that programs see at *path*; None where none of cachefs is mounted there, or is covered by a
+    later mount of any file system."""
+    rows = [row for row in _rows(_TABLE) if row.path == os.fspath(path)]
+    return _mount_point(rows[-1]) if rows else None
+
+
 def mount_points_of(process: int) -> list[MountPoint]:
     """The mounts of cachefs that *process* sees, which may be in a container. Raises OSError where nobody can tell."""
     return _mount_points(_PROCESSES / str(process) / "mountinfo")

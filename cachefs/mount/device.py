@@ -93,6 +93,12 @@ class Connection:
         """Can the connection be ended also when it is mounted nowhere any more?"""
         return self._control.has_abort
 
+    @property
+    def is_seen(self) -> bool:
+        """Is this mount what programs see at its directory? Only then may the directory be unmounted: the mount may
+        have been detached (`umount --lazy`), and another one be in its place, or over it."""
+        return kernel.connection_number(self._directory) == self.number
+
     def has_waiting(self) -> bool:
         """Does anybody wait for an answer? Yes where that cannot be known."""
         try:
@@ -112,7 +118,7 @@ class Connection:
         try:
             if self._control.has_abort:
                 self._control.abort()
-            elif kernel.connection_number(self._directory) == self.number:
+            elif self.is_seen:
                 kernel.abort(self._directory)
         except OSError as error:
             log.debug("the connection of %s cannot be ended: %s", self._directory, error.strerror)

@@ -23,11 +23,12 @@ from typing import Final
 from cachefs.errors import Busy, CachefsError
 from cachefs.messages import Empty
 from cachefs.mount import device, kernel, process
+from cachefs.mount.device import Connection
 from cachefs.mount.open_watch import watch_opens
 from cachefs.mount.restarts import Restarts
 from cachefs.mount.users import describe_users
 from cachefs.mount.worker import Mount
-from cachefs.mount_table import mount_points
+from cachefs.mount_table import mount_seen_at
 from cachefs.rpc import JOB_LIST, DaemonClient
 
 log = logging.getLogger(__name__)
@@ -46,11 +47,12 @@ _UNWATCHED: Final = "opens cannot be watched"
 class Ending:
     """The end of one mount. It takes the signals of its process that ask for the end."""
 
-    def __init__(self, mount: Mount, fuse_device: int) -> None:
+    def __init__(self, mount: Mount, fuse_device: int, connection: Connection) -> None:
         """fuse_device: a descriptor of the FUSE connection."""
         self.signals = _listen_to_signals()  # a descriptor that can be read once a signal has come
         self._mount = mount
         self._device = fuse_device
+        self._connection = connection
         self._told = 0.0  # when the first signal has come (monotonic seconds)
         self._deadline = 0.0  # when the grace is over (monotonic seconds); 0 while no signal has come
         self._used = 0.0  # when the mount was last seen to be used (monotonic seconds)
@@ -86,8 +88,12 @@ class Ending:
 
         requests: changes with each request that the workers take.
         """
-        self._tend_watcher()
-        self._look_for_uses(requests)
+        if is_seen := self._connection.is_seen:
+            self._tend_watcher()
+            self._look_for_uses(requests)
+        else:  # what its directory shows is not this mount's to unmount
+            self.close()
+            self._note_use("it was detached, or something is mounted over it")
         now = time.monotonic()
         if now - self._used >= QUIET_SECONDS and self._unmount():
             return True
@@ -95,7 +101,8 @@ class Ending:
             return False
         log.warning(
             "the grace of %s is over, and it was not seen to be free (%s): whatever asks the mount fails from now on "
-            "with ENOTCONN, until `cachectl umount %s`", self._mount.directory, self._use, self._mount.directory,
+            "with ENOTCONN%s", self._mount.directory, self._use,
+            f", until `cachectl umount {self._mount.directory}`" if is_seen else "",
         )  # fmt: skip
         return True
 
@@ -119,7 +126,8 @@ class Ending:
         if before not in ((), requests):
             self._note_use("its files are looked up or read")
         # Below a shield, overlayfs answers ESTALE for a name that the kernel looks up anew.
-        if not any(point.path == self._mount.directory and point.shielded is not None for point in mount_points()):
+        point = mount_seen_at(self._mount.directory)
+        if point is not None and point.shielded is None:
             device.forget_names(self._device)
 
     def _note_use(self, how: str) -> None:

@@ -13,7 +13,7 @@ from typing import Final
 
 from cachefs.errors import AccessDenied, Busy, CachefsError, NotFound
 from cachefs.mount.mount_calls import leads_through_magic_link
-from cachefs.mount_table import mount_points
+from cachefs.mount_table import mount_points, mount_seen_at
 
 log = logging.getLogger(__name__)
 
@@ -150,10 +150,13 @@ def abort(directory: Path) -> None:
 
 
 def connection_number(directory: Path) -> int | None:
-    """The kernel's number of the FUSE connection mounted on *directory*, found without asking the mount."""
-    place = directory.parent.resolve() / directory.name
-    numbers = [point.connection for point in mount_points() if point.path == place]
-    return numbers[-1] if numbers else None
+    """Returns the kernel's number of the FUSE connection that is seen at *directory*, without asking the mount.
+
+    None where no cachefs is mounted there, or where something else is mounted over it: an unmount of the directory
+    would end that.
+    """
+    point = mount_seen_at(directory.parent.resolve() / directory.name)
+    return None if point is None else point.connection
 
 
 def prepare_mount_point(directory: Path) -> int:

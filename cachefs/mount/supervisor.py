@@ -72,7 +72,7 @@ class Supervisor:
         _raise_soft_limit()
         session = open_session(mount.spec, mount.directory, mount.options, interposer)
         mounted()
-        ending = Ending(mount, session.device)
+        ending = Ending(mount, session.device, session.connection)
         guard = Guard(session.connection)
         workers = WorkerPool(mount, session, self._worker_count(session))
         control = ControlProcess(mount)
@@ -135,10 +135,9 @@ class Supervisor:
 
     def _unmount(self, session: Session) -> None:
         """Detach a mount that no program relies on yet."""
-        directory = self._mount.directory
-        if kernel.connection_number(directory) == session.connection.number:
+        if session.connection.is_seen:
             try:
-                kernel.unmount(directory, lazy=True, force=not session.connection.has_abort)
+                kernel.unmount(self._mount.directory, lazy=True, force=not session.connection.has_abort)
             except CachefsError as error:
                 log.warning("%s", error)
 

@@ -18,7 +18,7 @@ from cachefs.mount.ending import QUIET_SECONDS
 from cachefs.mount_table import mount_points
 from cachefs.rpc import JOB_CANCEL, JOB_PUBLISH
 from tests.daemon import COMMAND, Daemon
-from tests.mounting import mount_pid, mounted, run_mount
+from tests.mounting import mount_again, mount_pid, mounted, run_mount
 
 FILES = 6
 # Opens a file each second, for longer than a mount must be quiet, and says of each what came of it.
@@ -163,3 +163,51 @@ def test_the_next_mount_takes_the_place_of_one_that_ended_in_use(daemon: Daemon,
         assert kernel.is_dead(directory)
         assert run_mount(daemon.socket, "tree", directory).returncode == 0
         assert len(os.listdir(directory)) == FILES
+
+
+@contextlib.contextmanager
+def precious_files(directory: Path) -> Iterator[Path]:
+    """A tmpfs on *directory*, with a file in it that is nowhere else."""
+    subprocess.run(["mount", "-t", "tmpfs", "other", directory], check=True)
+    try:
+        (directory / "results").write_text("precious")
+        yield directory / "results"
+    finally:
+        subprocess.run(["umount", directory], check=False)
+
+
+@pytest.mark.parametrize("detached", [True, False])
+def test_a_mount_that_is_seen_no_more_unmounts_nothing_else(daemon: Daemon, tmp_path: Path, detached: bool) -> None:
+    """detached: another file system is in its place; else one is mounted over it."""
+    with mounted(daemon.socket, "tree", tmp_path / "m", f"grace={QUIET_SECONDS + 2}") as directory:
+        supervisor = psutil.Process(mount_pid(daemon.client, directory))
+        with held_open(directory / "0.bin"):
+            if detached:
+                kernel.unmount(directory, lazy=True)
+            with precious_files(directory) as results:
+                supervisor.terminate()
+                supervisor.wait(60)
+                assert results.read_text() == "precious"
+        assert is_mounted(directory) is not detached
+
+
+def test_a_mount_that_was_detached_leaves_its_successor_alone(daemon: Daemon, tmp_path: Path) -> None:
+    with mounted(daemon.socket, "tree", tmp_path / "m", f"grace={QUIET_SECONDS + 2}") as directory:
+        supervisor = psutil.Process(mount_pid(daemon.client, directory))
+        with held_open(directory / "0.bin"):
+            kernel.unmount(directory, lazy=True)
+            mount_again(daemon.socket, "tree", directory)
+            supervisor.terminate()
+            supervisor.wait(60)
+            assert len(os.listdir(directory)) == FILES
+
+
+def test_cachectl_does_not_unmount_what_is_mounted_over_a_mount(daemon: Daemon, tmp_path: Path) -> None:
+    with mounted(daemon.socket, "tree", tmp_path / "m") as directory, precious_files(directory) as results:
+        done = subprocess.run(
+            [COMMAND.with_name("cachectl"), "--socket", daemon.socket, "umount", directory],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert done.returncode
+        assert "something else is mounted over the mount" in done.stderr
+        assert results.read_text() == "precious"

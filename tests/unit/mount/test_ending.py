@@ -20,10 +20,10 @@ def test_names_are_not_forgotten_below_a_shield(
     """overlayfs would answer ESTALE to a program that reads the mount."""
     told: list[int] = []
     monkeypatch.setattr(device, "forget_names", told.append)
-    monkeypatch.setattr(ending, "mount_points", lambda: [MountPoint(tmp_path, "0:58", "cachefs:one", shielded)])
+    monkeypatch.setattr(ending, "mount_seen_at", lambda path: MountPoint(path, "0:58", "cachefs:one", shielded))
     monkeypatch.setattr(ending, "_listen_to_signals", lambda: -1)
     mount = SimpleNamespace(directory=tmp_path)
-    made = Ending(mount, 7)  # type: ignore[arg-type]
+    made = Ending(mount, 7, SimpleNamespace())  # type: ignore[arg-type]
     os.write(made._writer, b"opens cannot be watched\n")
     made._look_for_uses((1,))
     assert told == forgotten
@@ -38,7 +38,7 @@ def test_a_signal_right_after_the_first_one_does_not_end_the_grace(
     monkeypatch.setattr(ending, "_listen_to_signals", lambda: reader)
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     mount = SimpleNamespace(directory=tmp_path, options=SimpleNamespace(grace=30.0))
-    made = Ending(mount, 7)  # type: ignore[arg-type]
+    made = Ending(mount, 7, SimpleNamespace())  # type: ignore[arg-type]
     assert not made.is_told()
     deadlines = []
     for clock[0] in (100.0, 100.5, 102.0):

@@ -14,7 +14,7 @@ from cachefs.errors import Busy, CachefsError, ConfigError, NotFound
 from cachefs.messages import Empty
 from cachefs.mount import kernel
 from cachefs.mount.users import describe_users
-from cachefs.mount_table import mount_points
+from cachefs.mount_table import mount_points, mount_seen_at
 from cachefs.rpc import STATUS
 from cachefs.socket_path import SOCKET_VARIABLE
 from cachefs_tools.cachectl import completion
@@ -85,6 +85,8 @@ def umount(session: CommandSession, directory: str, lazy: bool) -> None:
     path = resolved_mount_point(directory)
     if not any(point.path == path for point in mount_points()):
         raise NotFound(f"no cachefs is mounted at {name(directory)}; `cachectl mounts` shows where there is one")
+    if mount_seen_at(path) is None:
+        raise Busy(f"something else is mounted over the mount at {name(directory)}; unmount that first")
     recovered = not lazy and is_dead(path)
     known = living_mounts(session, path)
     try:
