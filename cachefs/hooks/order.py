@@ -8,9 +8,8 @@ Attributes of samplers are read as they lie in the object. A sampler of which on
 length that only code of the job can tell, is not foreseen.
 """
 
-import contextlib
-import itertools
 import sys
+from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,25 +20,32 @@ from numpy.typing import NDArray
 from cachefs.publishing import clock
 from cachefs.publishing.attributes import fields, module_of, own_value
 from cachefs.publishing.foreign import suppress_own
+from cachefs.publishing.in_memory import is_in_memory
 from cachefs.publishing.lengths import length_of
 from cachefs.publishing.pure import is_pure, is_seedable, is_stateful
 
 AnyOrder = NDArray[numpy.int64]
 
-# An order of more samples is not foreseen: a permutation of so many takes 0.1 s, for which the job waits. It is read
-# from the sampler's iterator, piece by piece.
+# An order that costs more than a permutation of so many samples is not foreseen: that takes 0.1 s, for which the job
+# waits. The order is read from the sampler's iterator, piece by piece.
 MAX_SAMPLES: Final = 4 << 20
-# RandomSampler draws so many numbers at once where it draws with replacement, which takes 3 to 6 us each: of an epoch
-# with more samples than this it would take more than 0.2 s.
-REPLACEMENTS: Final = 32
-MAX_REPLACEMENTS: Final = 1 << 20
 # RandomSampler draws whole permutations: one of few samples takes 10 to 20 us, whatever it is worth.
 MAX_PERMUTATIONS: Final = 4 << 10
+# How many times as long as one sample of a permutation (25 ns) each of these takes: a sample that is drawn by weight
+# with replacement, a weight for it, a weight where samples are drawn without replacement, an item of a list.
+DRAWN_BY_WEIGHT: Final = 64
+WEIGHT: Final = 4
+WEIGHT_OF_ALL: Final = 16
+LISTED: Final = 2
+# Items of a list that are made an array at once.
+PIECE: Final = 1 << 14
 # Drawing all orders that are foreseen takes so many seconds, at most; those that are not drawn by then are left out.
-DRAWING_SECONDS: Final = 0.5
+DRAWING_SECONDS: Final = 0.3
 # A pure sampler is iterated for so many seconds, about: it may be slow, or have no end. What it gives after that is
 # published as it is drawn.
 PURE_SECONDS: Final = 0.3
+# A sampler of which foreseeing has taken more seconds is not foreseen any more.
+MOST_SECONDS: Final = 1.0
 
 
 class SamplerOrder:
@@ -69,6 +75,7 @@ class SamplerOrder:
             self._sampler, "StatefulDistributedSampler"
         )
         self._kind = None if self._is_distributed else _kind_of(self._sampler, data)
+        self._is_too_slow = False  # has foreseeing taken longer than the job may wait?
 
     @property
     def samplers(self) -> tuple[Any, ...]:
@@ -129,24 +136,38 @@ class SamplerOrder:
         between. A rank of many says one more: nodes that share a cache say of each block who keeps it, before the epoch
         begins that settles it.
         """
-        if self._torch._C._len_torch_dispatch_stack() or self._whole_batches is None:
+        if self._is_too_slow or self._torch._C._len_torch_dispatch_stack() or self._whole_batches is None:
             return None  # what torch computes now is not computed as usual
+        begun = clock.monotonic()
         with self._torch._C.DisableTorchFunction():
-            if self._is_distributed:
-                distributed = self._of_rank()
-                return None if distributed is None else [distributed] * (1 + self._ahead())
-            if is_pure(self._sampler):
-                return [self._whole(self._first_samples())]
-            drawing = self._drawing()
-            if drawing is None or self._kind is None:
-                return None
-            found = []
-            with contextlib.suppress(_TooSlow):
-                for ahead in range(1 + self._ahead()):
-                    if ahead and self._draws_worker_seeds:
+            found = self._orders()
+        self._is_too_slow |= clock.monotonic() > begun + MOST_SECONDS
+        return found
+
+    def _orders(self) -> list[AnyOrder] | None:
+        if self._is_distributed:
+            distributed = self._of_rank()
+            return None if distributed is None else [distributed] * (1 + self._ahead())
+        if is_pure(self._sampler):
+            first = self._first_samples()
+            return None if first is None else [self._whole(first)]
+        drawing = self._drawing()
+        if drawing is None or self._kind is None:
+            return None
+        found: list[AnyOrder] = []
+        try:
+            for ahead in range(1 + self._ahead()):
+                if ahead:
+                    drawing.check_time(1 / ahead)
+                    if self._draws_worker_seeds:
                         drawing.number(self._loader_generator)
-                    found.append(self._whole(self._kind.draw(drawing, ahead)))
-            return found or None
+                order = self._kind.draw(drawing, ahead)
+                if order is None:
+                    return None
+                found.append(self._whole(order))
+        except _TooSlow:
+            self._is_too_slow = not found
+        return found or None
 
     def _ahead(self) -> int:
         """How many epochs after the current one are foreseen."""
@@ -162,8 +183,8 @@ class SamplerOrder:
         if not all(one is None or _is_plain(torch, one) for one in generators):
             return None
         drawing = _Drawing(torch, values)
-        length = kind.length(drawing)
-        return drawing if length is not None and 0 < length <= MAX_SAMPLES else None
+        cost = kind.cost(drawing)
+        return drawing if cost is not None and 0 < cost <= MAX_SAMPLES else None
 
     def _of_rank(self) -> AnyOrder | None:
         """The epoch of a DistributedSampler: torch's own code runs on a copy, whose dataset is only as long."""
@@ -178,24 +199,22 @@ class SamplerOrder:
         value = own_value(self._sampler, name)
         return value if type(value) is int else None
 
-    def _first_samples(self) -> AnyOrder:
-        """What a pure sampler gives within PURE_SECONDS after its first sample, which it may compute all others for."""
-        samples = iter(self._flat())
-        parts = [numpy.fromiter(itertools.islice(samples, 1), dtype=numpy.int64)]
-        begun, size = clock.monotonic(), 16
-        # Each part takes about as long as all before it.
-        while 2 * size <= MAX_SAMPLES and clock.monotonic() < begun + PURE_SECONDS / 2:
-            part = numpy.fromiter(itertools.islice(samples, size), dtype=numpy.int64)
-            parts.append(part)
-            if len(part) < size:
-                break
-            size *= 2
-        return numpy.concatenate(parts)
-
-    def _flat(self) -> Iterable[int]:
-        """The samples that a pure sampler gives, also where it gives batches of them."""
+    def _first_samples(self) -> AnyOrder | None:
+        """What a pure sampler gives within PURE_SECONDS after its first sample, which it may compute all others for.
+        None where that is no sample numbers."""
+        taken = array("q")
+        deadline: float | None = None
         sampler: Any = self._sampler
-        return (one for index in sampler for one in (index if type(index) in (list, tuple) else (index,)))
+        for index in sampler:
+            numbers = [index] if type(index) is int else numbers_in(index)
+            if numbers is None:
+                return None
+            taken.extend(numbers)
+            now = clock.monotonic()
+            deadline = now + PURE_SECONDS if deadline is None else deadline
+            if now >= deadline or len(taken) >= MAX_SAMPLES:
+                break
+        return numpy.array(taken, dtype=numpy.int64)
 
     def _whole(self, samples: AnyOrder) -> AnyOrder:
         size = self._whole_batches or 1
@@ -219,14 +238,19 @@ class _Drawing:
         self.torch = torch
         self.values = values
         self._copies: dict[int, Any] = {}
-        self._deadline = clock.monotonic() + DRAWING_SECONDS
+        self._begun = clock.monotonic()
+
+    def check_time(self, more: float = 0.0) -> None:
+        """Raises _TooSlow where what comes next would end too late. more: how long that takes, as a part of what all
+        has taken so far."""
+        if (1 + more) * (clock.monotonic() - self._begun) > DRAWING_SECONDS:
+            raise _TooSlow
 
     def many(self, draw: Callable[[int], Any], sizes: Iterable[int]) -> list[Any]:
         """Returns what *draw* gives for each of *sizes*. Raises _TooSlow."""
         found = []
         for size in sizes:
-            if clock.monotonic() > self._deadline:
-                raise _TooSlow
+            self.check_time()
             found.append(draw(size))
         return found
 
@@ -257,10 +281,10 @@ class _Kind:
     """How one of torch's samplers draws."""
 
     attributes: tuple[str, ...]
-    # Samples that it draws; None where that cannot be read, or it would take too long.
-    length: Callable[[_Drawing], int | None]
-    # What it gives, now (0) or the next time (1).
-    draw: Callable[[_Drawing, int], AnyOrder]
+    # How many samples a permutation has that takes as long to draw; None where that cannot be read, or is too much.
+    cost: Callable[[_Drawing], int | None]
+    # What it gives, now (0) or the next time (1); None where that is no numbers.
+    draw: Callable[[_Drawing, int], AnyOrder | None]
 
 
 def _kind_of(sampler: Any, data: Any) -> _Kind | None:
@@ -280,13 +304,13 @@ def _in_sequence(drawing: _Drawing, ahead: int) -> AnyOrder:
     return numpy.arange(_length_of_data(drawing) or 0, dtype=numpy.int64)
 
 
-def _length_at_random(drawing: _Drawing) -> int | None:
+def _cost_at_random(drawing: _Drawing) -> int | None:
     size, number = _length_of_data(drawing), drawing.values["_num_samples"]
     found = size if number is None else number
     if not size or type(found) is not int:
         return None
     if drawing.values["replacement"]:
-        return found if found <= MAX_REPLACEMENTS else None
+        return found
     # Of each permutation that is begun, all is drawn.
     return max(found, size) if found // size < MAX_PERMUTATIONS else None
 
@@ -294,13 +318,13 @@ def _length_at_random(drawing: _Drawing) -> int | None:
 def _at_random(drawing: _Drawing, ahead: int) -> AnyOrder:
     generator = drawing.values["generator"]
     if generator is not None:
-        return _at_random_with(drawing, drawing.of(generator))
+        return _at_random_with(drawing, drawing.of(generator), is_kept=True)
     return _at_random_with(drawing, drawing.seeded(drawing.number(None)))
 
 
-def _length_seeded(drawing: _Drawing) -> int | None:
+def _cost_seeded(drawing: _Drawing) -> int | None:
     seeds = drawing.values["epoch"], drawing.values["initial_seed"]
-    return _length_at_random(drawing) if all(type(one) is int for one in seeds) else None
+    return _cost_at_random(drawing) if all(type(one) is int for one in seeds) else None
 
 
 def _at_random_seeded(drawing: _Drawing, ahead: int) -> AnyOrder:
@@ -308,36 +332,52 @@ def _at_random_seeded(drawing: _Drawing, ahead: int) -> AnyOrder:
     return _at_random_with(drawing, drawing.seeded(seed))
 
 
-def _at_random_with(drawing: _Drawing, generator: Any) -> AnyOrder:
-    """What RandomSampler draws from *generator*."""
+def _at_random_with(drawing: _Drawing, generator: Any, *, is_kept: bool = False) -> AnyOrder:
+    """What RandomSampler draws from *generator*. is_kept: the next epoch is drawn from it too."""
     torch, size = drawing.torch, _length_of_data(drawing) or 0
     number = drawing.values["_num_samples"]
     number = size if number is None else number
     if drawing.values["replacement"]:
-        sizes = [REPLACEMENTS] * (number // REPLACEMENTS) + [number % REPLACEMENTS]
-        drawn = drawing.many(lambda one: torch.randint(size, (one,), generator=generator, device="cpu"), sizes)
-        return numpy.asarray(torch.cat(drawn).numpy(), dtype=numpy.int64)
-    # The last permutation is drawn even if nothing of it is used.
-    sizes = [size] * (number // size + 1)
+        # RandomSampler draws 32 at a time, and a generator gives the same numbers however many are drawn at once.
+        drawn = torch.randint(size, (number,), dtype=torch.int64, generator=generator, device="cpu")
+        return numpy.asarray(drawn.numpy(), dtype=numpy.int64)
+    # RandomSampler draws the last permutation even if nothing of it is used.
+    sizes = [size] * (number // size + 1 if is_kept else -(-number // size))
     parts = drawing.many(lambda one: drawing.permutation(one, generator), sizes)
     return numpy.concatenate(parts)[:number]
 
 
-def _length_of_subset(drawing: _Drawing) -> int | None:
+def _cost_of_subset(drawing: _Drawing) -> int | None:
     indices = drawing.values["indices"]
+    if type(indices) in (list, tuple):
+        return LISTED * len(indices)
     # Any other sequence may compute its items, or read them.
-    return len(indices) if type(indices) in (list, tuple, range, numpy.ndarray) else None
+    is_here = type(indices) is range or (type(indices) is numpy.ndarray and is_in_memory(indices))
+    return len(indices) if is_here else None
 
 
-def _of_subset(drawing: _Drawing, ahead: int) -> AnyOrder:
-    indices = numpy.asarray(drawing.values["indices"], dtype=numpy.int64)
-    return indices[drawing.permutation(len(indices), drawing.of(drawing.values["generator"]))]
+def _of_subset(drawing: _Drawing, ahead: int) -> AnyOrder | None:
+    indices = drawing.values["indices"]
+    if type(indices) in (list, tuple):  # whose items may be anything
+        with suppress_own(TypeError, ValueError, OverflowError):
+            parts = drawing.many(
+                lambda at: numpy.asarray(indices[at : at + PIECE], dtype=numpy.int64), range(0, len(indices), PIECE)
+            )
+            drawing.values["indices"] = numpy.concatenate(parts)
+        indices = drawing.values["indices"]
+    if type(indices) in (list, tuple) or (type(indices) is numpy.ndarray and indices.ndim != 1):
+        return None
+    numbers = numpy.asarray(indices, dtype=numpy.int64)
+    return numbers[drawing.permutation(len(numbers), drawing.of(drawing.values["generator"]))]
 
 
-def _length_by_weight(drawing: _Drawing) -> int | None:
+def _cost_by_weight(drawing: _Drawing) -> int | None:
     weights, number = drawing.values["weights"], drawing.values["num_samples"]
-    is_here = type(weights) is drawing.torch.Tensor and weights.device.type == "cpu"
-    return max(number, len(weights)) if is_here and type(number) is int else None
+    if type(weights) is not drawing.torch.Tensor or weights.device.type != "cpu" or type(number) is not int:
+        return None
+    if not drawing.values["replacement"]:
+        return WEIGHT_OF_ALL * len(weights)
+    return max(DRAWN_BY_WEIGHT * number, WEIGHT * len(weights))
 
 
 def _by_weight(drawing: _Drawing, ahead: int) -> AnyOrder:
@@ -349,13 +389,11 @@ def _by_weight(drawing: _Drawing, ahead: int) -> AnyOrder:
 
 
 _OF_RANDOM: Final = ("data_source", "replacement", "_num_samples", "generator")
-_SEEDABLE: Final = _Kind((*_OF_RANDOM, "epoch", "initial_seed"), _length_seeded, _at_random_seeded)
+_SEEDABLE: Final = _Kind((*_OF_RANDOM, "epoch", "initial_seed"), _cost_seeded, _at_random_seeded)
 _KINDS: Final = {
-    "RandomSampler": _Kind(_OF_RANDOM, _length_at_random, _at_random),
-    "SubsetRandomSampler": _Kind(("indices", "generator"), _length_of_subset, _of_subset),
-    "WeightedRandomSampler": _Kind(
-        ("weights", "num_samples", "replacement", "generator"), _length_by_weight, _by_weight
-    ),
+    "RandomSampler": _Kind(_OF_RANDOM, _cost_at_random, _at_random),
+    "SubsetRandomSampler": _Kind(("indices", "generator"), _cost_of_subset, _of_subset),
+    "WeightedRandomSampler": _Kind(("weights", "num_samples", "replacement", "generator"), _cost_by_weight, _by_weight),
     "SequentialSampler": _Kind(("data_source",), _length_of_data, _in_sequence),
 }
 

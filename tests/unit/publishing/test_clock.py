@@ -67,7 +67,7 @@ def test_iterating_a_pure_sampler_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order, "PURE_SECONDS", AT_ONCE)
     found = SamplerOrder(DataLoader(range(9), sampler=Slow())).foresee()  # type: ignore[arg-type, call-overload]
     assert found is not None
-    assert [one.tolist() for one in found] == [[0]]
+    assert [one.tolist() for one in found] == [[0, 1]]
 
 
 def test_reading_a_list_ends(monkeypatch: pytest.MonkeyPatch) -> None:

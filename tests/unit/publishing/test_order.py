@@ -184,7 +184,7 @@ def test_of_a_pure_sampler_without_an_end_only_the_beginning_is_taken(
     loader: DataLoader[Any] = DataLoader(range(9), 2, sampler=Endless())  # type: ignore[arg-type, call-overload]
     found = SamplerOrder(loader).foresee()
     assert found is not None
-    assert found[0].tolist() == list(range(1 + 16 + 32 + 64 + 128 + 256 if patience else 1))
+    assert found[0].tolist() == list(range(1000 if patience else 1))
 
 
 def test_a_pure_sampler_that_is_slow_is_not_iterated_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +203,86 @@ def test_a_pure_sampler_that_is_slow_is_not_iterated_to_its_end(monkeypatch: pyt
     found = SamplerOrder(DataLoader(range(9), sampler=Slow())).foresee()  # type: ignore[arg-type, call-overload]
     assert found is not None
     assert 10 < len(found[0]) < 200
-    assert now < 62
+    assert now < 60 + order.PURE_SECONDS + 0.03
+
+
+def test_the_clock_is_looked_at_between_samples_and_what_was_too_slow_is_not_foreseen_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 0.0
+    given = 0
+
+    @cachefs.pure_sampler
+    class Reading:
+        """Reads a length from somewhere for each sample, but for the first ones."""
+
+        def __iter__(self) -> Iterator[int]:
+            nonlocal now, given
+            for sample in range(1000):
+                now += 2.0 if sample >= 100 else 0.0
+                given += 1
+                yield sample
+
+    monkeypatch.setattr(order, "clock", SimpleNamespace(monotonic=lambda: now))
+    ours = SamplerOrder(DataLoader(range(9), sampler=Reading()))  # type: ignore[arg-type, call-overload]
+    found = ours.foresee()
+    assert found is not None
+    assert found[0].tolist() == list(range(101))
+    assert (now, given) == (2.0, 101)
+    assert ours.foresee() is None
+    assert (now, given) == (2.0, 101)
+
+
+@cachefs.pure_sampler
+class Sized:
+    """Says of each sample how large it is to be."""
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        return iter([("a", 320), ("b", 320)])
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        Sized(),
+        SubsetRandomSampler(["a", "b"]),  # type: ignore[list-item]
+        SubsetRandomSampler([(7, 320), (9, 320)]),  # type: ignore[list-item]
+        SubsetRandomSampler([(7, 320), 9]),  # type: ignore[list-item]
+        SubsetRandomSampler(numpy.ones((4, 2), dtype=numpy.int64)),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_sample_numbers_is_not_foreseen(sampler: Any) -> None:
+    loader: DataLoader[Any] = DataLoader(range(9), 2, sampler=sampler)  # type: ignore[arg-type]
+    assert SamplerOrder(loader).foresee() is None
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        WeightedRandomSampler(torch.ones(9), order.MAX_SAMPLES // order.DRAWN_BY_WEIGHT + 1),  # type: ignore[arg-type]
+        WeightedRandomSampler(torch.ones(order.MAX_SAMPLES // order.WEIGHT + 1), 9),  # type: ignore[arg-type]
+        WeightedRandomSampler(torch.ones(order.MAX_SAMPLES // order.WEIGHT_OF_ALL + 1), 9, replacement=False),  # type: ignore[arg-type]
+    ],
+)
+def test_samples_by_weight_cost_more_than_a_permutation(monkeypatch: pytest.MonkeyPatch, sampler: Any) -> None:
+    monkeypatch.setattr(torch, "multinomial", None)  # it would take seconds
+    assert SamplerOrder(DataLoader(range(9), sampler=sampler)).foresee() is None  # type: ignore[arg-type]
+
+
+def test_samples_with_replacement_are_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = (1 << 20) + 7
+    loader: DataLoader[Any] = DataLoader(
+        range(1000),  # type: ignore[arg-type]
+        sampler=RandomSampler(range(1000), replacement=True, num_samples=size, generator=generator_of("own")),
+    )
+    ours, theirs = SamplerOrder(loader), list(loader.sampler)
+    loader.sampler.generator = generator_of("own")  # type: ignore[attr-defined]
+    calls, draw = [], torch.randint
+    monkeypatch.setattr(torch, "randint", lambda *given, **named: calls.append(given) or draw(*given, **named))  # type: ignore[func-returns-value]
+    found = ours.foresee()
+    assert found is not None
+    assert found[0].tolist() == theirs
+    assert len(calls) == len(found)
 
 
 class Virtual:
@@ -258,4 +337,16 @@ def test_what_cannot_be_drawn_in_time_is_left_out(monkeypatch: pytest.MonkeyPatc
     assert found is not None
     assert [one.tolist() for one in found] == [list(sampler)]
     sampler = RandomSampler(range(5), num_samples=21)
-    assert SamplerOrder(DataLoader(range(5), sampler=sampler)).foresee() is None
+    ours = SamplerOrder(DataLoader(range(5), sampler=sampler))
+    assert ours.foresee() is None
+    before = now[0]
+    assert ours.foresee() is None
+    assert now[0] == before, "what was too slow is not drawn again"
+    sampler = RandomSampler(range(5))
+    monkeypatch.setattr(order, "MOST_SECONDS", 0.0)
+    ours = SamplerOrder(DataLoader(range(5), sampler=sampler))
+    found = ours.foresee()
+    assert found is not None
+    assert len(found) == 2
+    assert ours.foresee() is None
+    assert SamplerOrder(DataLoader(range(5), sampler=sampler)).foresee() is not None, "each loader is looked at once"

@@ -148,7 +148,7 @@ def test_epochs_ahead_are_published_once_and_replaced_where_they_turn_out_to_be_
 def test_what_a_pure_sampler_gives_behind_its_beginning_is_published_as_it_is_drawn(
     record: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(order, "MAX_SAMPLES", 40)
+    monkeypatch.setattr(order, "MAX_SAMPLES", 17)
     sampler: Any = pure_sampler(type("Pure", (Sampler,), {"epoch": 0}))()
     loader: Any = DataLoader(range(SIZE), BATCH, sampler=sampler)  # type: ignore[arg-type]
     watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
