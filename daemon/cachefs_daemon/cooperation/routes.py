@@ -54,6 +54,7 @@ class Routes:
             route = Route.of(view.me, holder, home, None, tuple(before))
         else:
             route = Route.of(view.me, holder, home, at_home.stands_in, (*before, *at_home.may_have))
+            route = replace(route, before_origin=at_home.before_origin)
         if any(ids[number] == view.me for number in second):
             route = replace(route, is_mine=True)
-        return route if route.brings is not None or route.may_have else None
+        return route if route.leads_elsewhere else None

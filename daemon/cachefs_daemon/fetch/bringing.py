@@ -281,7 +281,8 @@ class Bringing:
         if route is None:
             return False
         if flight.is_for_peer:
-            return bool(route.may_have) and self._search(flight, elsewhere, Route(route.may_have))
+            asked = Route(route.may_have, before_origin=route.before_origin)
+            return asked.leads_elsewhere and self._search(flight, elsewhere, asked)
         flight.is_mine = route.is_mine
         futile = not flight.demanded and self._is_futile_hint(flight)
         return not futile and self._search(flight, elsewhere, route)

@@ -51,6 +51,7 @@ class Elsewhere:
         # their own windows say how many bytes are on the way.
         self.slots = FetchSlots(WIDER * origin_slots.count, origin_slots.capacity)
         self._experience = Experience(peers, lacks)
+        self._lacks = lacks
         self._membership = membership
         self._steal = steal
         self._lanes: dict[str, _Lane] = {}  # by id of the node
@@ -119,6 +120,10 @@ class Elsewhere:
         route = self.route(source)
         return _steps(route) if route is not None else []
 
+    def note_reader(self, snapshot: str, node_id: str) -> None:
+        """This node has just told that node that it does not have the snapshot."""
+        self._lacks.note_reader(snapshot, node_id)
+
     def able(self, node_id: str, seconds: float, *, ahead: bool) -> NodeRecord | None:
         """The node that asks, if it may bring a block for this one, whose reads from the origin wait for so many
         seconds. ahead: nobody waits for the block yet."""
@@ -147,6 +152,8 @@ def _steps(route: Route) -> Steps:
         steps.append((route.brings, True))
         if route.stands_in is not None:
             steps.append((route.stands_in, True))
+    else:
+        steps += [(node, False) for node in route.before_origin]
     return steps
 
 

@@ -172,6 +172,8 @@ class Fetcher:
     def _ask_for_peer(self, fetch: Fetch, until: float, answer: PeerTell) -> None:
         refs = fetch.blocks
         if self.awaited is not None and not self.awaited.is_here(refs[0].snapshot):
+            if self.bringing.elsewhere is not None:
+                self.bringing.elsewhere.note_reader(refs[0].snapshot, fetch.peer)
             answer([LACKS_SNAPSHOT] * len(refs))
             return
 

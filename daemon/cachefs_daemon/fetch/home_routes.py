@@ -22,6 +22,8 @@ from cachefs_daemon.fetch.snapshot_lacks import SnapshotLacks
 # Seconds for which a block that has another home now may still be at the one before. By then it was read, or filling in
 # the background has moved it.
 FORMER_SECONDS: Final = 600.0
+# Nodes that are asked before the origin for a block that they may have read while this node lacked the snapshot.
+MOST_BEFORE_ORIGIN: Final = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +41,12 @@ class _Ring:
         ids = tuple(one.id for one in view.placing)
         seeds = np.array([xxhash.xxh3_64_intdigest(one.encode()) for one in ids], np.uint64)
         return cls(ids, seeds, np.array([one.weight for one in view.placing], np.float64), _zones(view, replicas))
+
+    def first_among(self, hashed: np.uint64, nodes: frozenset[str]) -> list[str]:
+        """The first few of these nodes in rendezvous order."""
+        scores = scores_of_one(hashed, self.seeds, self.weights)
+        numbers = [number for number in np.argsort(-scores, kind="stable").tolist() if self.ids[number] in nodes]
+        return [self.ids[number] for number in numbers[:MOST_BEFORE_ORIGIN]]
 
     def is_like(self, other: "_Ring") -> bool:
         return (
@@ -95,16 +103,20 @@ class HomeRoutes:
         if not first:
             return None  # no node is known to count, or none of them has the snapshot
         me, home, after = self._view.me, self._view.get(first), self._view.get(second)
-        others = list(self._before(hashed))
-        # While this node was away, the next one in order stood in for it.
-        if self._replicas > 1 or (first == me and self.is_filling(source.snapshot)):
+        others, readers = list(self._before(hashed)), self._lacks.readers(source.snapshot)
+        # While this node was away, or lacked the snapshot, the next one in order stood in for it.
+        if self._replicas > 1 or (first == me and (readers or self.is_filling(source.snapshot))):
             others.insert(0, second)
         records = [self._view.get(one) for one in others if one != first]
         before = [one for one in records if one is not None and one.state != "away"]
         route = Route.of(me, home, home, after, tuple(before))
         if self._replicas > 1 and second == me:
             route = replace(route, is_mine=True)
-        return route if route.brings is not None or route.may_have else None
+        if readers:
+            records = [self._view.get(one) for one in self._ring.first_among(hashed, readers - {me})]
+            reading = [one for one in records if one is not None and one.state != "away" and one not in route.may_have]
+            route = replace(route, before_origin=tuple(reading))
+        return route if route.leads_elsewhere else None
 
     def _before(self, hashed: np.uint64) -> Sequence[str]:
         """Who was the block's home before this one, and had the second copy, if they may still have it."""

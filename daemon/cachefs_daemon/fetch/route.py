@@ -17,6 +17,13 @@ class Route:
     stands_in: NodeRecord | None = None
     # Is this node to keep it? Else it is a copy of another's.
     is_mine: bool = False
+    # Asked in this order whether they have it, before this node asks the origin, for itself or for another node.
+    before_origin: tuple[NodeRecord, ...] = ()
+
+    @property
+    def leads_elsewhere(self) -> bool:
+        """Is any other node to be asked?"""
+        return self.brings is not None or bool(self.may_have or self.before_origin)
 
     @classmethod
     def of(

@@ -250,6 +250,7 @@ class Search:
     # Ask all of them until one gives it: this node cannot.
     insists: bool = False
     _questions: list[_Question] = field(default_factory=list)  # that are not answered yet
+    _asked: set[tuple[str, bool]] = field(default_factory=set)  # ids of nodes, and whether they were to bring it
     _timer: asyncio.TimerHandle | None = None
     _waits_until: float = math.inf  # for its slot, in loop time; inf once it has one
     _anew: float = math.inf  # loop time at which others are asked, since two nodes did not agree
@@ -361,6 +362,7 @@ class Search:
         question.doubted = self._silent_at(question)
         question.asking = self.experience.peers.ask(node, self.wanted, how, partial(self._answered, question))
         self._questions.append(question)
+        self._asked.add((node.id, fetch))
         self.experience.sent()
         self.experience.stuck.asked(node.id, now, fetch=fetch)
         self._set_timer()
@@ -412,7 +414,8 @@ class Search:
         if self._gave_up or self._questions:  # another one was asked already, beside this one
             return
         if not self.insists:
-            self.steps = [(one, fetch) for one, fetch in self.steps_anew() if fetch and not self._stays]
+            steps = [(node, fetch) for node, fetch in self.steps_anew() if not (fetch and self._stays)]
+            self.steps = [(node, fetch) for node, fetch in steps if (node.id, fetch) not in self._asked]
             if self.hurried and self._passes_until == math.inf:
                 self._passes_until = max(question.asked + LACKING_SECONDS, _now()) + STAND_IN_SECONDS
         self._next()

@@ -15,6 +15,7 @@ from cachefs_daemon.fetch.awaited_snapshots import AwaitedSnapshots
 from cachefs_daemon.fetch.elsewhere import Elsewhere
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.fetch.flights import Answer, Flight
+from cachefs_daemon.fetch.home_routes import HomeRoutes
 from cachefs_daemon.fetch.passing import PassingBlock
 from cachefs_daemon.fetch.route import Route
 from cachefs_daemon.fetch.slots import FetchSlots
@@ -378,7 +379,7 @@ def test_only_the_first_home_waits_for_a_snapshot_however_many_nodes_lack_it(
 def test_a_home_is_waited_for_again_once_it_is_long_ago_that_another_lacked_the_snapshot(
     store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot_lacks, "WAITED_SECONDS", 0.0)
+    monkeypatch.setattr(snapshot_lacks, "REMEMBERED_SECONDS", 0.0)
 
     async def scene(bench: Bench) -> None:
         _pass_over(bench, TWO)
@@ -438,6 +439,49 @@ def test_a_request_that_is_not_to_wait_is_told_at_once_that_a_snapshot_is_on_its
         assert await answered is LACKS_SNAPSHOT
         assert awaited.wait("snapshot", math.inf, lambda: None), "nobody has waited for it yet"
         awaited.came("snapshot")
+
+    on_bench(store, scene)
+
+
+@pytest.mark.parametrize("of_this_node", [True, False])
+def test_what_others_brought_while_this_node_lacked_the_snapshot_does_not_leave_the_origin_again(
+    store: OpenStore, of_this_node: bool
+) -> None:
+    """Neither where this node is the block's home, nor where it stands in for another that lacks the snapshot yet."""
+
+    async def scene(bench: Bench) -> None:
+        homes = replace(ONE if of_this_node else THREE, weight=1e6)
+        nodes = [homes if one.id == homes.id else one for one in (ONE, TWO, THREE)]
+        bench.elsewhere.route = HomeRoutes(KnownMembership(view_of(ONE.id, nodes)), bench.lacks).route
+        here: set[str] = set()
+        bench.fetcher.awaited = AwaitedSnapshots(here.__contains__, lambda _: False)
+        assert await bench.ask_for_peer(1, await_snapshot=False) is LACKS_SNAPSHOT
+        here.add("snapshot")
+        bench.lacks.note("snapshot", THREE.id)
+        answer = bench.ask_for_peer(1)
+        question = await bench.question()
+        assert question.asked == ("node-2", False)
+        question.give_block()
+        assert isinstance(await answer, PassingBlock | Location)
+        assert (len(bench.peers.questions), bench.origin.requests) == (1, 0)
+
+    on_bench(store, scene)
+
+
+def test_a_node_that_stands_in_for_all_asks_those_that_read_before_its_origin(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        def routed(source: BlockSource) -> Route:
+            lacking = bench.lacks.nodes(source.snapshot)
+            return Route(brings=None if TWO.id in lacking else TWO, before_origin=(THREE,))
+
+        bench.elsewhere.route = routed
+        answer = bench.ask(1)
+        (await bench.question()).give(LACKS_SNAPSHOT)
+        question = await bench.question(2)
+        assert question.asked == ("node-3", False)
+        question.give(NOT_HERE)
+        assert bench.holds(1, await answer)
+        assert (bench.peers.asked, bench.origin.requests) == ([("node-2", True), ("node-3", False)], 1)
 
     on_bench(store, scene)
 

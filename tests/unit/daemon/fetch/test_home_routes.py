@@ -82,6 +82,41 @@ def test_nodes_that_lack_the_snapshot_are_passed_over_by_all_alike(weights: list
     asyncio.run(look())
 
 
+def test_the_origin_is_asked_after_those_that_read_a_block_while_this_node_lacked_the_snapshot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    nodes = [record(number, 1000 + number) for number in range(1, 9)]
+    me, readers = nodes[0].id, {one.id for one in nodes[1:7]}
+
+    async def look() -> None:
+        lacks = SnapshotLacks()
+        routes = HomeRoutes(KnownMembership(view_of(me, nodes)), lacks)
+        for one in readers:
+            lacks.note_reader("snapshot", one)
+        for number, (home, *others) in enumerate(homes(nodes)):
+            found = routes.route(source(number))
+            assert found is not None
+            reading = [one for one in (home, *others) if one in readers][:4]
+            if home != me:
+                assert (found.brings and found.brings.id, found.may_have) == (home, ())
+                assert [one.id for one in found.before_origin] == reading
+            else:
+                stood_in = [one.id for one in found.may_have]
+                assert (found.brings, stood_in) == (None, others[:1])
+                assert [one.id for one in found.before_origin] == [one for one in reading if one not in stood_in]
+        monkeypatch.setattr(snapshot_lacks, "REMEMBERED_SECONDS", 0.0)
+        assert lacks.readers("snapshot") == frozenset()
+        monkeypatch.setattr(snapshot_lacks, "REMEMBERED_SECONDS", 60.0)
+        monkeypatch.setattr(snapshot_lacks, "MOST_SNAPSHOTS", 2)
+        monkeypatch.setattr(snapshot_lacks, "MOST_READERS", 1)
+        for name in ("a", "b", "a", "c"):
+            lacks.note_reader(name, nodes[1].id)
+            lacks.note_reader(name, nodes[2].id)
+        assert [set(lacks.readers(name)) for name in ("a", "b", "c")] == [{nodes[2].id}, set(), {nodes[2].id}]
+
+    asyncio.run(look())
+
+
 def test_where_all_others_lack_the_snapshot_the_origin_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     nodes = [record(number, 1000 + number) for number in (1, 2, 3)]
 
