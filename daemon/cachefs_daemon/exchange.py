@@ -45,6 +45,7 @@ class JobAudiences:
         self._jobs = jobs
         self._catalog = catalog
         self._affinity = MountAffinity()  # through which mounts each consumer reads
+        self._showing: dict[str, list[str]] = {}  # by snapshot: ids of the mounts that show it
 
     def readers(self) -> Sequence[Reader]:
         """All consumers of running jobs whose place is known."""
@@ -62,7 +63,17 @@ class JobAudiences:
         node."""
         if consumer not in self._jobs.consumer_keys:
             return ()
-        return self._affinity.mounts_of(consumer) or [one for one in self._mounts.ids if self.shows(one, snapshot)]
+        return self._affinity.mounts_of(consumer) or self._mounts_showing(snapshot)
+
+    def _mounts_showing(self, snapshot: str) -> list[str]:
+        """Return ids of the mounts that show *snapshot*, as they were at most some seconds ago.
+
+        This is asked for each consumer in each step of the prefetcher, and looks at all mounts and datasets.
+        """
+        if snapshot not in self._showing:
+            records = [one.record for one in self._catalog if any(each.id == snapshot for each in one.record.snapshots)]
+            self._showing[snapshot] = [one for one in self._mounts.ids if self._mounts.shows(one, snapshot, records)]
+        return self._showing[snapshot]
 
     def shows(self, mount: str, snapshot: str) -> bool:
         """Are files of *snapshot* among those that the mount with that id shows?"""
@@ -73,8 +84,13 @@ class JobAudiences:
         self._affinity.note(mount, own_reads)
 
     def forget_ended(self) -> None:
-        """Forget consumers that have ended."""
+        """Forget consumers that have ended, and which mounts show what. To be called every few seconds."""
         self._affinity.forget_others(self._jobs.consumer_keys)
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Forget which mounts show what, as there is another mount."""
+        self._showing.clear()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +133,7 @@ class Exchange:
     async def on_mount_report(self, report: MountReport) -> None:
         """A mount says what it has read, and that it is there."""
         if self._mounts.report(report):
+            self._to.audiences.look_again()
             self._to.mounted(MountSpec.parse(report.spec).shows)
         if not report.accessed and not report.stalls:
             return

@@ -6,12 +6,13 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
 from cachefs_daemon.exchange import Exchange, JobAudiences, Listeners
 from cachefs_daemon.mounts.registry import MountRegistry
 from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.runtime.threads import Threads
 
-from cachefs.messages import MountReport, Stall
+from cachefs.messages import MountReport, OriginOptions, Stall
 from cachefs.planning.pagecache.lookahead import Reader
 
 
@@ -55,6 +56,37 @@ def test_only_who_reads_through_a_mount_what_it_shows_is_its_audience() -> None:
     assert of("m2") == (["a"], frozenset())
 
 
+def test_mounts_are_looked_at_once_for_all_consumers_of_a_snapshot() -> None:
+    looks: list[tuple[str, int]] = []
+
+    class CountedMounts(MountRegistry):
+        def shows(self, mount: str, snapshot: str, datasets: Iterable[DatasetRecord]) -> bool:
+            looks.append((mount, len(list(datasets))))
+            return super().shows(mount, snapshot, datasets)
+
+    mounts, jobs = CountedMounts(), SimpleNamespace(consumer_keys={f"c{number}" for number in range(64)})
+    datasets = [
+        SimpleNamespace(record=DatasetRecord(f"d{number}", "s3://b/p", OriginOptions(), [SnapshotRecord(f"s{number}")]))
+        for number in range(100)
+    ]
+    audiences = JobAudiences(mounts, jobs, datasets)  # type: ignore[arg-type]
+
+    def report(mount: str, spec: str) -> None:
+        mounts.report(MountReport(id=mount, mountpoint=f"/nowhere/{mount}", spec=spec, pid=os.getpid()))
+        audiences.look_again()
+
+    report("one", "d1")
+    report("other", "d2")
+    assert [audiences.mounts_of(f"c{number}", "s1") for number in range(64)] == [["one"]] * 64
+    assert looks == [("one", 1), ("other", 1)]
+    assert audiences.mounts_of("of another node", "s1") == ()
+    report("all", "all")
+    assert audiences.mounts_of("c0", "s1") == ["one", "all"]
+    datasets[1].record = DatasetRecord("d1", "s3://b/p", OriginOptions(), [SnapshotRecord("new"), SnapshotRecord("s1")])
+    audiences.forget_ended()
+    assert audiences.mounts_of("c0", "s1") == ["one"]
+
+
 class Everybody:
     """All who listen to reports, and remember what they heard."""
 
@@ -71,7 +103,7 @@ class Everybody:
         return Listeners(
             jobs=SimpleNamespace(),  # type: ignore[arg-type]
             attribution=SimpleNamespace(on_reads=self._on_reads),  # type: ignore[arg-type]
-            audiences=SimpleNamespace(note=lambda mount, own: None),  # type: ignore[arg-type]
+            audiences=SimpleNamespace(note=lambda mount, own: None, look_again=lambda: None),  # type: ignore[arg-type]
             pushers=pushers,  # type: ignore[arg-type]
             pace=SimpleNamespace(wake=self._wake),  # type: ignore[arg-type]
             late=lambda seconds, reads, now: None,
