@@ -22,7 +22,7 @@ class Cause(StrEnum):
     SLOT = "slot"
     # Reads have waited for seconds, and the server answers others.
     SLOW = "slow"
-    # The server refuses the daemon's credentials.
+    # The server, or the file system, does not let the daemon read: for its credentials, the object's state, or others.
     REFUSED = "refused"
     # An object is not the one that was listed.
     CHANGED = "changed"
@@ -111,7 +111,8 @@ def way_out(one: Trouble) -> str:
         case Cause.SLOW:
             return "see the server and the network; `cachectl doctor DATASET` measures it"
         case Cause.REFUSED:
-            return f"give the daemon credentials that may read it; try them with `cachectl doctor {one.subject}`"
+            # Refused are also archived objects, closed accounts and files of another owner. The reason says what helps.
+            return f"do what the reason names, then try it with `cachectl doctor {one.subject}`"
         case Cause.CHANGED:
             return f"cachectl dataset refresh {one.subject}"
         case Cause.PEER:

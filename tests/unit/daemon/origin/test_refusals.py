@@ -6,12 +6,14 @@ import pytest
 from cachefs_daemon.origin.az_codes import AZURE
 from cachefs_daemon.origin.gs_codes import GOOGLE
 from cachefs_daemon.origin.hf_codes import HUB
-from cachefs_daemon.origin.refusals import ErrorTable, Refusal, words_in
+from cachefs_daemon.origin.refusals import ErrorTable, Meaning, Refusal, words_in
 from cachefs_daemon.origin.s3_answer import Place
 from cachefs_daemon.origin.s3_codes import S3
 from cachefs_daemon.origin.s3_errors import judge, refusal
 
 from cachefs.errors import CachefsError, ConfigError, NotFound, ObjectChanged, OriginAccessDenied, OriginUnavailable
+from cachefs.messages import Trouble
+from cachefs.troubles import cause_of, way_out, words
 
 TABLES = {"s3": S3, "gs": GOOGLE, "az": AZURE, "hf": HUB}
 WORDS = {
@@ -30,6 +32,12 @@ class Outcome(NamedTuple):
     throttled: bool = False
 
 
+REFUSALS = [
+    row
+    for table in TABLES.values()
+    for row in {*table.codes.values(), *table.listing.values()}
+    if row.error is OriginAccessDenied
+]
 REFRESH = Outcome(ObjectChanged, "; refresh the dataset")
 ARCHIVED = Outcome(OriginAccessDenied, "is archived, so it cannot be read")
 KEY = Outcome(OriginAccessDenied, "key")
@@ -219,3 +227,12 @@ def test_a_refusal_without_words_of_the_bucket_names_requester_pays_until_it_is_
     assert "--requester-pays" in str(failure.error)
     failure = judge(refusal(403, {}, body), Place("b", "k", "AWS", requester_pays=True))
     assert "--requester-pays" not in str(failure.error)
+
+
+@pytest.mark.parametrize("row", REFUSALS, ids=lambda row: row.cause)
+def test_a_trouble_names_the_way_out_of_its_refusal_and_no_other(row: Meaning) -> None:
+    error = row.failure(WORDS).error
+    trouble = Trouble(cause_of(error.errno), "pets", 0.0, 1.0, str(error), failed=3)
+    assert row.way_out
+    assert row.way_out.format_map(WORDS) in words(trouble, 2.0)
+    assert way_out(trouble) == "do what the reason names, then try it with `cachectl doctor pets`"
