@@ -35,6 +35,8 @@
 #define STACK (64 * 1024) /* bytes for each of the two processes until the program has begun */
 #define LAST_SIGNAL 64
 #define CLOSE_ON_EXEC 4 /* CLOSE_RANGE_CLOEXEC */
+#define LENGTH_AT 16 /* of an entry of getdents64: its length, and its name */
+#define NAME_AT 19
 #ifndef SYS_close_range
 #define SYS_close_range 436
 #endif
@@ -51,6 +53,37 @@ struct program {
     volatile int error;
 };
 
+/* Has exec close all descriptors but the first three. Linux before 5.11 lacks the call or its flag, and a filter of
+ * system calls may refuse it: then each descriptor that /proc names is marked. Nothing here takes memory, since other
+ * threads of the job share it. Returns -1 where neither can be done. */
+static int close_all_on_exec(void) {
+    char entries[4096];
+    if (!syscall(SYS_close_range, 3, ~0U, CLOSE_ON_EXEC)) {
+        return 0;
+    }
+    int listed = open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (listed < 0) {
+        return -1;
+    }
+    long size;
+    while ((size = syscall(SYS_getdents64, listed, entries, sizeof entries)) > 0) {
+        for (long at = 0; at < size;) {
+            unsigned short length;
+            memcpy(&length, entries + at + LENGTH_AT, sizeof length);
+            int fd = 0;
+            const char *name = entries + at + NAME_AT;
+            for (; '0' <= *name && *name <= '9'; name++) {
+                fd = 10 * fd + *name - '0';
+            }
+            if (!*name && fd > 2 && fcntl(fd, F_SETFD, FD_CLOEXEC) < 0) {
+                return -1;
+            }
+            at += length;
+        }
+    }
+    return size < 0 ? -1 : 0;
+}
+
 /* The process that becomes the program: in a session of its own, with nothing of the job's open. */
 static int become(void *given) {
     struct program *program = given;
@@ -66,7 +99,7 @@ static int become(void *given) {
     if (null < 0 || dup2(null, 0) < 0 || dup2(null, 1) < 0 || dup2(null, 2) < 0) {
         goto failed;
     }
-    if (syscall(SYS_close_range, 3, ~0U, CLOSE_ON_EXEC) < 0) {
+    if (close_all_on_exec() < 0) {
         goto failed;
     }
     for (const int *fd = program->descriptors; *fd >= 0; fd++) {

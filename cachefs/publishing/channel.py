@@ -495,7 +495,9 @@ def _launch(directory: Path, arguments: Sequence[str], fds: tuple[int, int, int]
     command = [python, "-I", "-S", str(_LAUNCH)]
     try:
         said = run_unseen([*command, *arguments], environment, fds, START_SECONDS)
-    except ImportError:
+    except (ImportError, OSError) as error:  # a filter of system calls may refuse what that needs
+        if is_foreign(error):
+            raise
         _launch_child([*command, *arguments, "child"], fds, environment)
         return
     if said is None:
@@ -538,7 +540,7 @@ def run_unseen(
 
 
 def _launch_child(command: Sequence[str], fds: Sequence[int], environment: dict[str, str]) -> None:
-    """The same where nothing was compiled: as a child, for a moment. Raises OSError."""
+    """The same where nothing was compiled, or that is refused: as a child, for a moment. Raises OSError."""
     started = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
