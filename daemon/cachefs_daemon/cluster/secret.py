@@ -34,6 +34,8 @@ _SAFELY: Final = os.O_NONBLOCK | os.O_CLOEXEC
 # Of the default file, below the home directory of the daemon's user.
 _BELOW_HOME: Final = ".local/state/cachefs/cluster-secret"
 
+SHM = Path("/dev/shm")
+
 log = logging.getLogger(__name__)
 
 
@@ -95,13 +97,29 @@ def is_proof(said: str, expected: str) -> bool:
 
 def default_file() -> Path:
     """Return the file that all daemons of one user on one machine share, whatever their state directories: below the
-    user's home directory, where no other user can make it first. Without such a directory it is in /dev/shm."""
+    user's home directory, where no other user can make it first. Without such a directory it is in /dev/shm.
+
+    A file that an earlier daemon has made in either place is used, though the mode of the directory is another by now.
+    """
     user = os.geteuid()
-    with suppress(KeyError):
+    in_shm = SHM / f"cachefs-secret-{user}"
+    try:
         home = Path(pwd.getpwuid(user).pw_dir)
-        if _is_private(home, user) and os.access(home, os.W_OK | os.X_OK):
-            return home / _BELOW_HOME
-    return Path(f"/dev/shm/cachefs-secret-{user}")
+    except KeyError:
+        return in_shm
+    for path in (home / _BELOW_HOME, in_shm):
+        if _is_own_file(path, user):
+            return path
+    return home / _BELOW_HOME if _is_private(home, user) and os.access(home, os.W_OK | os.X_OK) else in_shm
+
+
+def _is_own_file(path: Path, user: int) -> bool:
+    """Return whether the path is a file, and no link, that this user has made."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_uid == user
 
 
 def _is_private(directory: Path, user: int) -> bool:

@@ -50,13 +50,42 @@ def test_the_default_file_is_where_no_other_user_can_make_it_first(
     assert user.pw_uid == os.geteuid()
     (home := tmp_path / "home").mkdir()
     home.chmod(mode)
+    (shm := tmp_path / "shm").mkdir()
+    monkeypatch.setattr(secret, "SHM", shm)
     made = pwd.struct_passwd((*user[:5], str(home), *user[6:]))
     monkeypatch.setattr(pwd, "getpwuid", lambda uid: made)
     assert (home in secret.default_file().parents) == is_used
     made = pwd.struct_passwd((*user[:5], "/nonexistent", *user[6:]))
-    assert secret.default_file() == Path(f"/dev/shm/cachefs-secret-{os.geteuid()}")
+    assert secret.default_file() == shm / f"cachefs-secret-{os.geteuid()}"
     monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)  # a user without a name, as in containers
-    assert secret.default_file() == Path(f"/dev/shm/cachefs-secret-{os.geteuid()}")
+    assert secret.default_file() == shm / f"cachefs-secret-{os.geteuid()}"
+
+
+@pytest.mark.parametrize(("first", "later"), [(0o775, 0o755), (0o755, 0o775)])
+def test_daemons_share_the_default_file_though_the_mode_of_the_home_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: int, later: int
+) -> None:
+    user = pwd.getpwuid(os.geteuid())
+    (home := tmp_path / "home").mkdir()
+    (shm := tmp_path / "shm").mkdir()
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: pwd.struct_passwd((*user[:5], str(home), *user[6:])))
+    monkeypatch.setattr(secret, "SHM", shm)
+    home.chmod(first)
+    made = load_secret(section(None))
+    home.chmod(later)
+    assert load_secret(section(None)) == made
+
+
+def test_what_another_user_makes_in_dev_shm_keeps_no_daemon_from_its_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = pwd.getpwuid(os.geteuid())
+    (home := tmp_path / "home").mkdir(mode=0o700)
+    (shm := tmp_path / "shm").mkdir()
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: pwd.struct_passwd((*user[:5], str(home), *user[6:])))
+    monkeypatch.setattr(secret, "SHM", shm)
+    (shm / f"cachefs-secret-{os.geteuid()}").symlink_to(tmp_path / "elsewhere")
+    assert home in secret.default_file().parents
 
 
 def test_a_node_that_has_certificates_or_asks_for_no_security_needs_none(tmp_path: Path) -> None:
