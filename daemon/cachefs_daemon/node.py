@@ -475,7 +475,8 @@ class Node:
         maintenance = self.storage.maintenance
         for_tiers = (maintenance.keep_limit, maintenance.retry)
         by_tier = [functools.partial(step, tier) for step in for_tiers for tier in (MEMORY, SSD)]
-        return [*by_tier, maintenance.keep_quotas, maintenance.compact]
+        for_cluster = [self._secret.keep_file] if self._secret is not None else []
+        return [*by_tier, maintenance.keep_quotas, maintenance.compact, *for_cluster]
 
     async def _repeat(self, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
         while True:

@@ -19,7 +19,7 @@ import re
 import secrets
 import stat
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -59,6 +59,22 @@ class ClusterSecret:
     """A secret of _LEAST to _MOST bytes."""
 
     key: bytes
+    # The default file; None where the configuration names a file, which is its owner's to keep.
+    file: Path | None = field(default=None, compare=False)
+
+    def keep_file(self) -> None:
+        """Make the default file again where it is gone, so that the next daemon has the same secret: logind removes a
+        user's files in /dev/shm when the user logs out. Raises ConfigError."""
+        if self.file is None or self.file.exists():
+            return
+        try:
+            self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make(self.file, os.O_NOFOLLOW, self.key)
+        except OSError as error:
+            raise ConfigError(
+                f"{str(self.file)!r}, the secret of this node's cluster, is gone and cannot be made again: "
+                f"{error.strerror}; name a file in cluster.secret_file, and start all nodes again"
+            ) from None
 
     def __repr__(self) -> str:
         return "ClusterSecret(...)"
@@ -144,7 +160,8 @@ def load_secret(section: ClusterSection) -> ClusterSecret | None:
     try:
         if not is_named:
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return ClusterSecret(_read(path, follow) or _make(path, follow))
+        key = _read(path, follow) or _make(path, follow, secrets.token_hex(_MADE).encode())
+        return ClusterSecret(key, None if is_named else path)
     except OSError as error:
         hint = "" if is_named else "; name another file, the same for all daemons of the cluster"
         raise ConfigError(f"cluster.secret_file = {str(path)!r}: {error.strerror}{hint}") from None
@@ -185,18 +202,18 @@ def _objection(found: os.stat_result) -> str:
     return ""
 
 
-def _make(path: Path, follow: int) -> bytes:
+def _make(path: Path, follow: int, key: bytes) -> bytes:
     """Make the file, or read the one that another daemon has made meanwhile. Raises OSError, ConfigError."""
     fresh = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | _SAFELY, 0o600)
     try:
-        os.write(descriptor, secrets.token_hex(_MADE).encode() + b"\n")
+        os.write(descriptor, key + b"\n")
         os.fsync(descriptor)
         with suppress(FileExistsError):
             path.hardlink_to(fresh)
     finally:
         os.close(descriptor)
         fresh.unlink()
-    if not (key := _read(path, follow)):
+    if not (found := _read(path, follow)):
         raise ConfigError(f"cluster.secret_file = {str(path)!r}: it was removed as it was made; start again")
-    return key
+    return found

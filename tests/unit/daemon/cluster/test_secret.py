@@ -76,6 +76,33 @@ def test_daemons_share_the_default_file_though_the_mode_of_the_home_changes(
     assert load_secret(section(None)) == made
 
 
+def test_a_default_file_that_is_gone_is_made_again_with_the_same_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "state" / "shared"
+    monkeypatch.setattr(secret, "default_file", lambda: path)
+    made = load_secret(section(None))
+    assert made is not None
+    path.unlink()
+    path.parent.rmdir()
+    made.keep_file()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert load_secret(section(None)) == made
+    path.unlink()
+    path.parent.rmdir()
+    path.parent.touch()
+    with pytest.raises(ConfigError, match=r"is gone and cannot be made again: .*cluster\.secret_file"):
+        made.keep_file()
+
+
+def test_a_file_that_the_configuration_names_is_not_made_again(tmp_path: Path) -> None:
+    made = load_secret(section(tmp_path / "secret"))
+    assert made is not None
+    (tmp_path / "secret").unlink()
+    made.keep_file()
+    assert not (tmp_path / "secret").exists()
+
+
 def test_what_another_user_makes_in_dev_shm_keeps_no_daemon_from_its_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
