@@ -36,6 +36,8 @@ _IDLE_SECONDS: Final = 120.0
 MOST_ARRIVING: Final = 256
 MOST_REQUESTS: Final = 256
 MOST_LARGE: Final = 4
+# Large ones of one address: a caller whose bodies do not come leaves room for kube-scheduler.
+MOST_LARGE_OF_ONE: Final = 2
 MOST_CONNECTIONS: Final = 512
 # Bytes of an AdmissionReview. The API server itself takes objects of some 3 MB.
 _MOST_REVIEW: Final = 8 << 20
@@ -86,7 +88,8 @@ class KubeServer:
         self._requests = 0
         # What serves connections with a request whose body arrives, oldest first, with the addresses of the callers.
         self._arriving: dict[web.RequestHandler, str] = {}
-        self._large = asyncio.Semaphore(MOST_LARGE)
+        self._large: Counter[str] = Counter()  # by address, large requests that arrive or are being answered
+        self._large_changed = asyncio.Condition()
         # What serves a connection with a request that is being answered.
         self._busy: set[object] = set()
         self._server: asyncio.Server | None = None
@@ -176,7 +179,7 @@ class KubeServer:
             try:
                 async with asyncio.timeout(BODY_SECONDS):
                     if (request.content_length or 0) > LARGE:
-                        await large.enter_async_context(self._large)
+                        await large.enter_async_context(self._large_slot(request.remote or ""))
                     await self._fill(body, request, most)
             except TimeoutError:
                 raise web.HTTPRequestTimeout(text="the request did not arrive in time\n") from None
@@ -187,6 +190,21 @@ class KubeServer:
             self._requests += 1
             large.callback(self._answered)
             yield body
+
+    @contextlib.asynccontextmanager
+    async def _large_slot(self, address: str) -> AsyncIterator[None]:
+        """Wait until one more large request of this address may arrive, and count it until it is answered."""
+        async with self._large_changed:
+            await self._large_changed.wait_for(
+                lambda: self._large.total() < MOST_LARGE and self._large[address] < MOST_LARGE_OF_ONE
+            )
+            self._large[address] += 1
+        try:
+            yield
+        finally:
+            self._large -= Counter([address])  # drops what is 0
+            async with self._large_changed:
+                self._large_changed.notify_all()
 
     def _answered(self) -> None:
         self._requests -= 1

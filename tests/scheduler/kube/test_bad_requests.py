@@ -215,6 +215,27 @@ def test_bodies_that_come_slowly_keep_no_other_caller_away(served: Served, monke
         connection.close()
 
 
+def test_large_bodies_that_do_not_come_keep_no_other_address_away(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "BODY_SECONDS", 60.0)
+    slow = [served.connect() for _ in range(10)]
+    for connection in slow:
+        connection.connect()
+        connection.send(b"POST /filter HTTP/1.1\r\nHost: a\r\nContent-Length: 2000000\r\n\r\n{")
+    body = full(1000, dataset="imagenet")
+    assert len(body) > node_pieces.LARGE
+    for _ in range(2 * server.MOST_LARGE):  # what was answered leaves its room to others
+        other = served.connect()
+        other.source_address = ("127.0.0.2", 0)
+        other.request("POST", "/prioritize", body, {"Content-Type": "application/json"})
+        answer = other.getresponse()
+        assert (answer.status, len(json.loads(answer.read()))) == (200, 1000)
+        other.close()
+    for connection in slow:
+        connection.close()
+
+
 def test_more_requests_than_it_takes_are_refused(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "MOST_REQUESTS", 0)
     status, found = served.ask("filter", b"{}")
