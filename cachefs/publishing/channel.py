@@ -256,7 +256,9 @@ class Channel:
 
 _channel: Channel | None = None
 # By process, as a child may be forked while another thread of its parent holds the lock: threads that make the channel.
-_making: dict[int, threading.Lock] = {}
+_making: dict[int, threading.RLock] = {}
+# The process that makes its channel now.
+_maker = 0
 
 
 def has_published() -> bool:
@@ -271,14 +273,22 @@ def hear_last() -> None:
 
 
 def channel() -> Channel:
-    """The channel of this process, which is made at the first call. Raises OSError."""
-    global _channel
+    """The channel of this process, which is made at the first call.
+
+    Raises OSError, also where this thread is making it, and a signal handler of the job that has interrupted that asks
+    for it: waiting would never end.
+    """
+    global _channel, _maker
     if _channel is not None and _channel.is_ours:
         return _channel
-    making = _making.setdefault(os.getpid(), threading.Lock())
+    making = _making.setdefault(os.getpid(), threading.RLock())
     if not making.acquire(timeout=2 * START_SECONDS):
         raise OSError("another thread has been starting the helper for too long")
+    if _maker == os.getpid():
+        making.release()
+        raise OSError("a signal handler has interrupted the start of the helper")
     try:
+        _maker = os.getpid()
         if _channel is not None and not _channel.is_ours:
             _channel.line.close()  # the copy that this process was forked with
             _channel = None
@@ -286,6 +296,7 @@ def channel() -> Channel:
             _channel = Channel(job_name())
         return _channel
     finally:
+        _maker = 0
         making.release()
 
 

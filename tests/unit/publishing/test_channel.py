@@ -1,0 +1,59 @@
+"""A process has one channel, which is made when it is first asked for."""
+
+import signal
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cachefs.publishing import channel
+
+
+@pytest.fixture
+def starting(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The channels that are made. A signal comes while one is made."""
+    made: list[Any] = []
+
+    def make(job: str) -> Any:
+        signal.raise_signal(signal.SIGUSR2)
+        made.append(SimpleNamespace(job=job, is_ours=True))
+        return made[-1]
+
+    monkeypatch.setattr(channel, "_channel", None)
+    monkeypatch.setattr(channel, "Channel", make)
+    return made
+
+
+def test_a_signal_handler_that_interrupts_the_start_does_not_wait_for_it(
+    starting: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[OSError] = []
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        with pytest.raises(OSError, match="interrupted the start") as caught:
+            channel.channel()
+        heard.append(caught.value)
+
+    monkeypatch.setattr(channel, "START_SECONDS", 1000)
+    before = signal.signal(signal.SIGUSR2, handler)
+    try:
+        found = channel.channel()
+        assert channel.channel() is found
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert starting == [found]
+    assert len(heard) == 1
+
+
+def test_a_start_that_a_signal_handler_has_ended_is_tried_again(starting: list[Any]) -> None:
+    def handler(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGUSR2, handler)
+    try:
+        with pytest.raises(TimeoutError):
+            channel.channel()
+        signal.signal(signal.SIGUSR2, lambda *_: None)
+        assert channel.channel() is starting[0]
+    finally:
+        signal.signal(signal.SIGUSR2, before)
