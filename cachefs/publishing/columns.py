@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from cachefs.publishing import clock
 from cachefs.publishing.attributes import MISSING, class_member, classes_of, members_of, module_of, own
-from cachefs.publishing.foreign import is_foreign
+from cachefs.publishing.foreign import is_foreign, suppress_own
 from cachefs.publishing.in_memory import is_in_memory
 
 # Objects that are looked into, attributes of all of them, and how deep: dataset.reader.base.samples is the third.
@@ -33,6 +33,9 @@ MOST_COLUMNS: Final = 16
 MOST_ROWS: Final = 1 << 24
 MOST_BYTES: Final = 256 << 20
 SECONDS: Final = 0.5
+# Seconds in which the rows of a dataset that is a dictionary are taken, and how many between two looks at the clock.
+ROW_SECONDS: Final = 0.2
+PIECE: Final = 1 << 16
 # Parts of a tuple, and keys of a dictionary, that are columns.
 MOST_PARTS: Final = 8
 # Directories that a dataset names.
@@ -63,6 +66,8 @@ class Listing:
     sources: tuple[Source, ...]
     # Texts that may be directories, in the order in which they were found.
     roots: tuple[str, ...]
+    # The samples of a dataset that is a dictionary by their numbers, as a list; any other dataset itself.
+    rows: Any = None
 
     def columns(self, length: int) -> dict[str, Values]:
         """Those columns that may say which files the samples are. length: number of samples."""
@@ -97,7 +102,7 @@ def listing(dataset: Any) -> Listing:
     """What lies in the dataset."""
     sources: list[Source] = []
     roots: list[str] = []
-    rows = rows_of(dataset)
+    rows = _rows_of(dataset)
     sources += islice(_sources(ITEMS, rows), MOST_COLUMNS)
     for name, value in _attributes(dataset):
         text = text_of(value)
@@ -106,16 +111,36 @@ def listing(dataset: Any) -> Listing:
                 roots.append(text)
         else:
             sources += islice(_sources(name, value), MOST_COLUMNS)
-    return Listing(tuple(sources), tuple(roots))
+    return Listing(tuple(sources), tuple(roots), rows)
 
 
-def rows_of(dataset: Any) -> Any:
-    """The samples of a dataset that is a dictionary by their numbers, as a list; anything else as it is."""
-    if type(dataset) is dict and 0 < len(dataset) <= MOST_ROWS and set(map(type, dataset)) == {int}:
-        numbers = range(len(dataset))
-        if all(map(dataset.__contains__, numbers)):
-            return [dataset[number] for number in numbers]
+def _rows_of(dataset: Any) -> Any:
+    """The samples of a dataset that is a dictionary by their numbers, as a list, where its first one has a path and
+    taking all of them does not take too long; anything else as it is."""
+    if type(dataset) is not dict or not 0 < len(dataset) <= MOST_ROWS:
+        return dataset
+    firsts = (source.first for source in _of_list(ITEMS, [next(iter(dataset.values()))]))
+    if not any(isinstance(first, str) and os.sep in first for first in firsts):
+        return dataset
+    with suppress_own(RuntimeError, KeyError):  # another thread changes the dictionary
+        return _rows_by_number(dataset, clock.monotonic() + ROW_SECONDS) or dataset
     return dataset
+
+
+def _rows_by_number(dataset: dict[Any, Any], deadline: float) -> list[Any] | None:
+    """The rows of a dictionary whose keys are their numbers; None where they are not, or that takes too long."""
+    keys = iter(dataset)
+    for _ in range(0, len(dataset), PIECE):
+        # No key may be one whose comparison is code of the job's.
+        if clock.monotonic() > deadline or set(map(type, islice(keys, PIECE))) != {int}:
+            return None
+    rows: list[Any] = []
+    for begin in range(0, len(dataset), PIECE):
+        numbers = range(begin, min(begin + PIECE, len(dataset)))
+        if clock.monotonic() > deadline or not all(map(dataset.__contains__, numbers)):
+            return None
+        rows += map(dataset.__getitem__, numbers)
+    return rows
 
 
 # --- objects ----------------------------------------------------------------------------------------------------------

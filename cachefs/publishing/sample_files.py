@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy
 
-from cachefs.publishing.columns import Listing, Source, listing, rows_of, text_of
+from cachefs.publishing.columns import Listing, Source, listing, text_of
 from cachefs.publishing.in_memory import is_in_memory
 from cachefs.publishing.lengths import length_of
 
@@ -48,12 +48,13 @@ def listed_files(dataset: Any, length: int | None = None, known: Listing | None 
     length = length_of(dataset) if length is None else length
     if length is None:
         return None
-    for entries in (rows_of(dataset), *(inspect.getattr_static(dataset, name, None) for name in LIST_NAMES)):
+    found = listing(dataset) if known is None else known
+    for entries in (found.rows, *(inspect.getattr_static(dataset, name, None) for name in LIST_NAMES)):
         if not _begins_with_a_path(entries):
             continue
-        if len(entries) == length and (found := _paths(entries)) is not None and _are_from_here(found):
-            return found
-    return _further(known or listing(dataset), length)
+        if len(entries) == length and (paths := _paths(entries)) is not None and _are_from_here(paths):
+            return paths
+    return _further(found, length)
 
 
 def _indices(subset: Any) -> list[int] | None:

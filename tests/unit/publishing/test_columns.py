@@ -404,3 +404,43 @@ def test_a_module_that_is_imported_when_it_is_first_used_is_left_alone(monkeypat
 
     monkeypatch.setitem(sys.modules, "pandas", Lazy("pandas"))
     assert found(Has(names=NAMES, other=Has(), number=3)) == {"names": NAMES}
+
+
+class Counted(int):
+    """A key whose code is the job's."""
+
+
+@pytest.mark.parametrize(
+    ("dataset", "is_taken"),
+    [
+        ({1: "/m/b", 0: "/m/a"}, True),
+        ({0: ("/m/a", 3), 1: ("/m/b", 4)}, True),
+        ({0: 5, 1: 6}, False),
+        ({0: ("x.jpg", 3), 1: ("y.jpg", 4)}, False),
+        ({0: "/m/a", 2: "/m/b"}, False),
+        ({0: "/m/a", Counted(1): "/m/b"}, False),
+        ({"0": "/m/a"}, False),
+    ],
+)
+def test_the_rows_of_a_dictionary_are_taken_where_they_have_paths_and_numbers(
+    dataset: dict[Any, Any], is_taken: bool
+) -> None:
+    rows = listing(dataset).rows
+    assert rows == ([dataset[number] for number in range(len(dataset))] if is_taken else dataset)
+
+
+def test_the_rows_of_a_large_dictionary_are_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+
+    def monotonic() -> float:
+        nonlocal now
+        now += 0.3 * module.ROW_SECONDS
+        return now
+
+    dataset = dict.fromkeys(range(6), "/m/a")
+    monkeypatch.setattr(module, "clock", SimpleNamespace(monotonic=monotonic))
+    monkeypatch.setattr(module, "PIECE", 6)
+    assert listing(dataset).rows == list(dataset.values())
+    monkeypatch.setattr(module, "PIECE", 2)
+    assert listing(dataset).rows is dataset
+    assert now < 4 * module.ROW_SECONDS
