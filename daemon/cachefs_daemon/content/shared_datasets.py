@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
@@ -25,7 +26,7 @@ from cachefs_daemon.datasets.reaching import OriginWay
 from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
 from cachefs_daemon.datasets.stamps import Stamp, StampClock
 from cachefs_daemon.sharing.sections import DATASETS, SharedDataset
-from cachefs_daemon.sharing.snapshot_files import SnapshotFiles
+from cachefs_daemon.sharing.snapshot_files import MOST_FILE, SnapshotFiles
 from cachefs_daemon.sharing.state import SharedState
 
 log = logging.getLogger(__name__)
@@ -308,6 +309,7 @@ class SharedDatasets:
             self._failures.pop(name, None)
             self._trouble.pop(name, None)
         except Busy:
+            self._retry[name] = time.monotonic() + LOOK_SECONDS
             self._again(name, LOOK_SECONDS)
         except CachefsError as error:
             self._give_up_for_now(name, str(error))
@@ -351,12 +353,19 @@ class SharedDatasets:
             dataset = await catalog.adopt(record, None)
         else:
             with held.receiving() as path:
-                meta = await self._files.fetch(wanted.snapshot, self._holders(name, wanted), path)
+                most = partial(self._most_bytes, name)
+                meta = await self._files.fetch(wanted.snapshot, self._holders(name, wanted), path, most)
                 if meta.block_size != wanted.block_size:
                     raise CachefsError(f"it has blocks of {format_size(meta.block_size)}, and others say otherwise")
                 dataset = await catalog.adopt(record, path)
         await self._here.changes.follow(dataset, before)
         log.info("dataset %s is at snapshot %s, as on node %s", name, wanted.snapshot, wanted.listed.node)
+
+    def _most_bytes(self, name: str) -> int:
+        """Return the bytes that the snapshot file of a dataset may have. To be called when its turn comes. Raises Busy
+        while the dataset is listed or removed here: the snapshot could not be adopted when it has come."""
+        self._here.catalog.check_idle(name)
+        return MOST_FILE
 
     def _holders(self, name: str, wanted: SharedDataset) -> list[str]:
         """Nodes that should have its snapshot."""

@@ -325,6 +325,7 @@ class UsedSnapshots:
         which may be hours after another node has said that it reads it. Raises CachefsError."""
         if snapshot_id not in self._wanted or self._has_otherwise(snapshot_id):
             raise _NotWanted(f"snapshot {snapshot_id} is not wanted any more")
+        self._here.catalog.check_idle(value.dataset)  # else it could not be kept when it has come
         room = MOST_BYTES - self._here.catalog.kept_bytes() - sum(self._reserved.values())
         if value.file_size > room:
             raise CachefsError(

@@ -593,10 +593,14 @@ class Catalog:
             )
             records.save(self._state_dir, registry)
 
-    @contextlib.contextmanager
-    def _changing_name(self, name: str) -> Iterator[None]:
+    def check_idle(self, name: str) -> None:
+        """Raises Busy while the dataset is listed or removed."""
         if name in self._changing:
             raise Busy(f"dataset {name} is being listed or removed right now; try again when that is done")
+
+    @contextlib.contextmanager
+    def _changing_name(self, name: str) -> Iterator[None]:
+        self.check_idle(name)
         self._changing.add(name)
         try:
             yield

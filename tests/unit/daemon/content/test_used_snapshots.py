@@ -385,3 +385,55 @@ def test_a_current_snapshot_that_comes_since_it_is_read_is_not_brought_a_second_
         await until(lambda: other.has(current))
 
     on_bench(tmp_path, scene)
+
+
+@pytest.mark.parametrize("begins", ["before", "meanwhile"])
+@pytest.mark.parametrize("which", ["current", "older"])
+def test_a_snapshot_is_not_fetched_for_nothing_while_its_dataset_is_listed_here(
+    begins: str, which: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It could not be adopted, or kept, when it has come. A listing of a large bucket takes an hour."""
+    old, current = snapshots(tmp_path, 2)
+    monkeypatch.setattr(shared_datasets, "LOOK_SECONDS", 0.01)
+    listing, fetched, refused = ExitStack(), list[str](), list[str]()
+    fetch, check_idle = SnapshotFiles._fetch, Catalog.check_idle
+
+    async def counted(self: SnapshotFiles, snapshot_id: str, *rest: object) -> object:
+        fetched.append(snapshot_id)
+        if begins == "meanwhile" and len(fetched) == 1:
+            listing.enter_context(other.catalog._changing_name(NAME))
+        return await fetch(self, snapshot_id, *rest)  # type: ignore[arg-type]
+
+    def checked(self: Catalog, name: str) -> None:
+        try:
+            check_idle(self, name)
+        except Busy as error:
+            refused.append(str(error))
+            raise
+
+    async def scene(bench: Bench) -> None:
+        nonlocal other
+        reader = await bench.node([current, old])
+        other = await bench.node([old] if which == "current" else [current])
+        monkeypatch.setattr(SnapshotFiles, "_fetch", counted)
+        monkeypatch.setattr(Catalog, "check_idle", checked)
+        if begins == "before":
+            listing.enter_context(other.catalog._changing_name(NAME))
+        if which == "current":
+            for node in (reader, other):
+                shared = SharedDatasets(node.sharing.shared, node.used._files, node.used._here, lambda _: False)
+                await shared.start()
+                bench.running.append(asyncio.create_task(shared.run()))
+            fresh = reader.catalog.get(NAME)
+            fresh.record = msgspec.structs.replace(fresh.record, listed=Stamp(1000, f"{1:016x}", 1))
+            reader.catalog.on_change(NAME)
+        else:
+            reader.reading.append(mount(old))
+        await until(lambda: len(refused) >= 5)
+        assert len(fetched) == (begins == "meanwhile")
+        listing.close()
+        await until(lambda: other.has(current if which == "current" else old))
+        assert len(fetched) == 1 + (begins == "meanwhile")
+
+    other: Node
+    on_bench(tmp_path, scene)
