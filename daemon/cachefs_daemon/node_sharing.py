@@ -67,7 +67,7 @@ class NodeSharing:
         self.files = SnapshotFiles(
             self.shared, lambda one: held.path(one) if held.get(one) is not None else None, around.threads
         )
-        self.datasets = SharedDatasets(self.shared, self.files, around.here, lambda one: self.used.is_coming(one))
+        self.datasets = SharedDatasets(self.shared, self.files, around.here, lambda one: self.used.is_fetched(one))
         self.used = UsedSnapshots(self.shared, self.files, around.here, self.datasets.is_coming)
         self.shared.counters = self._own_counters
         self._jobs = SharedConsumers(around.jobs, self.shared, self.blobs)

@@ -50,7 +50,7 @@ class SharedDatasets:
     def __init__(
         self, shared: SharedState, files: SnapshotFiles, here: ReadHere, has_otherwise: Callable[[str], bool]
     ) -> None:
-        """has_otherwise: whether a snapshot is on its way here since other nodes read it."""
+        """has_otherwise: whether a snapshot is being fetched already since other nodes read it."""
         self._shared = shared
         self._files = files
         self._has_otherwise = has_otherwise

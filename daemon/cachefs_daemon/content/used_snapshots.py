@@ -12,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -138,6 +139,10 @@ class UsedSnapshots:
     def is_coming(self, snapshot_id: str) -> bool:
         """Is the snapshot on its way here?"""
         return snapshot_id in self._bringing
+
+    def is_fetched(self, snapshot_id: str) -> bool:
+        """Is its file being fetched, and does not wait for its turn?"""
+        return snapshot_id in self._reserved
 
     @property
     def is_behind(self) -> bool:
@@ -312,7 +317,8 @@ class UsedSnapshots:
             )
         try:
             with held.receiving() as path:
-                await self._files.fetch(snapshot_id, wanted.nodes, path, lambda: self._reserve(snapshot_id, value))
+                most = partial(self._reserve, snapshot_id, value)
+                await self._files.fetch_older(snapshot_id, wanted.nodes, path, most)
                 dataset = await self._here.catalog.keep(snapshot_id, _record(value), path)
         finally:
             self._reserved.pop(snapshot_id, None)
@@ -323,7 +329,8 @@ class UsedSnapshots:
     def _reserve(self, snapshot_id: str, value: UsedSnapshot) -> int:
         """Return the bytes that the file may have, its own until it is kept. To be called when its turn comes,
         which may be hours after another node has said that it reads it. Raises CachefsError."""
-        if snapshot_id not in self._wanted or self._has_otherwise(snapshot_id):
+        is_there = self._here.held.get(snapshot_id) is not None or self._has_otherwise(snapshot_id)
+        if is_there or snapshot_id not in self._wanted:
             raise _NotWanted(f"snapshot {snapshot_id} is not wanted any more")
         self._here.catalog.check_idle(value.dataset)  # else it could not be kept when it has come
         room = MOST_BYTES - self._here.catalog.kept_bytes() - sum(self._reserved.values())

@@ -29,8 +29,10 @@ log = logging.getLogger(__name__)
 # Files that are sent at the same time, to all who ask: others are told to ask later, or another node. So a file reaches
 # N nodes in about log N rounds, and not one node after the other.
 MOST_SERVED: Final = 4
-# Files that are fetched at the same time.
+# Files that are fetched at the same time: of current snapshots, and beside them of older ones, which may be many and
+# large. So a dataset that was added does not wait for what it has been.
 MOST_FETCHED: Final = 2
+MOST_OLDER_FETCHED: Final = 1
 PIECE: Final = 1 << 20
 # Seconds within which the next bytes come; for one file from one node, after which it goes on from another one; and for
 # so many further bytes of a file from all of them.
@@ -58,6 +60,8 @@ class _Partial:
     path: Path
     # Bytes that the whole may have, and that have come.
     most: int
+    # Validates the whole file.
+    checker: SnapshotChecker
     size: int = 0
     # Which file it is a part of: two nodes that have listed the same have different files of one snapshot.
     tag: str = ""
@@ -80,6 +84,14 @@ class _Partial:
             self.deadline.reschedule(asyncio.get_running_loop().time() + FILE_SECONDS)
 
 
+class _FetchTurns:
+    """Files that are fetched and checked one after the other, or so many at the same time."""
+
+    def __init__(self, count: int) -> None:
+        self.semaphore = asyncio.Semaphore(count)
+        self.checker = SnapshotChecker()
+
+
 class SnapshotFiles:
     """Used on the event loop."""
 
@@ -88,13 +100,20 @@ class SnapshotFiles:
         self._shared = shared
         self._find = find
         self._threads = threads
-        self._checker = SnapshotChecker()
         self._served = 0
-        self._fetching = asyncio.Semaphore(MOST_FETCHED)
+        self._current = _FetchTurns(MOST_FETCHED)
+        self._older = _FetchTurns(MOST_OLDER_FETCHED)
         shared.endpoint.add("GET", f"{SNAPSHOTS}/{{snapshot}}", self._answer)
 
     async def close(self) -> None:
-        await self._checker.close()
+        await self._current.checker.close()
+        await self._older.checker.close()
+
+    async def fetch_older(
+        self, snapshot_id: str, likely: Sequence[str], path: Path, most: Callable[[], int] = lambda: MOST_FILE
+    ) -> Meta:
+        """As `fetch`, for a snapshot that is current nowhere: current ones do not wait for it."""
+        return await self._fetch_in_turn(self._older, snapshot_id, likely, path, most)
 
     async def fetch(
         self, snapshot_id: str, likely: Sequence[str], path: Path, most: Callable[[], int] = lambda: MOST_FILE
@@ -102,8 +121,13 @@ class SnapshotFiles:
         """Have the file of a snapshot at *path*, whole and checked. likely: ids of nodes that should have it, which are
         asked first. most: gives the bytes that it may have, when its turn comes, or raises CachefsError where it is not
         to come any more. Raises PeerFailed, StoreFull."""
-        async with self._fetching:
-            partial = _Partial(path, min(most(), MOST_FILE))
+        return await self._fetch_in_turn(self._current, snapshot_id, likely, path, most)
+
+    async def _fetch_in_turn(
+        self, turns: _FetchTurns, snapshot_id: str, likely: Sequence[str], path: Path, most: Callable[[], int]
+    ) -> Meta:
+        async with turns.semaphore:
+            partial = _Partial(path, min(most(), MOST_FILE), turns.checker)
             try:
                 async with asyncio.timeout(FILE_SECONDS) as deadline:
                     partial.deadline = deadline
@@ -176,7 +200,7 @@ class SnapshotFiles:
         """Raises PeerFailed."""
         partial.prolong()  # all bytes are there; the check of a large file has a deadline of its own
         try:
-            meta = await self._checker.check(partial.path, partial.size)
+            meta = await partial.checker.check(partial.path, partial.size)
             if meta.id != snapshot_id:
                 raise SnapshotDamaged(f"it is snapshot {meta.id}")
         except SnapshotDamaged as error:

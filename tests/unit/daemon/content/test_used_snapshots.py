@@ -300,7 +300,7 @@ def test_snapshots_that_wait_for_their_turn_are_looked_at_again_when_it_comes(
     monkeypatch.setattr(used_snapshots, "MOST_BYTES", 3 * size)
     turns = asyncio.Semaphore(0)
     fetched: list[tuple[str, int]] = []
-    real = SnapshotFiles.fetch
+    real = SnapshotFiles.fetch_older
 
     async def fetch(
         self: SnapshotFiles, snapshot_id: str, likely: Sequence[str], path: Path, most: Callable[[], int]
@@ -313,7 +313,7 @@ def test_snapshots_that_wait_for_their_turn_are_looked_at_again_when_it_comes(
     async def scene(bench: Bench) -> None:
         reader = await bench.node([current, first, second, third])
         other = await bench.node([current])
-        monkeypatch.setattr(SnapshotFiles, "fetch", fetch)
+        monkeypatch.setattr(SnapshotFiles, "fetch_older", fetch)
         reader.reading.append(mount(first, second, third))
         await until(lambda: all(other.used.is_coming(one) for one in (first, second, third)))
         # One of them is not read any more when the turns come.
@@ -436,4 +436,42 @@ def test_a_snapshot_is_not_fetched_for_nothing_while_its_dataset_is_listed_here(
         assert len(fetched) == 1 + (begins == "meanwhile")
 
     other: Node
+    on_bench(tmp_path, scene)
+
+
+def test_a_current_snapshot_does_not_wait_for_older_ones_also_where_it_was_first_heard_of_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    *olds, previous, current = snapshots(tmp_path, 6)
+    monkeypatch.setattr(shared_datasets, "FIRST_PAUSE", 0.01)
+    fetch, fetched, held_up = SnapshotFiles._fetch, list[str](), asyncio.Event()
+
+    async def slow(self: SnapshotFiles, snapshot_id: str, *rest: object) -> object:
+        fetched.append(snapshot_id)
+        if snapshot_id in olds:
+            await held_up.wait()
+        return await fetch(self, snapshot_id, *rest)  # type: ignore[arg-type]
+
+    async def scene(bench: Bench) -> None:
+        reader = await bench.node([current, *olds])
+        other = await bench.node([previous])
+        monkeypatch.setattr(SnapshotFiles, "_fetch", slow)
+        reader.reading.append(mount(*olds, current))
+        await until(lambda: len(fetched) == 1 and all(other.used.is_coming(one) for one in (*olds, current)))
+        shared: list[SharedDatasets] = []
+        for node in (reader, other):
+            one = SharedDatasets(node.sharing.shared, node.used._files, node.used._here, node.used.is_fetched)
+            node.used._has_otherwise = one.is_coming
+            await one.start()
+            bench.running.append(asyncio.create_task(one.run()))
+            shared.append(one)
+        fresh = reader.catalog.get(NAME)
+        fresh.record = msgspec.structs.replace(fresh.record, listed=Stamp(1000, f"{1:016x}", 1))
+        reader.catalog.on_change(NAME)
+        await until(lambda: other.has(current))
+        assert len(set(fetched) & set(olds)) == 1
+        held_up.set()
+        await until(lambda: all(other.has(one) for one in olds))
+        assert sorted(fetched) == sorted([*olds, current]), "each is fetched once"
+
     on_bench(tmp_path, scene)

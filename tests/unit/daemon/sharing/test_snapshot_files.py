@@ -230,7 +230,7 @@ def test_the_check_of_a_file_takes_no_time_from_its_transfer(tmp_path: Path, mon
                 self.deadline.reschedule(loop.time() + 60)  # the transfer has taken nearly all of the time
 
             monkeypatch.setattr(snapshot_files._Partial, "grow", grow)
-            monkeypatch.setattr(files._checker, "check", check)
+            monkeypatch.setattr(files._current.checker, "check", check)
             (received := tmp_path / "received").touch()
             await files.fetch(path.stem, [f"{2:016x}"], received)
 
