@@ -424,6 +424,8 @@ class Catalog:
                 dataset.record = msgspec.structs.replace(dataset.record, snapshots=snapshots_left)
                 changed = True
         for dataset in list(self._departed):
+            if dataset.record.name in self._changing:
+                continue  # `keep` may be putting a snapshot in its place that the record does not name yet
             kept = [snapshot for snapshot in dataset.record.snapshots if in_use(snapshot)]
             if kept != dataset.record.snapshots:
                 dataset.record = msgspec.structs.replace(dataset.record, snapshots=kept)

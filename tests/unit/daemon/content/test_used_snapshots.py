@@ -475,3 +475,27 @@ def test_a_current_snapshot_does_not_wait_for_older_ones_also_where_it_was_first
         assert sorted(fetched) == sorted([*olds, current]), "each is fetched once"
 
     on_bench(tmp_path, scene)
+
+
+def test_a_snapshot_that_is_being_kept_stays_though_the_others_of_its_dataset_are_dropped(tmp_path: Path) -> None:
+    arriving, read, current = snapshots(tmp_path, 3)
+
+    async def scene(bench: Bench) -> None:
+        reader, other = await bench.node([current, read]), await bench.node([current, read])
+        reader.reading.append(mount(read))
+        await until(lambda: other.used.keep_if_read(read))
+        await other.changes.remove(NAME)
+        record = DatasetRecord(NAME, f"file://{bench.root}", OriginOptions(), [], added=ADDED)
+        with other.held.receiving() as path:
+            shutil.copy(bench.root / f"{arriving}.snapshot", path)
+            keeping = asyncio.create_task(other.catalog.keep(arriving, record, path))
+            await asyncio.sleep(0)
+            await other.catalog.prune(lambda one: one.id == arriving)
+            dataset = await keeping
+        assert other.has(arriving)
+        await other.catalog.prune(lambda one: one.id == arriving)
+        assert [one.id for one in dataset.record.snapshots] == [arriving]
+        assert other.has(arriving)
+        assert not other.has(read)
+
+    on_bench(tmp_path, scene)
