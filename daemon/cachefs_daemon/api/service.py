@@ -11,7 +11,7 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Final, TypeVar
 
 import msgspec
@@ -90,6 +90,8 @@ FromJob = TypeVar("FromJob", JobPublish, JobEpoch, JobProgress)
 # Seconds in which a mount that was unmounted ends, with what its workers say at the end: as long as `cachectl umount`
 # waits for it.
 _UNMOUNTED_SECONDS: Final = 10.0
+# Seconds within which other nodes say that one of their mounts has ended, which was unmounted a moment ago.
+_UNMOUNTED_ELSEWHERE_SECONDS: Final = 4.0
 
 
 class Service:
@@ -323,7 +325,7 @@ class Service:
         """Blocks that other datasets have as well stay."""
         await self._check_unmounted(request.name)
         if self._node.sharing is not None:
-            self._node.sharing.used.check_unused(request.name)
+            await _wait_unused(self._node.sharing.used.check_unused, request.name)
         return await unbroken(self._node.changes.remove(request.name))
 
     async def _check_unmounted(self, dataset: str) -> None:
@@ -437,3 +439,15 @@ def _tier_status(tier: TierUsage, counters: Counter[str]) -> TierStatus:
         policy=tier.policy,
         problem=tier.problem,
     )
+
+
+async def _wait_unused(check: Callable[[str], None], dataset: str) -> None:
+    """Raise Busy where another node has mounted *dataset*. Wait for mounts there that were unmounted and end."""
+    deadline = time.monotonic() + _UNMOUNTED_ELSEWHERE_SECONDS
+    while True:
+        try:
+            return check(dataset)
+        except Busy:
+            if time.monotonic() > deadline:
+                raise
+        await asyncio.sleep(0.1)

@@ -1,0 +1,50 @@
+"""Mounts of other nodes, for which the removal of a dataset waits, or which refuse it."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+from cachefs_daemon.api import service
+from cachefs_daemon.api.service import Service
+
+from cachefs.errors import Busy
+from cachefs.messages import DatasetName, Freed
+
+
+class Used:
+    """Another node says `looks` times that it has mounted the dataset."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    def check_unused(self, name: str) -> None:
+        if self.looks:
+            self.looks -= 1
+            raise Busy(f"dataset {name} is mounted at /mnt on node n2; unmount that first")
+
+
+def remove(used: Used) -> list[str]:
+    removed: list[str] = []
+
+    async def done(name: str) -> Freed:
+        removed.append(name)
+        return Freed(0, 0)
+
+    node = SimpleNamespace(
+        storage=SimpleNamespace(usage=list),
+        mounts=SimpleNamespace(using=lambda name: None),
+        sharing=SimpleNamespace(used=used),
+        changes=SimpleNamespace(remove=done),
+    )
+    asyncio.run(Service(node, SimpleNamespace()).dataset_remove(DatasetName("pets")))  # type: ignore[arg-type]
+    return removed
+
+
+def test_a_mount_of_another_node_that_ends_is_waited_for() -> None:
+    assert remove(Used(looks=3)) == ["pets"]
+
+
+def test_a_mount_of_another_node_that_stays_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "_UNMOUNTED_ELSEWHERE_SECONDS", 0.0)
+    with pytest.raises(Busy, match="is mounted at /mnt on node n2"):
+        remove(Used(looks=1000))
