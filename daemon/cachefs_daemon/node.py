@@ -199,8 +199,9 @@ class Node:
         for dataset in self.catalog:
             endpoint, known = dataset.origin.endpoint, [one.id for one in dataset.record.snapshots]
             datasets |= dict.fromkeys(known, dataset.record.name)
-            server = servers.setdefault(id(endpoint), Server(endpoint, endpoint.status(), []))
-            server.snapshots.extend(known)
+            if id(endpoint) not in servers:  # many datasets may have one, and its status takes a microsecond
+                servers[id(endpoint)] = Server(endpoint, endpoint.status(), [])
+            servers[id(endpoint)].snapshots.extend(known)
         return Found(
             servers=list(servers.values()),
             reads=self.fetcher.waiting_reads(now - NOTICED),

@@ -1,8 +1,10 @@
 """What the node does from time to time."""
 
 import asyncio
+import functools
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from cachefs_daemon import config as configuration
@@ -10,6 +12,7 @@ from cachefs_daemon import node as node_module
 from cachefs_daemon.node import Node, store_config
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.storage import Foresight, Storage
+from cachefs_daemon.troubles import Found
 
 from cachefs.block import MEMORY, SSD
 
@@ -57,3 +60,26 @@ def test_what_hangs_on_a_disk_keeps_nobody_from_looking_at_memory(root: Path, mo
     finally:
         threads.close()
         storage.close()
+
+
+def test_the_status_of_a_server_is_taken_once_for_all_its_datasets() -> None:
+    statuses: list[str] = []
+    endpoints = [SimpleNamespace(status=functools.partial(statuses.append, name)) for name in ("one", "two")]
+    datasets = [
+        SimpleNamespace(
+            origin=SimpleNamespace(endpoint=endpoints[number % 2]),
+            record=SimpleNamespace(name=f"d{number}", snapshots=[SimpleNamespace(id=f"s{number}")]),
+        )
+        for number in range(6)
+    ]
+    reads = SimpleNamespace(waiting_reads=lambda since: [], failures=SimpleNamespace(all=list))
+    node = SimpleNamespace(
+        catalog=datasets, fetcher=reads, _away_nodes=lambda now: iter(()), _tier_troubles=SimpleNamespace(now=[])
+    )
+
+    async def find() -> Found:
+        return Node._find_troubles(node)  # type: ignore[arg-type]
+
+    found = asyncio.run(find())
+    assert statuses == ["one", "two"]
+    assert [one.snapshots for one in found.servers] == [["s0", "s2", "s4"], ["s1", "s3", "s5"]]
