@@ -3,11 +3,12 @@
 The kernel refuses to unmount a mount that has open files, mappings or working directories. It does not know of a loader
 that is between two files, whose next open would find the empty directory below the mount: no error, but a missing file.
 So a mount that gets SIGTERM is unmounted only when it has not been used for QUIET_SECONDS: the kernel calls it free, no
-process opens anything of it, and no published job reads its datasets. If that has not happened within the grace (mount
-option `grace`), the mount's connection is ended and the mount stays where it is: every use is an error (ENOTCONN) until
-`cachectl umount`, `umount` or the next mount takes it away.
+process opens anything of it, no process that has read it still runs (cachefs.mount.reader_table), and no published job
+reads through it. If that has not happened within the grace (mount option `grace`), the mount's connection is ended and
+the mount stays where it is: every use is an error (ENOTCONN) until `cachectl umount`, `umount` or the next mount takes
+it away.
 
-A child process watches for opens and jobs, since both may wait. Without root the kernel tells no opens. Then the
+A child process watches for all of these, since that may wait. Without root the kernel tells no opens. Then the
 kernel's memory of names is made invalid once a second (Linux 6.16), so that each open by path is a request; not below a
 shield, where that would be an error for programs that read.
 """
@@ -25,6 +26,7 @@ from cachefs.messages import Empty
 from cachefs.mount import device, kernel, process
 from cachefs.mount.device import Connection
 from cachefs.mount.open_watch import watch_opens
+from cachefs.mount.reader_table import ReaderTable
 from cachefs.mount.restarts import Restarts
 from cachefs.mount.users import describe_users
 from cachefs.mount.worker import Mount
@@ -162,13 +164,17 @@ class Ending:
         for descriptor in device.descriptors():
             os.close(descriptor)
         client = DaemonClient(self._mount.options.socket)
+        readers = ReaderTable(self._mount.readers, self._mount.pid)
         can_watch = True
         while True:
             if job := self._job_that_reads(client):
                 self._tell(f"job {job} reads it")
+            if reader := readers.living():
+                self._tell(reader)
             if can_watch:
                 try:
-                    if watch_opens(self._mount.directory, _WATCH_SECONDS, _is_own):
+                    for process in watch_opens(self._mount.directory, _WATCH_SECONDS, _is_own):
+                        readers.note(process)
                         self._tell("its files are opened")
                     continue
                 except OSError as error:

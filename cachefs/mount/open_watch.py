@@ -26,18 +26,18 @@ _BUFFER: Final = 1 << 16
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
-def watch_opens(directory: Path, seconds: float, is_own: Callable[[int], bool]) -> bool:
-    """Watch the file system that is mounted on *directory* for *seconds*. Return whether another process opened
-    something of it meanwhile.
+def watch_opens(directory: Path, seconds: float, is_own: Callable[[int], bool]) -> set[int]:
+    """Watch the file system that is mounted on *directory* for *seconds*. Returns the processes that have opened
+    something of it meanwhile, the first ones where there are many; 0 for one that is not in this pid namespace.
 
     is_own: whether a process belongs to the mount itself. Raises OSError where the kernel does not allow the watch.
     """
     watch = _new_watch(directory)
-    seen = False
+    seen: set[int] = set()
     deadline = time.monotonic() + seconds
     try:
         while not seen and select.select([watch], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            seen = not all(is_own(process) for process in _processes(os.read(watch, _BUFFER)))
+            seen = {process for process in _processes(os.read(watch, _BUFFER)) if not is_own(process)}
     finally:
         os.close(watch)
     # A busy reader would fill the queue of the watch: one open a second says as much as thousands.

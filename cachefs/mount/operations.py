@@ -91,6 +91,10 @@ class Operations(pyfuse3.Operations):
         # How many ioctls never came here (cachefs.mount.zero_open).
         self.answered_ioctls: Callable[[], int] = lambda: 0
         self.reading = ReadingProcesses()
+        # Which thread has sent the read or listing that is being taken; -1 where that is not known.
+        self.reading_thread: Callable[[], int] = lambda: -1
+        # Called with each thread that reads or lists (cachefs.mount.reader_table).
+        self.note_reader: Callable[[int], None] = lambda thread: None
         # As other read-only mounts of object stores show them: copies can be written to and removed.
         self._file_mode = stat.S_IFREG | (0o644 & ~options.umask)
         self._dir_mode = stat.S_IFDIR | (0o755 & ~options.umask)
@@ -149,6 +153,7 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def readdir(self, fh: int, start_id: int, token: pyfuse3.ReaddirToken) -> None:
+        self._note_reading_thread()
         for position, (name, attributes) in enumerate(self._listing(fh, start_id), start_id + 1):
             if not pyfuse3.readdir_reply(token, name, attributes, position):
                 break
@@ -161,6 +166,7 @@ class Operations(pyfuse3.Operations):
         try:
             if self.reading.users:
                 self.reading.note(fh, self.namespace.path)
+            self._note_reading_thread()
             snapshot, number = self.namespace.resolve(fh)
             return await self.reader.read(snapshot, number, off, size)
         except CachefsError as error:
@@ -173,13 +179,15 @@ class Operations(pyfuse3.Operations):
             raise pyfuse3.FUSEError(errno.EIO) from None
 
     @handler
-    async def open(self, inode: int, flags: int, ctx: object) -> pyfuse3.FileInfo:
+    async def open(self, inode: int, flags: int, ctx: pyfuse3.RequestContext) -> pyfuse3.FileInfo:
+        self.note_reader(ctx.pid)
         if self.kernel_opens.files:
             raise pyfuse3.FUSEError(errno.ENOSYS)
         return pyfuse3.FileInfo(fh=inode, keep_cache=True)
 
     @handler
-    async def opendir(self, inode: int, ctx: object) -> int:
+    async def opendir(self, inode: int, ctx: pyfuse3.RequestContext) -> int:
+        self.note_reader(ctx.pid)
         if self.kernel_opens.directories:
             raise pyfuse3.FUSEError(errno.ENOSYS)
         return inode
@@ -250,6 +258,10 @@ class Operations(pyfuse3.Operations):
     async def flush(self, fh: int) -> None:
         """ENOSYS has the kernel send no more FLUSH when a file is closed."""
         raise pyfuse3.FUSEError(errno.ENOSYS)
+
+    def _note_reading_thread(self) -> None:
+        if (thread := self.reading_thread()) >= 0:
+            self.note_reader(thread)
 
     def _check_attributes(self) -> None:
         if not self.options.xattr:

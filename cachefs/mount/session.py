@@ -82,7 +82,8 @@ def open_session(spec: MountSpec, directory: Path, options: MountOptions, interp
         session.connection.allow_requests(MOST_UNDER_WAY)
     else:
         operations.answered_ioctls = functools.partial(zero_open.answered_ioctls, interposer)
-        operations.reading = ReadingProcesses(zero_open.reading_thread(interposer))
+        operations.reading_thread = zero_open.reading_thread(interposer)
+        operations.reading = ReadingProcesses(operations.reading_thread)
     return session
 
 

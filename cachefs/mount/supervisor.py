@@ -16,7 +16,7 @@ from typing import Final
 
 from cachefs.errors import CachefsError
 from cachefs.messages import DatasetView, MountReport, NodeView
-from cachefs.mount import kernel, process, read_marks, shield
+from cachefs.mount import kernel, process, read_marks, reader_table, shield
 from cachefs.mount.attach import attach
 from cachefs.mount.control_process import ControlProcess
 from cachefs.mount.ending import Ending
@@ -62,7 +62,10 @@ class Supervisor:
         wanted = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         marks, failures = read_marks.create(), read_marks.create()
         self._begun = False  # reads were answered, so that programs may rely on the mount
-        self._mount = Mount(identity, os.getpid(), spec, directory, options, ViewLog(view), wanted, marks, failures)
+        readers = reader_table.create()
+        self._mount = Mount(
+            identity, os.getpid(), spec, directory, options, ViewLog(view), wanted, marks, failures, readers
+        )
 
     def run(self, interposer: ctypes.CDLL | None, mounted: Callable[[], None], ready: Callable[[], None]) -> None:
         """Mount, call *mounted*, call *ready* once reads are answered; return when the mount has ended, also as a

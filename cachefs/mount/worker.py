@@ -30,6 +30,7 @@ from cachefs.mount.namespace import Namespace
 from cachefs.mount.operations import Operations
 from cachefs.mount.options import MountOptions
 from cachefs.mount.read_marks import ReadMarks
+from cachefs.mount.reader_table import ReaderTable
 from cachefs.mount.view_log import Heard, ViewLog
 from cachefs.mount.worker_messages import WorkerMessage, pack
 from cachefs.mount_spec import MountSpec
@@ -69,6 +70,8 @@ class Mount:
     # Descriptors of marks (cachefs.mount.read_marks): of what was read, and of what an absent daemon has not brought.
     marks: int
     failures: int
+    # Descriptor of the table of processes that have read the mount (cachefs.mount.reader_table).
+    readers: int
 
 
 def work(mount: Mount, number: int, operations: Operations, supervisor: socket.socket, *, begins: bool) -> None:
@@ -101,6 +104,7 @@ class Worker:
         self._operations = operations
         self._supervisor = supervisor
         self._counters = operations.counters
+        operations.note_reader = ReaderTable(mount.readers, mount.pid).note
         self._client = DaemonClient(mount.options.socket)
         first, *later = mount.views.news()
         self._heard = first  # the last view of the node that this worker acts on

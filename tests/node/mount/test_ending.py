@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -211,3 +211,57 @@ def test_cachectl_does_not_unmount_what_is_mounted_over_a_mount(daemon: Daemon, 
         assert done.returncode
         assert "something else is mounted over the mount" in done.stderr
         assert results.read_text() == "precious"
+
+
+# Reads a file, and after a pause as long as its reader likes another one.
+PAUSING = """
+import os, sys
+top = sys.argv[1]
+first, *others = sorted(os.listdir(top))
+open(f"{top}/{first}", "rb").read()
+print("read", flush=True)
+for line in sys.stdin:
+    try:
+        print(len(open(f"{top}/{others.pop()}", "rb").read()), flush=True)
+    except OSError as error:
+        print(error.strerror, flush=True)
+"""
+
+
+@contextlib.contextmanager
+def pausing(*command: str) -> Iterator[Callable[[], str]]:
+    """A program that has read the mount. The call has it go on, and returns what it says."""
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        stdin, stdout = process.stdin, process.stdout
+
+        def go_on() -> str:
+            stdin.write("\n")
+            stdin.flush()
+            return stdout.readline()
+
+        assert stdout.readline() == "read\n"
+        yield go_on
+
+
+@pytest.mark.parametrize("option", ["shield=on", "shield=off", "no_zero_open"])
+def test_a_reader_that_pauses_gets_an_error_and_no_empty_directory(daemon: Daemon, tmp_path: Path, option: str) -> None:
+    with mounted(daemon.socket, "tree", tmp_path / "m", option, f"grace={QUIET_SECONDS + 3}") as directory:
+        supervisor = psutil.Process(mount_pid(daemon.client, directory))
+        with pausing(sys.executable, "-c", PAUSING, str(directory)) as go_on:
+            supervisor.terminate()
+            supervisor.wait(60)
+            assert go_on() == "Transport endpoint is not connected\n"
+        assert "has read it and still runs" in Path(f"{directory}.log").read_text()
+
+
+def test_a_mount_that_a_shell_has_listed_with_ls_is_unmounted(daemon: Daemon, tmp_path: Path) -> None:
+    with mounted(daemon.socket, "tree", tmp_path / "m", "grace=600") as directory:
+        supervisor = psutil.Process(mount_pid(daemon.client, directory))
+        with pausing(
+            "sh", "-c", f"ls {directory} > /dev/null; cat {directory}/0.bin > /dev/null; echo read; read line"
+        ):
+            supervisor.terminate()
+            supervisor.wait(60)
+            assert not is_mounted(directory)

@@ -1,0 +1,117 @@
+"""Which processes that have read a mount still run."""
+
+import contextlib
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cachefs.mount import reader_table
+from cachefs.mount.reader_table import ReaderTable
+
+NO_SUPERVISOR = 1 << 30
+# Each says the number of the process that reads, and ends it after a line on stdin; the first one goes on after that.
+WORKER = """
+import multiprocessing, sys
+def work(pipe):
+    pipe.recv()
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[1])
+    ours, theirs = context.Pipe()
+    child = context.Process(target=work, args=(theirs,))
+    child.start()
+    print(child.pid, flush=True)
+    sys.stdin.readline()
+    ours.send(None)
+    child.join()
+    print("ended", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def table() -> ReaderTable:
+    return ReaderTable(reader_table.create(), NO_SUPERVISOR)
+
+
+@contextlib.contextmanager
+def program(*command: str) -> Iterator[tuple[int, Callable[[], int]]]:
+    """The number of the process that reads for a program, and a call that ends this process and not the program,
+    whose number it returns."""
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        stdin, stdout = process.stdin, process.stdout
+
+        def end() -> int:
+            stdin.write("\n")
+            stdin.flush()
+            assert stdout.readline() == "ended\n"
+            return process.pid
+
+        yield int(stdout.readline()), end
+
+
+def test_a_process_counts_until_it_ends(table: ReaderTable) -> None:
+    with program("sh", "-c", "echo $$; read line; exit") as (pid, _):
+        assert not table.living()
+        table.note(pid)
+        assert table.living().startswith(f"process {pid} has read it and still runs: 'sh -c")
+    assert not table.living()
+
+
+def test_a_thread_counts_for_its_process() -> None:
+    table = ReaderTable(reader_table.create(), NO_SUPERVISOR)
+    thread = threading.Thread(target=lambda: table.note(threading.get_native_id()))
+    thread.start()
+    thread.join()
+    assert "has read it" in table.living()
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
+def test_a_worker_of_a_loader_counts_for_the_process_that_has_started_it(
+    table: ReaderTable, start: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(WORKER)
+    with program(sys.executable, str(script), start) as (pid, end):
+        table.note(pid)
+        assert table._read(end())
+        assert "still runs" in table.living()
+
+
+def test_a_program_does_not_count_for_the_shell_that_has_started_it(table: ReaderTable) -> None:
+    with program("sh", "-c", "sh -c 'echo $$; read line'; echo ended; read line") as (pid, end):
+        table.note(pid)
+        assert table.living()
+        end()
+        assert not table.living()
+
+
+def test_a_later_process_with_the_same_number_does_not_count() -> None:
+    fd = reader_table.create()
+    table = ReaderTable(fd, NO_SUPERVISOR)
+    with program("sh", "-c", "echo $$; read line; exit") as (pid, _):
+        table._write(pid, 7)
+        assert not table.living()
+
+
+def test_the_processes_of_the_mount_are_no_readers() -> None:
+    with program("sh", "-c", "echo $$; read line; exit") as (pid, _):
+        table = ReaderTable(reader_table.create(), pid)
+        table.note(pid)
+        assert not table.living()
+
+
+def test_of_processes_without_a_number_none_is_known_to_have_ended(table: ReaderTable) -> None:
+    table.note(0)
+    assert table.living() == "processes outside of its pid namespace have read it"
+
+
+def test_all_processes_of_a_mount_see_one_table(table: ReaderTable) -> None:
+    with program("sh", "-c", "echo $$; read line; exit") as (pid, _):
+        ReaderTable(table._fd, NO_SUPERVISOR).note(pid)
+        assert str(pid) in table.living()
