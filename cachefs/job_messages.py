@@ -53,6 +53,8 @@ class JobPublish(Message, frozen=True):
     # It says by itself that it is there, more often than its lease. Reads that it may have done are no sign of life
     # then: another one may be reading the same files.
     heartbeats: bool = False
+    # Device number of the mount it reads through, as in cachefs.mount_table; empty where its publisher does not say.
+    mount_device: str = ""
 
 
 class JobEpoch(Message, frozen=True):
@@ -142,6 +144,7 @@ class ConsumerView(Message, frozen=True):
     loader: LoaderView | None = None
     # Seconds that its reads have waited, by what they waited for: `origin`, `peer`, `ssd`, `daemon`.
     stalled: dict[str, float] = msgspec.field(default_factory=dict)
+    mount_device: str = ""  # as in JobPublish
 
 
 class FetchedAgain(Message, frozen=True):

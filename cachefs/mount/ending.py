@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from cachefs.errors import Busy, CachefsError
+from cachefs.job_messages import JobView
 from cachefs.messages import Empty
 from cachefs.mount import device, kernel, process
 from cachefs.mount.device import Connection
@@ -188,13 +189,19 @@ class Ending:
             os.write(self._writer, use.encode()[:200] + b"\n")
 
     def _job_that_reads(self, client: DaemonClient) -> str:
-        """A running job that has published reads of a dataset of this mount; empty where none is known."""
+        """A running job that has published reads through this mount, or of one of its datasets where the job does not
+        say through which mount it reads; empty where none is known."""
         try:
             jobs = client.call(JOB_LIST, Empty(), timeout=_JOBS_TIMEOUT).jobs
         except CachefsError:
             return ""
-        spec = self._mount.spec
-        return next((job.job for job in jobs if job.state == _RUNNING and spec.shows(job.dataset)), "")
+        point = mount_seen_at(self._mount.directory)
+        here = "" if point is None else point.device
+        return next((job.job for job in jobs if job.state == _RUNNING and self._may_read(job, here)), "")
+
+    def _may_read(self, job: JobView, device: str) -> bool:
+        devices = {consumer.mount_device for consumer in job.consumers} or {""}
+        return device in devices or ("" in devices and any(map(self._mount.spec.shows, job.dataset.split(","))))
 
 
 def _is_own(pid: int) -> bool:

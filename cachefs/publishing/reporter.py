@@ -167,6 +167,7 @@ class Reporter:
                 lease=self._route.lease,
                 heartbeats=True,
                 source=opening.source,
+                mount_device=share.mount.device,
             )
             self._full_name = self._route.call(JOB_PUBLISH, request, PUBLISH_TIMEOUT).job
         consumer.published = True

@@ -462,6 +462,7 @@ class Consumer:
             epochs=self.request.spec.epochs if self.request.spec is not None else 0,
             mean_bytes=self._mean_bytes,
             loader=self.loader,
+            mount_device=self.request.mount_device,
         )
 
     @property

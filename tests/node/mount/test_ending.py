@@ -15,7 +15,7 @@ import pytest
 from cachefs.job_messages import JobPublish, SampleMap
 from cachefs.mount import kernel
 from cachefs.mount.ending import QUIET_SECONDS
-from cachefs.mount_table import mount_points
+from cachefs.mount_table import mount_points, mount_seen_at
 from cachefs.rpc import JOB_CANCEL, JOB_PUBLISH
 from tests.daemon import COMMAND, Daemon
 from tests.mounting import mount_again, mount_pid, mounted, run_mount
@@ -153,6 +153,27 @@ def test_a_published_job_keeps_the_mount(daemon: Daemon, tmp_path: Path) -> None
             assert "job train reads it" in Path(f"{directory}.log").read_text()
         finally:
             daemon.client.call(JOB_CANCEL, JOB_CANCEL.request(job="train"))
+
+
+@pytest.mark.parametrize(("named", "is_dead"), [("this", True), ("other", False)])
+def test_a_job_that_says_through_which_mount_it_reads_keeps_that_one_only(
+    daemon: Daemon, tmp_path: Path, named: str, is_dead: bool
+) -> None:
+    with mounted(daemon.socket, "tree", tmp_path / "m", f"grace={QUIET_SECONDS + 3}") as directory:
+        seen = mount_seen_at(directory)
+        assert seen is not None
+        publication = JobPublish(
+            job=f"train-{named}", dataset="tree", map=SampleMap(kind="tree"), pid=os.getpid(),
+            mount_device=seen.device if named == "this" else "0:0",
+        )  # fmt: skip
+        daemon.client.call(JOB_PUBLISH, publication)
+        try:
+            supervisor = psutil.Process(mount_pid(daemon.client, directory))
+            supervisor.terminate()
+            supervisor.wait(60)
+            assert is_mounted(directory) is is_dead
+        finally:
+            daemon.client.call(JOB_CANCEL, JOB_CANCEL.request(job=publication.job))
 
 
 def test_the_next_mount_takes_the_place_of_one_that_ended_in_use(daemon: Daemon, tmp_path: Path) -> None:

@@ -15,15 +15,15 @@ from cachefs.mount.reader_table import ReaderTable
 NO_SUPERVISOR = 1 << 30
 # Each says the number of the process that reads, and ends it after a line on stdin; the first one goes on after that.
 WORKER = """
-import multiprocessing, sys
+import multiprocessing, os, sys
 def work(pipe):
+    print(os.getpid(), flush=True)
     pipe.recv()
 if __name__ == "__main__":
     context = multiprocessing.get_context(sys.argv[1])
     ours, theirs = context.Pipe()
     child = context.Process(target=work, args=(theirs,))
     child.start()
-    print(child.pid, flush=True)
     sys.stdin.readline()
     ours.send(None)
     child.join()
