@@ -44,6 +44,7 @@ _ECHO_SECONDS: Final = 1.0
 _JOBS_TIMEOUT: Final = 2.0
 _MESSAGE: Final = 4096
 _RUNNING: Final = "running"
+_OPEN: Final = "files or directories of it are open"
 _UNWATCHED: Final = "opens cannot be watched"
 
 
@@ -102,6 +103,8 @@ class Ending:
             return True
         if now < self._deadline:
             return False
+        if self._use == _OPEN:
+            self._use = describe_users(self._mount.directory) or _OPEN
         log.warning(
             "the grace of %s is over, and it was not seen to be free (%s): whatever asks the mount fails from now on "
             "with ENOTCONN%s", self._mount.directory, self._use,
@@ -140,7 +143,7 @@ class Ending:
         try:
             kernel.unmount(self._mount.directory)
         except Busy:
-            self._use = describe_users(self._mount.directory) or "files or directories of it are open"
+            self._use = _OPEN
         except CachefsError as error:
             self._use = str(error)
         else:

@@ -1,0 +1,38 @@
+"""Which processes use a directory, found within a bound."""
+
+import itertools
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cachefs.mount import users
+from cachefs.mount.users import MOST_USERS, describe_users
+
+
+def test_a_process_in_the_directory_is_named(tmp_path: Path) -> None:
+    with subprocess.Popen(["cat"], cwd=tmp_path, stdin=subprocess.PIPE) as process:
+        assert f"cat (process {process.pid}: is in {tmp_path})" in describe_users(tmp_path, seconds=600)
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def test_a_look_ends_with_its_time(tmp_path: Path) -> None:
+    with subprocess.Popen(["cat"], cwd=tmp_path, stdin=subprocess.PIPE) as process:
+        assert not describe_users(tmp_path, seconds=0)
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+def test_no_more_processes_are_looked_at_than_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at = []
+
+    def without_end(*_: object) -> Iterator[tuple[int, str, str]]:
+        for pid in itertools.count(1):
+            looked_at.append(pid)
+            yield pid, "python", "is in it"
+
+    monkeypatch.setattr(users, "_users", without_end)
+    assert describe_users(tmp_path).endswith("python (process 5: is in it), and more")
+    assert len(looked_at) == MOST_USERS + 1
