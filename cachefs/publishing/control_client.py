@@ -32,6 +32,8 @@ Reply = TypeVar("Reply", bound=Message)
 CONTROL_FILE: Final = ".cachefs/publish"
 # Seconds between two attempts to open the control file, which takes until the mount has started a process that reads.
 _AGAIN_SECONDS: Final = 0.02
+# How often one call is written, as each process that reads the control file may end at it.
+_MOST_TRIES: Final = 5
 _PIPE: Final = 1 << 16
 _READ: Final = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC  # to have written too means that there is never an end
 _WRITE: Final = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
@@ -103,7 +105,7 @@ class _Exchange:
     def run(self, lines: list[bytes], number: int) -> Answer:
         """Raises DaemonUnavailable, ConfigError. Where the process that reads the control file is replaced, what it has
         read is lost: then all lines are written again."""
-        while True:
+        for _ in range(_MOST_TRIES):
             with _open(self._file, _WRITE, self._deadline) as fd:
                 try:
                     for line in lines:
@@ -111,6 +113,7 @@ class _Exchange:
                     return self._answer(fd, number)
                 except BrokenPipeError:
                     self._check_time()
+        raise _unheard(self._file)
 
     def _write(self, fd: int, line: bytes) -> None:
         """Raises BrokenPipeError, DaemonUnavailable."""

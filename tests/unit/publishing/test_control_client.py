@@ -1,0 +1,37 @@
+"""A call through the control file whose reader does not live to answer it."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cachefs.errors import DaemonUnavailable
+from cachefs.publishing.control_client import _MOST_TRIES, CONTROL_FILE, _Exchange
+
+
+def test_a_call_that_ends_each_process_that_reads_it_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = tmp_path / CONTROL_FILE
+    control.parent.mkdir()
+    os.mkfifo(control)
+    reader = os.open(control, os.O_RDONLY | os.O_NONBLOCK)
+    answer = _Exchange._answer
+
+    def die(exchange: _Exchange, fd: int, number: int) -> None:
+        nonlocal reader
+        os.close(reader)
+        try:
+            answer(exchange, fd, number)
+        finally:
+            reader = os.open(control, os.O_RDONLY | os.O_NONBLOCK)  # the next process
+            tries.append(number)
+
+    tries: list[int] = []
+    monkeypatch.setattr(_Exchange, "_answer", die)
+    answers, writer = os.pipe()
+    with pytest.raises(DaemonUnavailable):
+        _Exchange(tmp_path, answers, timeout=600).run([b"one line\n"], 1)
+    for fd in (answers, writer, reader):
+        os.close(fd)
+    assert len(tries) == _MOST_TRIES
