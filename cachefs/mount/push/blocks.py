@@ -80,9 +80,11 @@ class BlockMover:
         where, owner = source.directories, source.index.owner
         self._readers = {MEMORY: SegmentReader(where, owner), SSD: DirectReader(where, owner)}
 
-    def move(self, place: Place, entry: int, number: int, *, drop: bool = False, check: bool = False) -> bool:
+    def move(
+        self, place: Place, entry: int, number: int, *, drop: bool = False, check: bool = False, stores: bool = True
+    ) -> bool:
         """Store block *number* of a file, or *drop* it, or (*check*) store it if the kernel lacks a page of it and a
-        tier of the node has it.
+        tier of the node has it. Without *stores*, nothing is stored, and only what the kernel has is there.
 
         False where that did not work. Raises NotPossible.
         """
@@ -92,7 +94,9 @@ class BlockMover:
                     return True
                 if not self._is_on_node(place, entry, number):
                     return False
-            return self._drop(place, entry, number) if drop else self._store(place, entry, number)
+            if drop:
+                return self._drop(place, entry, number)
+            return stores and self._store(place, entry, number)
         except (CachefsError, OSError) as error:
             self.counters.errors += 1
             log.debug("block %d of entry %d of %s: %s", number, entry, place.snapshot.id, error)

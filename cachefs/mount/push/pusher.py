@@ -82,7 +82,7 @@ class Pusher:
         """Push until the mount has ended."""
         if self._pushes:
             log.info("page cache budget of %s: %s", self._settings.directory, format_size(self._budget.now))
-        self._workers = Workers(self._movers, self._ledger.finish, self._give_up)
+        self._workers = Workers(self._movers, self._ledger.finish, self._give_up, lambda: self._pushes)
         for work in (self._follow, self._report):
             threading.Thread(target=work, name=work.__name__, daemon=True).start()
         while not pages.is_gone(self._settings.device, _BUDGET_SECONDS):

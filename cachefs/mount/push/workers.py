@@ -63,11 +63,13 @@ class Workers:
         movers: Sequence[BlockMover],
         done: Callable[[Task, list[int]], None],
         impossible: Callable[[NotPossible], None],
+        stores: Callable[[], bool],
     ) -> None:
         """done: called by a thread with each task, and the indices of its blocks that failed; impossible: called by a
-        thread that finds that this kernel takes no pages: the whole task has failed."""
+        thread for each block that the kernel does not take; stores: are pages stored at all?"""
         self._done = done
         self._impossible = impossible
+        self._stores = stores
         self._queues: list[SimpleQueue[Task | Source]] = [SimpleQueue() for _ in movers]
         for number, (mover, queue) in enumerate(zip(movers, self._queues, strict=True)):
             threading.Thread(target=self._work, args=(mover, queue), name=f"push-{number}", daemon=True).start()
@@ -94,15 +96,19 @@ class Workers:
             if isinstance(task, Source):
                 mover.use(task)
                 continue
+            self._done(task, self._carry_out(mover, task))
+
+    def _carry_out(self, mover: BlockMover, task: Task) -> list[int]:
+        """Returns the indices of the blocks that failed."""
+        failed = []
+        for index, entry, number in zip(
+            task.indices.tolist(), task.entries.tolist(), task.numbers.tolist(), strict=True
+        ):
             try:
-                failed = _carry_out(mover, task)
+                done = mover.move(task.place, entry, number, drop=task.drop, check=task.check, stores=self._stores())
             except NotPossible as error:
                 self._impossible(error)
-                failed = task.indices.tolist()
-            self._done(task, failed)
-
-
-def _carry_out(mover: BlockMover, task: Task) -> list[int]:
-    blocks = zip(task.indices.tolist(), task.entries.tolist(), task.numbers.tolist(), strict=True)
-    how = {"drop": task.drop, "check": task.check}
-    return [index for index, entry, number in blocks if not mover.move(task.place, entry, number, **how)]
+                done = False
+            if not done:
+                failed.append(index)
+        return failed

@@ -1,7 +1,9 @@
 """What becomes of an order: shared out, done in parts, reported once, and remembered."""
 
+import queue
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +12,9 @@ from hypothesis import strategies as st
 
 from cachefs.mount.push.held import Held
 from cachefs.mount.push.ledger import Ledger
+from cachefs.mount.push.pages import NotPossible
 from cachefs.mount.push.places import Place
-from cachefs.mount.push.workers import Task, share_out
+from cachefs.mount.push.workers import Task, Workers, share_out
 from cachefs.push_messages import HeldPages
 from cachefs.snapshot import Snapshot
 from cachefs.snapshot_builder import ListedObject, build
@@ -117,3 +120,33 @@ def test_a_new_subscription_waits_for_the_work_of_the_old_and_is_not_told_of_its
     subscription, done = ledger.take_done(0)
     assert subscription != first
     assert done == []
+
+
+class Kernel:
+    """A mover whose kernel has all pages but those of block 3, and takes none."""
+
+    def __init__(self) -> None:
+        self.stores: list[tuple[int, bool]] = []
+
+    def forget_unlinked(self) -> None:
+        """It has no segments."""
+
+    def move(self, place: Place, entry: int, number: int, *, drop: bool, check: bool, stores: bool) -> bool:
+        self.stores.append((number, stores))
+        if number == 3 and stores:
+            raise NotPossible("Invalid argument")
+        return number != 3
+
+
+def test_a_block_that_the_kernel_does_not_take_is_the_only_one_of_its_check_that_fails(place: Place) -> None:
+    kernel: Any = Kernel()
+    reports: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
+    reasons: list[NotPossible] = []
+    workers = Workers([kernel], lambda task, failed: reports.put(failed), reasons.append, lambda: not reasons)
+    blocks = task(place, [(1, number) for number in range(6)])
+    for _ in range(2):
+        workers.submit(share_out(blocks, 1))
+        assert reports.get(timeout=60) == [3]
+    assert len(reasons) == 1
+    # From then on pages are looked for, and nothing is stored.
+    assert kernel.stores[3:5] == [(3, True), (4, False)]
