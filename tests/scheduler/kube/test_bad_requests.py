@@ -218,7 +218,8 @@ def test_bodies_that_come_slowly_keep_no_other_caller_away(served: Served, monke
 def test_large_bodies_that_do_not_come_keep_no_other_address_away(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "BODY_SECONDS", 60.0)
+    monkeypatch.setattr(server, "BODY_SECONDS", 600.0)
+    monkeypatch.setattr(server, "ANSWER_SECONDS", 600.0)
     slow = [served.connect() for _ in range(10)]
     for connection in slow:
         connection.connect()
