@@ -20,7 +20,7 @@ from pathlib import Path
 from types import CodeType, FrameType, MethodType
 from typing import Any, Final
 
-from cachefs.hooks.order import numbers_in
+from cachefs.hooks.order import number_in, numbers_in
 from cachefs.publishing import clock
 from cachefs.publishing.channel import PAGE_NAME, Line, Need, Op, Page, Unheard
 from cachefs.publishing.foreign import is_foreign, suppress_own
@@ -268,7 +268,7 @@ class Reader:
         if not (known is not None and known[0] is batch and known[1] is one):
             self.finish()
             now.what = loading
-            now.samples = _samples(batch if one is self else one)
+            now.samples = _samples(batch) if one is self else _sample(one)
         now.paths.append(path)
 
     def tell_owner(self, path: str) -> None:
@@ -371,6 +371,12 @@ _places = Places([])
 def _samples(batch: Any) -> list[int]:
     """The sample numbers in what the sampler gave; none where they are no numbers."""
     return numbers_in(batch) or []
+
+
+def _sample(item: Any) -> list[int]:
+    """The sample number that one item of a batch is; none where it is anything else."""
+    number = number_in(item)
+    return [] if number is None else [number]
 
 
 def _fitting(observed: list[tuple[list[int], list[str]]]) -> int:

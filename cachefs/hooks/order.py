@@ -402,21 +402,29 @@ _KINDS: Final = {
 
 
 def numbers_in(index: Any) -> list[int] | None:
-    """The sample numbers in what a sampler gives: a number, or a batch of them. None where it is anything else."""
-    if type(index) is int:
-        return [index]
-    if _is_number(type(index)):
-        return [int(index)]
-    if type(index) not in (list, tuple):
-        array = array_in(index)
-        return None if array is None else [int(one) for one in array.reshape(-1).tolist()]
-    with suppress_own(TypeError, ValueError, OverflowError):
+    """The sample numbers in what a sampler gives: a number, or a batch of numbers. None where it is anything else.
+
+    torch asks the dataset once for each item of a batch. An item that is no number, such as (sample, size), may mean
+    anything to the dataset.
+    """
+    number = number_in(index)
+    if number is not None:
+        return [number]
+    if type(index) in (list, tuple, range):
         if all(map(_is_number, set(map(type, index)))):
             return [int(one) for one in index]
-        found = [numbers_in(one) for one in index]
-        if None not in found:
-            return [one for part in found if part is not None for one in part]
-    return None
+        found = [number_in(one) for one in index]
+        return None if None in found else [one for one in found if one is not None]
+    array = array_in(index)
+    return None if array is None or array.ndim != 1 else [int(one) for one in array.tolist()]
+
+
+def number_in(item: Any) -> int | None:
+    """The sample number that one item of a batch is; None where it is anything else."""
+    if _is_number(type(item)):
+        return int(item)
+    array = array_in(item)
+    return None if array is None or array.ndim else int(array)
 
 
 def array_in(value: Any) -> NDArray[Any] | None:

@@ -106,7 +106,7 @@ def read(items: Any, begin: int = 0, most: int | None = None) -> Rest:
 
 
 def _read_array(array: Any, begin: int, most: int) -> Rest:
-    if not array.ndim or not is_in_memory(array):
+    if array.ndim not in (1, 2) or not is_in_memory(array):
         raise Unreadable
     width = int(numpy.prod(array.shape[1:]))
     rows = array[begin : begin + max(1, most // max(1, width))]
@@ -163,8 +163,8 @@ def _array_of(numbers: Sequence[int]) -> AnyOrder | None:
 
 def _numbers_of_one(item: Any) -> AnyOrder | None:
     array = array_in(item)
-    if array is not None:
-        return numpy.asarray(array.reshape(-1), dtype=numpy.int64)
+    if array is not None and array.ndim == 1:
+        return numpy.asarray(array, dtype=numpy.int64)
     numbers = numbers_in(item)
     return None if numbers is None else _array_of(numbers)
 

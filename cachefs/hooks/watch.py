@@ -433,12 +433,11 @@ def _joined(samples: Any, others: Any) -> AnyOrder:
 
 
 def size_of(index: Any) -> int:
-    """How many samples the loader's sampler has given at once: one, a batch, or a batch of batches."""
+    """How many samples the loader's sampler has given at once: one, or a batch, for each item of which torch asks the
+    dataset once."""
     kind = type(index)
-    if kind in (list, tuple):
-        return len(index) if set(map(type, index)) == {int} else sum(map(size_of, index))
-    for container in (list, tuple):
-        if issubclass(kind, container):  # of the job's own, whose code is not run
+    for container in (list, tuple, range):
+        if issubclass(kind, container):  # a class of the job's own may have a `__len__`, which is not run
             return container.__len__(index)
     array = array_in(index)
-    return 1 if array is None else array.size
+    return len(array) if array is not None and array.ndim else 1

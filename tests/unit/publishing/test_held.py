@@ -11,6 +11,7 @@ from torch.utils.data import BatchSampler, RandomSampler, SubsetRandomSampler
 from cachefs.hooks import rest
 from cachefs.hooks.held import still_held
 from cachefs.hooks.order import numbers_in
+from cachefs.hooks.rest import Unreadable
 from cachefs.hooks.watch import size_of
 
 
@@ -120,20 +121,37 @@ class Counted(list[Any]):
 
 
 @pytest.mark.parametrize(
-    ("groups", "sizes"),
+    ("batches", "sizes"),
     [
-        ([[[1, 2], [3]], [[4], [5, 6]]], [3, 3]),
-        ([torch.arange(6).reshape(3, 2), torch.arange(4).reshape(2, 2)], [6, 4]),
-        ([[numpy.arange(3), [7]], [8, numpy.int32(9)]], [4, 2]),
+        ([torch.arange(3), torch.arange(2), range(4)], [3, 2, 4]),
+        ([[numpy.int32(3), 7], (8, numpy.int32(9), torch.tensor(4))], [2, 3]),
         ([1, 2, 3], None),
     ],
 )
-def test_numbers_are_counted_and_not_rows(groups: list[Any], sizes: list[int] | None) -> None:
-    found = still_held(iter(Sampler(groups)))
+def test_the_samples_of_batches_are_counted(batches: list[Any], sizes: list[int] | None) -> None:
+    found = still_held(iter(Sampler(batches)))
     assert found is not None
     assert (None if found.sizes is None else found.sizes.tolist()) == sizes
-    assert [size_of(one) for one in groups] == (sizes or [1, 1, 1])
-    assert len(found.samples) == sum(size_of(one) for one in groups)
+    assert [size_of(one) for one in batches] == (sizes or [1, 1, 1])
+    assert len(found.samples) == sum(size_of(one) for one in batches)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        [(7, 320), (9, 320)],
+        [[1, 2], [3]],
+        [(7, "flipped"), 9],
+        torch.arange(6).reshape(2, 3),
+        [numpy.arange(3), numpy.arange(1)],
+        [(7, 0.5), (9, 0.5)],
+    ],
+)
+def test_an_item_that_is_no_number_is_one_sample_without_a_number(batch: Any) -> None:
+    assert size_of(batch) == 2
+    assert numbers_in(batch) is None
+    with pytest.raises(Unreadable):
+        still_held(iter(Sampler([batch, batch])))
 
 
 def test_a_batch_of_a_class_of_the_jobs_own_is_counted_without_its_code() -> None:

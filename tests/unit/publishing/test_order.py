@@ -161,7 +161,9 @@ def test_a_sampler_that_says_it_is_pure_is_iterated() -> None:
 
 
 def test_numbers_and_batches_of_them_are_found_and_others_refused() -> None:
-    assert numbers_in([[3, 4], (5,), 6, torch.tensor(7), numpy.int64(8)]) == [3, 4, 5, 6, 7, 8]
+    assert numbers_in([6, torch.tensor(7), numpy.int64(8)]) == [6, 7, 8]
+    assert numbers_in([[3, 4], 5]) is None
+    assert numbers_in(range(3, 5)) == [3, 4]
     assert numbers_in(numpy.arange(3)) == [0, 1, 2]
     assert numbers_in(numpy.int32(3)) == [3]
     assert numbers_in([("a", 1)]) is None
