@@ -29,15 +29,21 @@ def is_foreign(error: BaseException) -> bool:
     """
     traceback = error.__traceback__
     outer: FrameType | None = None
+    has_other_code = False
     while traceback is not None:
         frame = traceback.tb_frame
         if outer is not None and _is_given(frame, outer):
             return True
+        is_known = frame.f_code.co_filename.startswith(_PACKAGE) or _is_called(frame.f_globals.get("__name__"))
+        has_other_code |= not is_known
         outer, traceback = frame, traceback.tb_next
-    if outer is None or not outer.f_code.co_filename.startswith(_PACKAGE):
-        return False
-    package = type(error).__module__.partition(".")[0]
-    return package not in sys.stdlib_module_names and package not in _CALLED
+    return outer is not None and not has_other_code and not _is_called(type(error).__module__)
+
+
+def _is_called(module: object) -> bool:
+    """Returns whether a module is of cachefs, of the standard library or of a library that cachefs calls."""
+    package = module.partition(".")[0] if type(module) is str else ""
+    return package in sys.stdlib_module_names or package in _CALLED
 
 
 def _is_given(frame: FrameType, outer: FrameType) -> bool:

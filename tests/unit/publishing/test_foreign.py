@@ -1,5 +1,6 @@
 """Which exceptions in code of cachefs are the job's own."""
 
+import contextlib
 import ctypes
 import functools
 import os
@@ -7,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from types import CodeType, FrameType
+from types import CodeType, FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -116,6 +117,30 @@ def test_what_another_thread_has_raised_here_is_foreign() -> None:
     exec(code, names)
     assert type(names["found"]) is Late
     assert is_foreign(names["found"])
+
+
+@pytest.mark.parametrize(
+    ("close", "is_the_jobs"),
+    [
+        # It comes in a function of the standard library, once the call returns.
+        (
+            functools.partial(
+                ctypes.pythonapi.PyThreadState_SetAsyncExc,
+                ctypes.c_ulong(threading.get_ident()),
+                ctypes.py_object(Late),
+            ),
+            True,
+        ),
+        (lambda: raising(Late()), False),  # code of the job that cachefs has called
+    ],
+)
+def test_what_another_thread_has_raised_in_the_standard_library_is_foreign(
+    close: Callable[[], Any], is_the_jobs: bool
+) -> None:
+    names: dict[str, Any] = {"closing": contextlib.closing, "thing": SimpleNamespace(close=close)}
+    exec(of_cachefs("try:\n    with closing(thing): pass\nexcept Exception as error: found = error"), names)
+    assert type(names["found"]) is Late
+    assert is_foreign(names["found"]) is is_the_jobs
 
 
 def test_only_own_exceptions_are_suppressed(handler: None) -> None:
