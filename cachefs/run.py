@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from cachefs.mount_table import MountPoint, daemon_sockets, mount_points, resolve_locally
-from cachefs.publishing.channel import JOB_VARIABLE, PYTHON_VARIABLE, job_name
+from cachefs.publishing.channel import JOB_VARIABLE, PYTHON_VARIABLE, job_name, slurm_step
 from cachefs.publishing.rank import found_rank
 from cachefs.publishing.run_record import QUIET_VARIABLE, RUN_VARIABLE, TOP_VARIABLE, is_quiet, new_directory
 from cachefs.publishing.stderr import write_line
@@ -44,8 +44,10 @@ def environment(
     changed = {
         "PYTHONPATH": _python_path(given.get("PYTHONPATH", "")),
         PYTHON_VARIABLE: sys.executable,
-        JOB_VARIABLE: job or job_name(command),
     }
+    # In Slurm each step that the command starts is a job of its own, and each process is told its step.
+    if job or given.get(JOB_VARIABLE) or not given.get("SLURM_JOB_ID") or slurm_step():
+        changed[JOB_VARIABLE] = job or job_name(command)
     if socket:
         changed[SOCKET_VARIABLE] = absolute(socket)
     return {**given, **changed}

@@ -307,13 +307,13 @@ def job_name(command: Sequence[str] | None = None) -> str:
     named = os.environ.get(JOB_VARIABLE)
     for variable in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"):
         if not named and os.environ.get(variable):
-            named = f"{variable.partition('_')[0].lower()}-{os.environ[variable]}{_step()}"
+            named = f"{variable.partition('_')[0].lower()}-{os.environ[variable]}{slurm_step()}"
     scripts = [Path(word).stem for word in command if word.endswith(".py")]
     name = named or f"{next(iter(scripts), None) or Path(next(iter(command), 'python')).stem}-{process_name()}"
     return re.sub(r"[^A-Za-z0-9._:@+-]", "_", name).lstrip(".:@+-")[:128] or f"job-{process_name()}"
 
 
-def _step() -> str:
+def slurm_step() -> str:
     """The step of Slurm that this process belongs to, which all ranks of one `srun` share; empty outside of steps."""
     step = os.environ.get("SLURM_STEP_ID", "")
     return f".{step}" if step.isdecimal() and int(step) < _SPECIAL_STEPS else ""

@@ -6,6 +6,7 @@ It never waits longer than SECONDS, and whatever goes wrong, the job ends as it 
 import errno
 import io
 import os
+import re
 import select
 import sys
 from pathlib import Path
@@ -27,6 +28,8 @@ MOST_CHAINED: Final = 16
 _OF_READS: Final = (errno.EACCES, errno.ESTALE, errno.EIO)
 # What was said of the end of this program already.
 _said: Final[list[str]] = []
+# Of the last line of a message: `[Errno 13] Permission denied: '/data/7.jpg'`.
+_PATH: Final = re.compile(r"\[Errno \d+\] [^:\n]*: ['\"]([^\n]*)['\"]\s*$")
 _WHY: Final = Path(__file__).with_name("why.py")
 
 
@@ -50,16 +53,26 @@ def failed_read(error: BaseException) -> tuple[int, str]:
             # torch raises what a worker has met anew, with its text alone.
             said = next((number for number in _OF_READS if f"[Errno {number}]" in text), 0)
             if (number := one.errno or said) in _OF_READS:
-                return number, one.filename if isinstance(one.filename, str) else ""
+                return number, one.filename if isinstance(one.filename, str) else _path_in(text)
         one = one.__cause__ or one.__context__
     return 0, ""
 
 
+def _path_in(text: str) -> str:
+    """The file that the message of an OSError names last; empty where it names none."""
+    found = _PATH.findall(text)
+    return found[-1] if found else ""
+
+
 def _cause(number: int, path: str) -> str:
     """What the daemon knows of a read that has failed so; empty where it knows nothing, or does not answer in time. A
-    process of its own asks, which has the packages for it, and is no child of the job."""
+    process of its own asks, which has the packages for it, and is no child of the job.
+
+    Opening a file is what permission is refused for, and names the file: without a name it was no file of a mount.
+    """
     mounts, absolute = mount_points(), os.path.abspath(path) if path else ""
-    if not mounts or (path and not any(absolute.startswith(os.path.join(mount.path, "")) for mount in mounts)):
+    is_of_a_mount = any(absolute.startswith(os.path.join(mount.path, "")) for mount in mounts)
+    if not mounts or (not is_of_a_mount if path else number == errno.EACCES):
         return ""
     python = os.environ.get(channel.PYTHON_VARIABLE) or sys.executable
     command = [python, "-I", "-S", str(_WHY), str(number), channel.job_name()]

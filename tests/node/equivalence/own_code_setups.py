@@ -109,6 +109,20 @@ class Groups:
         return iter(self.groups)
 
 
+class WithSizes:
+    """Batches of samples, each with the size that it is to have."""
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        return iter([[(one, 320), (one + 1, 320)] for one in range(0, d.FILES, 2)])
+
+
+class Sized(d.Listed):
+    """Is asked for a sample and its size."""
+
+    def __getitem__(self, index: Any) -> Any:
+        return d.Listed.__getitem__(self, index[0]), index[1]
+
+
 class Nested(d.Hidden):
     """Gives the sum of what it is asked for: a number, or lists or tensors of numbers."""
 
@@ -262,6 +276,8 @@ OWN_CODE_SETUPS: dict[str, SetUp] = {
     "no-length": through(Without, in_batches),
     "no-length-workers": through(Without, in_batches, num_workers=1),
     "slots": through(Slots, shuffled),
+    "sizes": through(Sized, lambda _: {"batch_sampler": WithSizes()}),
+    "sizes-workers": through(Sized, lambda _: {"batch_sampler": WithSizes()}, num_workers=1),
     "groups": through(Nested, lambda _: {"sampler": Groups([[[1, 2], [3]], [[4], [5, 6]]] * 9), "batch_size": None}),
     "groups-of-tensors": through(
         Nested, lambda _: {"sampler": Groups([torch.arange(6).reshape(3, 2)] * 9), "batch_size": None}

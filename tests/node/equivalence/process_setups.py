@@ -1,6 +1,7 @@
 """Set-ups of what a job does with its own process: descriptors, signals, standard error, threads, children."""
 
 import contextlib
+import ctypes
 import gc
 import multiprocessing
 import os
@@ -250,6 +251,47 @@ def alarms(root: str) -> None:
     say(fired, caught)
 
 
+class Late(Exception):
+    """Another thread raises it here."""
+
+
+def timeouts_by_a_thread(root: str) -> None:
+    """Timeouts that another thread raises in this one, in a tight loop of opens: each has to come."""
+    files = [path for path, _ in d.Listed(root).samples[:20]]
+    main, begun, fired, caught = threading.get_ident(), threading.Semaphore(0), 0, 0
+
+    def fire() -> None:
+        nonlocal fired
+        while begun.acquire() and fired < 300:
+            time.sleep(0.0002 + fired % 97 * 3e-6)
+            fired += 1
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(main), ctypes.py_object(Late))
+
+    class Timed:
+        def __len__(self) -> int:
+            return 300
+
+        def __getitem__(self, index: int) -> int:
+            nonlocal caught
+            try:
+                begun.release()
+                end = time.monotonic() + 1
+                while time.monotonic() < end:
+                    for path in files:
+                        Path(path).open("rb").close()
+            except Late:
+                caught += 1
+            return index
+
+    thread = threading.Thread(target=fire)
+    thread.start()
+    for _ in DataLoader(Timed(), batch_size=8):  # type: ignore[arg-type]
+        pass
+    begun.release()
+    thread.join()
+    say(fired, caught)
+
+
 PROCESS_SETUPS: dict[str, SetUp] = {
     "closed": closed,
     "daemonized": daemonized,
@@ -260,6 +302,7 @@ PROCESS_SETUPS: dict[str, SetUp] = {
     "two-threads": two_threads,
     "any-child": any_child,
     "alarms": alarms,
+    "timeouts-by-a-thread": timeouts_by_a_thread,
     "programs": programs,
     "fork-server": fork_server,
 }

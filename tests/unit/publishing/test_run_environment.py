@@ -32,6 +32,27 @@ def test_a_directory_is_put_in_front_of_pythonpath(given: dict[str, str], expect
     assert environment(given, ["python"], "job", None)["PYTHONPATH"] == str(expected)
 
 
+@pytest.mark.parametrize(
+    ("variables", "job", "expected"),
+    [
+        ({"SLURM_JOB_ID": "77"}, None, None),
+        ({"SLURM_JOB_ID": "77"}, "mine", "mine"),
+        ({"SLURM_JOB_ID": "77", "CACHEFS_JOB": "mine"}, None, "mine"),
+        ({"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "4294967291"}, None, None),  # the batch script
+        ({"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "3"}, None, "slurm-77.3"),
+        ({"PBS_JOBID": "5.server"}, None, "pbs-5.server"),
+    ],
+)
+def test_a_job_of_slurm_is_named_where_its_step_is_known(
+    variables: dict[str, str], job: str | None, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SLURM_JOB_ID", "SLURM_STEP_ID", "PBS_JOBID", "LSB_JOBID", "CACHEFS_JOB"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert environment(os.environ, ["srun", "python", "train.py"], job, None).get("CACHEFS_JOB") == expected
+
+
 def test_nothing_else_of_the_environment_changes() -> None:
     given = {"PATH": "/bin", "OMP_NUM_THREADS": "3", "PYTHONHOME": "/h"}
     once = environment(given, ["python", "train.py"], None, "/s")

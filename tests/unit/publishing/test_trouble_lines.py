@@ -5,10 +5,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from cachefs.messages import Trouble
+from cachefs.publishing import last_words
 from cachefs.publishing.job_stderr import JobStderr
 from cachefs.publishing.last_words import failed_read
 from cachefs.publishing.run_record import LoaderRecord, ProcessRecord, TroubleRecord
@@ -128,6 +130,21 @@ def _raised(cause: BaseException, *, torch: bool) -> BaseException:
 @pytest.mark.parametrize("number", [5, 13, 116])
 def test_the_errno_behind_an_exception_is_found(number: int, torch: bool) -> None:
     assert failed_read(_raised(OSError(number, os.strerror(number)), torch=torch)) == (number, "")
+
+
+@pytest.mark.parametrize("path", ["/ckpt/secret", "/a: 'b", "/it's"])
+def test_the_file_is_found_in_the_text_of_a_worker(path: str) -> None:
+    cause = PermissionError(13, os.strerror(13), path)
+    assert failed_read(_raised(cause, torch=True)) == (13, path)
+
+
+def test_a_refusal_without_a_file_has_no_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(last_words, "mount_points", lambda: [SimpleNamespace(path="/m")])
+    monkeypatch.setattr(last_words.channel, "run_unseen", lambda *_: b"a cause")
+    assert last_words._cause(13, "") == ""
+    assert last_words._cause(13, "/ckpt/secret") == ""
+    assert last_words._cause(13, "/m/secret") == "a cause"
+    assert last_words._cause(5, "") == "a cause", "a read names no file"
 
 
 def test_other_exceptions_are_none_of_ours() -> None:
