@@ -35,7 +35,7 @@ class Outcome(NamedTuple):
 REFUSALS = [
     row
     for table in TABLES.values()
-    for row in {*table.codes.values(), *table.listing.values()}
+    for row in dict.fromkeys([*table.codes.values(), *table.listing.values()])
     if row.error is OriginAccessDenied
 ]
 REFRESH = Outcome(ObjectChanged, "; refresh the dataset")
