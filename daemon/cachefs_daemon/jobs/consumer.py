@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import itertools
 import logging
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
@@ -14,6 +15,7 @@ import numpy.typing as npt
 from cachefs.errors import Busy, CachefsError, ConfigError, NotFound, StoreFull
 from cachefs.job_messages import ConsumerView, JobPublish, LoaderView, SampleMap
 from cachefs.planning.blocks.samples import Samples
+from cachefs.planning.blocks.space import BlockSpace
 from cachefs.planning.sequences.follower import Follower
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.position import Position
@@ -80,8 +82,9 @@ class Consumer:
         sample_map: SampleMap,
         plan: Plan,
         loader: EpochLoader,
-        now: float,
+        on_space: Callable[[BlockSpace, float], None],
     ) -> None:
+        """on_space: is called with the block space and the monotonic time before any block is fetched for it."""
         self.request = request
         self.key = f"{request.job}/{request.consumer}#{next(_serial)}"  # its name in the plan
         self.snapshot = snapshot
@@ -89,11 +92,14 @@ class Consumer:
         self.note = ""  # what its publisher says of it
         self.loader: LoaderView | None = None  # as its process sees it
         self._part: _Part | None = None  # the one that it has named last
-        self.liveness = Liveness(request.pid, request.lease, now, request.pid_namespace, user_of(request.job))
+        self.liveness = Liveness(
+            request.pid, request.lease, time.monotonic(), request.pid_namespace, user_of(request.job)
+        )
         self._mean_bytes = 0.0  # of a sample, of the epoch that was brought into the plan last
         self.position: Position | None = None  # where it is; None until the plan knows an epoch of it
         self._plan = plan
         self._loader = loader
+        self._on_space = on_space
         self._epochs = Epochs(request.spec)
         self._said: _Heartbeat | None = None  # until the plan knows that epoch
         self._before = ""  # the name in the plan of the consumer that it has taken the place of, while that counts
@@ -339,6 +345,7 @@ class Consumer:
         samples = self._epochs.samples
         if samples is None:
             samples = await self._loader.samples(self.snapshot, sample_map)
+            self._on_space(samples.space, time.monotonic())
             self._check_size(samples)
             self._take(Part.PLAN, plan_size(samples))
             self._own = await self._loader.own(samples)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from cachefs.job_messages import FetchedAgain
 from cachefs.planning.blocks.presence import ABSENT, Presence
+from cachefs.planning.blocks.space import BlockSpace
 from cachefs.planning.sequences.plan import Plan
 
 # Epochs of one job that are kept: the latest.
@@ -34,21 +35,23 @@ class RefetchLog:
         self._presence = presence
         self._capacity = capacity
         # By snapshot: when each of its blocks was fetched last, in seconds; -inf where it was not. Blocks that were on
-        # the node when the first one was fetched count as fetched at 0.
+        # the node when the snapshot was begun count as fetched then.
         self._fetched: dict[str, npt.NDArray[np.float32]] = {}
         self._of_jobs: dict[str, dict[int, FetchedAgain]] = {}  # by job and epoch
 
+    def begin(self, space: BlockSpace, now: float) -> None:
+        """Record which blocks of a snapshot are on the node, before any is fetched for a consumer of it: blocks arrive
+        in batches, so when the first of a batch is noted, others of the batch are present already."""
+        if space.snapshot not in self._fetched:
+            states = self._presence.states.get(space.snapshot)
+            here = np.zeros(space.count, np.bool_) if states is None else states != ABSENT
+            self._fetched[space.snapshot] = np.where(here, np.float32(now), np.float32(-np.inf))
+
     def note(self, job: str, epoch: int, block: FetchedBlock, now: float) -> None:
         """A block was fetched for a job. epoch: as the job counts them; now: monotonic seconds."""
-        space = self._plan.spaces.get(block.snapshot)
-        if space is None:
+        space, fetched = self._plan.spaces.get(block.snapshot), self._fetched.get(block.snapshot)
+        if space is None or fetched is None:
             return
-        fetched = self._fetched.get(block.snapshot)
-        if fetched is None:
-            states = self._presence.states.get(block.snapshot)
-            here = np.zeros(space.count, np.bool_) if states is None else states != ABSENT
-            fetched = self._fetched[block.snapshot] = np.where(here, np.float32(0), np.float32(-np.inf))
-            fetched[block.number] = -np.inf
         before_this, fetched[block.number] = float(fetched[block.number]), now
         if -np.inf < before_this < now - ONE_FETCH:
             epochs = self._of_jobs.setdefault(job, {})

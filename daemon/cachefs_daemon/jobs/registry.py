@@ -253,7 +253,7 @@ class JobRegistry:
             self._loader.room.hold(request.map, job.name)  # by the consumer
             self._set_map(job, snapshot.id, request.map)
         sample_map = job.maps.get(snapshot.id, TREE)
-        consumer = Consumer(request, snapshot, sample_map, self._plan, self._loader, time.monotonic())
+        consumer = Consumer(request, snapshot, sample_map, self._plan, self._loader, self._refetched.begin)
         job.consumers[request.consumer] = self._consumers[consumer.key] = consumer
         job.last = [view for view in job.last if view.consumer != consumer.name]
         self.unsaved.add(job.name)

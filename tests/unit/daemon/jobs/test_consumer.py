@@ -13,6 +13,7 @@ from cachefs_daemon.jobs.plan_room import PlanRoom
 from cachefs_daemon.runtime.threads import Threads
 
 from cachefs.job_messages import JobPublish, SampleMap
+from cachefs.planning.blocks.space import BlockSpace
 from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.snapshot import Snapshot
 from cachefs.snapshot_builder import ListedObject, build
@@ -27,15 +28,22 @@ def with_consumer(directory: Path, files: int, check: Callable[[Consumer], None]
         snapshot = Snapshot(build(objects, "s3://bucket", BLOCK_SIZE, lambda key: b"s3:" + key, directory))
         request = JobPublish(job="j", dataset="d", spec=SamplerSpec(kind="torch-distributed", size=files, epochs=9))
         threads = Threads()
+        spaces: list[str] = []
+
+        def begun(space: BlockSpace, now: float) -> None:
+            assert space.snapshot not in store.plan.spaces  # nothing can have been fetched for it yet
+            spaces.append(space.snapshot)
+
         with memory_directory() as root, opened(store_config(root)) as store:
             loader = EpochLoader(
                 store.plan, store.storage.watch, store.blocks, cast(Fetcher, None), threads, PlanRoom(1 << 30)
             )  # a tree of files needs none
-            consumer = Consumer(request, snapshot, SampleMap(kind="tree"), store.plan, loader, time.monotonic())
+            consumer = Consumer(request, snapshot, SampleMap(kind="tree"), store.plan, loader, begun)
             try:
                 async with asyncio.timeout(20):
                     while consumer.position is None:  # noqa: ASYNC110
                         await asyncio.sleep(0.01)
+                assert spaces == [snapshot.id]
                 check(consumer)
             finally:
                 consumer.close()

@@ -18,7 +18,9 @@ def log_of(*here: int, capacity: int = 6 * MIB) -> RefetchLog:
     plan.add_space(space)
     presence.watch(space)
     presence.set_all("s", np.array(here, np.int32), [IN_SSD] * len(here))
-    return RefetchLog(plan, presence, lambda: capacity)
+    log = RefetchLog(plan, presence, lambda: capacity)
+    log.begin(space, 10.0)
+    return log
 
 
 def block(number: int) -> FetchedBlock:
@@ -37,6 +39,19 @@ def test_only_what_the_node_had_before_is_fetched_again() -> None:
     log.forget("job")
     assert log.of("job") == []
     assert log.of("other") != []
+
+
+def test_blocks_of_one_batch_that_arrive_before_the_first_is_noted_are_not_fetched_again() -> None:
+    plan, presence, space = Plan(), Presence(), space_of([MIB] * 10, "s")
+    plan.add_space(space)
+    presence.watch(space)
+    log = RefetchLog(plan, presence, lambda: 6 * MIB)
+    log.begin(space, 99.0)
+    presence.set_all("s", np.arange(10, dtype=np.int32), [IN_SSD] * 10)
+    log.begin(space, 100.0)  # of another consumer
+    for number in range(10):
+        log.note("job", 0, block(number), 110.0)
+    assert log.of("job") == []
 
 
 def test_a_fetch_that_somebody_has_waited_for_counts_once() -> None:
