@@ -22,8 +22,6 @@ from cachefs_daemon.store.tier_troubles import TierTrouble
 NOTICED: Final = 3.0
 # Seconds for which reads that have failed are a trouble of the node. A job shows those of all of its time.
 RECENT: Final = 60.0
-# Seconds by which a job may be published after its first reads.
-PUBLISHED_LATE: Final = 10.0
 # Seconds for which the list is kept, and how many there are in it at most.
 LASTS: Final = 0.5
 MOST: Final = 32
@@ -174,9 +172,12 @@ class Troubles:
         self._known = Lasting(self._find)
         # By cause and subject: when it was first seen, of those that are there now.
         self._since: dict[tuple[str, str], float] = {}
+        self._failures: dict[tuple[str, str], ReadFailure] = {}  # by cause and snapshot
 
     def _find(self) -> list[Trouble]:
-        found, before = derive(self._look(), time.time()), self._since
+        parts = self._look()
+        self._failures = {(one.cause, one.snapshot): one for one in parts.failures}
+        found, before = derive(parts, time.time()), self._since
         keys = [(one.cause, one.subject) for one in found]
         self._since = {
             key: min(one.since, before.get(key, one.since)) for key, one in zip(keys, found, strict=True)
@@ -192,5 +193,11 @@ class Troubles:
         return recent(self.all(), time.time())
 
     def of(self, snapshots: Sequence[str], began: float, *, fresh: bool = False) -> list[Trouble]:
-        """Those that concern who reads these snapshots since *began* (unix time in seconds). fresh: as they are now."""
-        return [one for one in concerning(self.all(fresh=fresh), snapshots) if one.last >= began - PUBLISHED_LATE]
+        """Returns the troubles of a job that has read these snapshots since *began* (unix time in seconds), with the
+        reads that have failed since then. fresh: as they are now."""
+        found = [one for one in concerning(self.all(fresh=fresh), snapshots) if one.last >= began]
+        return [self._failed_since(one, began) for one in found]
+
+    def _failed_since(self, one: Trouble, began: float) -> Trouble:
+        known = self._failures.get((one.cause, one.snapshots[0])) if one.failed else None
+        return one if known is None else msgspec.structs.replace(one, failed=known.waited_since(began))

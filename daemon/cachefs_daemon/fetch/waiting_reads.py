@@ -1,7 +1,7 @@
 """Reads that wait for a block now, and why blocks could not be had: what the node's list of troubles is made of."""
 
-from collections import OrderedDict
-from dataclasses import dataclass
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
 from typing import Final
 
 from cachefs.errors import CachefsError
@@ -11,6 +11,8 @@ from cachefs_daemon.origin.endpoint import Endpoint
 
 # Pairs of a snapshot and a cause that are kept: those that were seen last.
 KEPT: Final = 64
+# Times of failed reads that are kept of each pair.
+MOST_TIMES: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,12 @@ class ReadFailure:
     waited: int = 0
     # What was said of the last one.
     message: str = ""
+    # Unix times of the last MOST_TIMES of those that reads have waited for.
+    times: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_TIMES))
+
+    def waited_since(self, moment: float) -> int:
+        """Counts those that reads have waited for since a unix time."""
+        return self.waited if moment <= self.first else sum(when >= moment for when in self.times)
 
 
 class ReadFailures:
@@ -61,7 +69,9 @@ class ReadFailures:
         known = self._known.pop(key, None) or ReadFailure(*key, first=now, last=now)
         text, subject = str(error), source.subject
         known.last, known.message = now, text if subject in text else f"{subject}: {text}"
-        known.waited += waited
+        if waited:
+            known.waited += 1
+            known.times.append(now)
         self._known[key] = known
         if len(self._known) > KEPT:
             self._known.popitem(last=False)

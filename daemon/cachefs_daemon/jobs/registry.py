@@ -36,6 +36,8 @@ from cachefs_daemon.runtime.boot_clock import birth_of
 
 log = logging.getLogger(__name__)
 
+# Seconds by which a job may be published after its first reads.
+PUBLISHED_LATE: Final = 10.0
 # Running jobs of the node, and consumers of all of them, at most.
 MAX_JOBS: Final = 1024
 MAX_CONSUMERS: Final = 8192
@@ -75,6 +77,9 @@ class Job:
     # Bytes that were fetched for the sake of the job: from origins, and from other nodes.
     fetched_bytes: int = 0
     peer_bytes: int = 0
+    # Unix time since which failures of reads may be its own: its first reads may precede its publication, but not its
+    # process.
+    reads_since: float = 0.0
     # What had made its reads fail when it ended.
     troubles: list[Trouble] = field(default_factory=list)
 
@@ -143,7 +148,7 @@ class JobRegistry:
 
     def troubles_of(self, job: Job) -> list[Trouble]:
         """What is wrong with what the job reads, and what has made its reads fail."""
-        return self.troubles(list(job.datasets), job.started) if job.state == JobState.RUNNING else job.troubles
+        return self.troubles(list(job.datasets), job.reads_since) if job.state == JobState.RUNNING else job.troubles
 
     def _job_view(self, job: Job, consumers: list[ConsumerView]) -> JobView:
         waited, seconds = self.waited(job.name)
@@ -254,6 +259,9 @@ class JobRegistry:
             self._set_map(job, snapshot.id, request.map)
         sample_map = job.maps.get(snapshot.id, TREE)
         consumer = Consumer(request, snapshot, sample_map, self._plan, self._loader, self._refetched.begin)
+        if not job.reads_since:
+            born = consumer.liveness.born
+            job.reads_since = max(job.started - PUBLISHED_LATE, born.unix_time if born is not None else 0.0)
         job.consumers[request.consumer] = self._consumers[consumer.key] = consumer
         job.last = [view for view in job.last if view.consumer != consumer.name]
         self.unsaved.add(job.name)
@@ -448,7 +456,7 @@ class JobRegistry:
     def _end(self, job: Job, state: JobState, reason: str = "") -> None:
         if job.state != JobState.RUNNING:
             return
-        job.troubles = [one for one in self.troubles_now(list(job.datasets), job.started) if is_failing(one.cause)]
+        job.troubles = [one for one in self.troubles_now(list(job.datasets), job.reads_since) if is_failing(one.cause)]
         for consumer in list(job.consumers.values()):
             self._close_ended(job, consumer)
         for snapshot in list(job.maps):

@@ -30,6 +30,11 @@ class Moment(msgspec.Struct, frozen=True):
         """The moment so many seconds later."""
         return Moment(self.seconds + seconds, self.boot)
 
+    @property
+    def unix_time(self) -> float:
+        """The same moment in seconds of unix time, as the clock is set now."""
+        return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - self.seconds)
+
 
 def now() -> Moment:
     return Moment(time.clock_gettime(time.CLOCK_BOOTTIME), _boot())

@@ -1,6 +1,7 @@
 """The list of troubles follows from what the node's parts know: each read is counted once, for what it waits for."""
 
 import time
+from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
@@ -123,12 +124,14 @@ def test_when_a_trouble_began_is_remembered_while_it_lasts(monkeypatch: pytest.M
 
 
 def test_a_job_is_told_of_failures_since_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
-    failure = ReadFailure("one", Cause.REFUSED, NOW - 100, NOW - 70, 3, "no")
+    times = deque([NOW - 100, NOW - 75, NOW - 70])
+    failure = ReadFailure("one", Cause.REFUSED, NOW - 100, NOW - 70, 3, "no", times)
     monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: NOW, monotonic=lambda: NOW))
     of = Troubles(lambda: found(failures=[failure]))
-    assert [one.failed for one in of.of(["one"], NOW - 80)] == [3]
-    assert of.of(["one"], NOW - 70 + module.PUBLISHED_LATE)
-    assert of.of(["one"], NOW - 69 + module.PUBLISHED_LATE) == []
+    assert [one.failed for one in of.of(["one"], NOW - 100)] == [3]
+    assert [one.failed for one in of.of(["one"], NOW - 80)] == [2]
+    assert [one.failed for one in of.of(["one"], NOW - 70)] == [1]
+    assert of.of(["one"], NOW - 69) == []
     assert of.of(["two"], NOW - 80) == []
     assert of.now() == []
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import subprocess
 import threading
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -627,5 +629,23 @@ def test_parts_of_an_epoch_are_shown_as_what_they_are(tmp_path: Path) -> None:
     def view(jobs: Jobs) -> tuple[int, int, int]:
         [one] = jobs.view(jobs.get("j")).consumers
         return one.epoch, one.position, one.epoch_length
+
+    play(tmp_path, scene)
+
+
+def test_failures_are_a_jobs_own_from_the_birth_of_its_process(tmp_path: Path) -> None:
+    asked: list[float] = []
+
+    async def scene(jobs: Jobs) -> None:
+        jobs.troubles = lambda snapshots, began: asked.append(began) or []
+        before = time.time()
+        with subprocess.Popen(["sleep", "60"]) as process:  # noqa: ASYNC220
+            jobs.say("young", pid=process.pid)
+            jobs.say("unknown")
+            process.kill()
+        jobs.troubles_of(jobs.get("young"))
+        jobs.troubles_of(jobs.get("unknown"))
+        assert before - 0.5 < asked[0] <= jobs.get("young").started
+        assert asked[1] == jobs.get("unknown").started - registry_module.PUBLISHED_LATE
 
     play(tmp_path, scene)
