@@ -128,7 +128,8 @@ def mounted_paths() -> set[str]:
 def resolve_locally(path: str) -> str:
     """Returns the absolute path without symbolic links, and asks only file systems of this node's own disks and memory.
 
-    Raises OSError where the path does not exist, or leads through any other mount, such as one of cachefs or NFS.
+    Raises OSError where the path does not exist, or leads through any other mount, such as one of cachefs or NFS: then
+    with EXDEV and, as its filename, the path with what was resolved until there.
     """
     # Of two mounts on one directory, the later one is seen.
     local = {row.path: row.kind in _LOCAL and _mount_point(row) is None for row in _rows(_TABLE)}
@@ -141,7 +142,7 @@ def resolve_locally(path: str) -> str:
             continue
         here = os.path.join(found, part) if part not in ("", ".") else found
         if not local.get(here, True):
-            raise OSError(errno.EXDEV, "not on a local file system", here)
+            raise OSError(errno.EXDEV, "not on a local file system", "/".join((here, *reversed(parts))))
         if not stat.S_ISLNK(os.lstat(here).st_mode):
             found = here
             continue
@@ -152,6 +153,17 @@ def resolve_locally(path: str) -> str:
         parts += target.split("/")[::-1]
         found = "/" if target.startswith("/") else found
     return found
+
+
+def place_in_file_system(path: Path) -> tuple[str, str]:
+    """Returns the device that *path*, which has no links, is on and the path in that file system: the same for the same
+    directory in two bind mounts. No file system is asked."""
+    # Of two mounts on one directory, the later one is seen.
+    seen = {row.path: row for row in _rows(_TABLE)}
+    top = next((row for above in (path, *path.parents) if (row := seen.get(os.fspath(above))) is not None), None)
+    if top is None:  # as in a chroot whose top is no mount
+        return "", os.fspath(path)
+    return top.device, os.path.normpath(os.path.join(top.root, path.relative_to(top.path)))
 
 
 def file_system_kinds() -> dict[str, str]:

@@ -23,6 +23,7 @@ from cachefs.mount.ending import Ending
 from cachefs.mount.guard import Guard
 from cachefs.mount.namespace import wanted_datasets
 from cachefs.mount.options import MountOptions
+from cachefs.mount.origin_overlap import check_apart_from_origins
 from cachefs.mount.pusher_process import PusherProcess
 from cachefs.mount.session import Session, open_session
 from cachefs.mount.view_log import ViewLog
@@ -59,6 +60,7 @@ class Supervisor:
         spec = spec.resolved(view.datasets)
         self._shown = wanted_datasets(spec, view.datasets)
         _check_hides_nothing(directory, view, self._shown)
+        check_apart_from_origins(directory, self._shown, view.datasets)
         wanted = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         marks, failures = read_marks.create(), read_marks.create()
         self._begun = False  # reads were answered, so that programs may rely on the mount

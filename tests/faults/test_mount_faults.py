@@ -185,7 +185,7 @@ def test_readers_of_a_mount_that_ends_get_errors_and_no_empty_directory(daemon: 
         assert kernel.is_dead(mount)
 
 
-def test_errors_of_the_command_are_one_line(daemon: Daemon, tmp_path: Path) -> None:
+def test_errors_of_the_command_are_one_line(daemon: Daemon, tree: Path, tmp_path: Path) -> None:
     directory = tmp_path / "mnt"
     absent = run_mount(daemon.socket, "tree", directory)
     assert absent.returncode == 32
@@ -207,6 +207,7 @@ def test_errors_of_the_command_are_one_line(daemon: Daemon, tmp_path: Path) -> N
         ("/", "would cover the daemon's socket", 32),
         (str(Path(view.index).parent), "would cover the daemon's index", 32),
         (str(Path(view.datasets[0].path).parent), "would cover the snapshot of tree", 32),
+        (str(tree), "would cover the origin of tree", 32),
     ):
         command = [*MOUNT, "-o", f"socket={daemon.socket}", "--", "tree", place]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path)

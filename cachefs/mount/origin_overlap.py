@@ -1,0 +1,65 @@
+"""Refuses a mount whose directory overlaps the `file://` origin of a dataset.
+
+The daemon reads such an origin by its path. A mount on it, or above it, would make the daemon read the mount, which
+asks the daemon. A mount below it would cover files of the origin, and the next refresh would list the mount.
+
+Paths are compared after links are resolved, and by the place in their file system as well, since a mount on one of two
+bind mounts is often made on the other too. No file system that a server answers for is asked: its origin may be down
+while its files are here. So links on such a file system are not resolved.
+"""
+
+import errno
+import os
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+from typing import Final
+from urllib.parse import unquote_to_bytes
+
+from cachefs.errors import CachefsError
+from cachefs.messages import DatasetView
+from cachefs.mount_table import place_in_file_system, resolve_locally
+
+_SCHEME: Final = "file://"
+
+
+def check_apart_from_origins(directory: Path, shown: Sequence[DatasetView], others: Sequence[DatasetView]) -> None:
+    """Raise CachefsError where a mount on *directory*, a path without links, is on or above the origin of any dataset,
+    or below the origin of one that it shows. others: further datasets of the node."""
+    for dataset in (*shown, *others):
+        origin = _origin_directory(dataset.url)
+        if origin is None:
+            continue
+        if _is_in(origin, directory):
+            raise CachefsError(
+                f"a mount on {directory} would cover the origin of {dataset.name} ({dataset.url}), which the daemon "
+                "reads; choose another directory"
+            )
+        if dataset in shown and _is_in(directory, origin):
+            raise CachefsError(
+                f"{directory} is in the origin of {dataset.name} ({dataset.url}), so a mount there would cover what is "
+                "listed; choose a directory outside of it"
+            )
+
+
+def _origin_directory(url: str) -> Path | None:
+    """The directory of a `file://` origin, with links resolved as far as no server is asked; None for other origins,
+    and where no such directory is seen here, as where the daemon is in a container."""
+    if not url.startswith(_SCHEME):
+        return None
+    path = os.path.normpath("/" + os.fsdecode(unquote_to_bytes(url.removeprefix(_SCHEME))).lstrip("/"))
+    try:
+        return Path(resolve_locally(path))
+    except ValueError:
+        return None
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR):
+            return None
+        return Path(os.path.normpath(error.filename)) if error.errno == errno.EXDEV else Path(path)
+
+
+def _is_in(inner: Path, outer: Path) -> bool:
+    if inner.is_relative_to(outer):
+        return True
+    device, place = place_in_file_system(inner)
+    other_device, other = place_in_file_system(outer)
+    return device == other_device and PurePosixPath(place).is_relative_to(other)
