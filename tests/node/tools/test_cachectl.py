@@ -437,6 +437,16 @@ def test_umount_recovers_the_mount_point_of_a_killed_mount(daemon: Daemon, tmp_p
         assert os.listdir(directory) == []
 
 
+def test_a_mount_on_a_dead_mount_takes_its_place(daemon: Daemon, tree: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "mnt"
+    with mounted(daemon.socket, "tree", directory):
+        os.kill(mount_pid(daemon.client, directory), signal.SIGKILL)
+        while not is_dead(directory):
+            time.sleep(0.01)
+        assert answer(daemon, "mount", "tree", directory)["mountpoint"] == str(directory)
+        assert (directory / "big").read_bytes() == (tree / "big").read_bytes()
+
+
 def test_a_hanging_mount_keeps_nobody_from_answering(daemon: Daemon, tmp_path: Path) -> None:
     directory = tmp_path / "mnt"
     with mounted(daemon.socket, "tree", directory), frozen(daemon.client, directory):

@@ -41,6 +41,11 @@ def mount_points(ctx: click.Context, param: click.Parameter, typed: str) -> list
     return _items(typed, lambda: (each.mountpoint for each in _client(ctx).call(STATUS, Empty(), _SECONDS).mounts))
 
 
+def directories(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Directories of this node. An argument of type click.Path would ask the directory, which may be a dead mount."""
+    return click.Path(file_okay=False).shell_complete(ctx, param, typed)
+
+
 def paths(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
     """Entries of the dataset that the argument before names."""
     above, slash, _ = typed.rpartition("/")

@@ -38,7 +38,7 @@ GOES_ON: Final = "but its process has not ended yet, so `cachectl mounts` still 
 
 @click.command()
 @click.argument("spec", shell_complete=completion.datasets)
-@click.argument("directory", type=click.Path(file_okay=False))
+@click.argument("directory", shell_complete=completion.directories)
 @click.option("-o", "options", multiple=True, metavar="OPTIONS", help="Mount options, separated by commas.")
 @click.option(
     "--follow", is_flag=True, help="Show the new snapshot after each refresh; as -o follow, and SPEC NAME@latest."
