@@ -5,7 +5,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -44,6 +44,8 @@ class MountPoint:
     shielded: int | None = None
     # The directory of the mount that is seen here: not / where a part of the mount is bound to a directory.
     root: str = "/"
+    # The kernel's id of this mount, which /proc/PID/fdinfo shows as well.
+    mount_id: int = field(default=0, compare=False)
 
     @property
     def connection(self) -> int:
@@ -173,11 +175,11 @@ def file_system_kinds() -> dict[str, str]:
 
 def _mount_point(row: "_Row") -> MountPoint | None:
     if row.kind == FS_TYPE.encode():
-        return MountPoint(Path(row.path), row.device, _text(row.source), root=row.root)
+        return MountPoint(Path(row.path), row.device, _text(row.source), None, row.root, row.mount_id)
     if row.kind == _OVERLAY and row.source.startswith(SOURCE_PREFIX.encode()):
         layers = _LAYER.search(row.options)
         if layers is not None:
-            return MountPoint(Path(row.path), row.device, _text(row.source), int(layers[1]), row.root)
+            return MountPoint(Path(row.path), row.device, _text(row.source), int(layers[1]), row.root, row.mount_id)
     return None
 
 
@@ -185,6 +187,7 @@ def _mount_point(row: "_Row") -> MountPoint | None:
 class _Row:
     """A line of the table (proc_pid_mountinfo(5))."""
 
+    mount_id: int
     path: str
     # The directory of the file system that is mounted there.
     root: str
@@ -201,7 +204,7 @@ def _rows(table: Path) -> Iterator[_Row]:
     for line in table.read_bytes().rstrip(b"\n").split(b"\n"):
         left, _, right = line.partition(b" - ")
         fields, (kind, source, options) = left.split(b" "), right.split(b" ", 2)
-        yield _Row(_text(fields[4]), _text(fields[3]), fields[2].decode(), kind, source, options)
+        yield _Row(int(fields[0]), _text(fields[4]), _text(fields[3]), fields[2].decode(), kind, source, options)
 
 
 def _text(field: bytes) -> str:

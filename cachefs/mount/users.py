@@ -30,34 +30,39 @@ def describe_users(directory: Path, seconds: float = LOOK_SECONDS) -> str:
 
 def _users(directory: Path, deadline: float) -> Iterator[tuple[int, str, str]]:
     """(pid, name, how) of each process that uses the mount, by pid. deadline: monotonic seconds."""
-    device = next((point.device for point in reversed(mount_points()) if point.path == directory), None)
+    mount = next((point for point in reversed(mount_points()) if point.path == directory), None)
     own = _namespace(os.getpid())
     for pid in sorted(int(name) for name in os.listdir(_PROCESSES) if name.isdecimal()):
         if time.monotonic() >= deadline:
             return
         entry = _PROCESSES / str(pid)
         with contextlib.suppress(OSError):
-            tops = [directory]
+            tops: dict[str, int | None] = {os.fspath(directory): None if mount is None else mount.mount_id}
             if _namespace(pid) != own:  # a container sees the mount at another place
-                tops = [point.path for point in mount_points_of(pid) if point.device == device]
-            how = next((how for top in tops if (how := _use(entry, os.fspath(top), deadline))), "")
+                device = None if mount is None else mount.device
+                tops = {os.fspath(each.path): each.mount_id for each in mount_points_of(pid) if each.device == device}
+            how = next((how for top, number in tops.items() if (how := _use(entry, top, number, deadline))), "")
             if how:
                 yield pid, (entry / "comm").read_text(errors="replace").strip(), how
 
 
-def _use(process: Path, top: str, deadline: float) -> str:
-    """How a process uses what is below *top*; empty where it does not, or where that is not found in time."""
+def _use(process: Path, top: str, mount: int | None, deadline: float) -> str:
+    """How a process uses what is below *top*; empty where it does not, or where that is not found in time.
+
+    mount: the kernel's id of the mount on *top*; None where none is there. A process that uses the directory under the
+    mount is no user: a shell that was in it before, or a process of the mount, which has kept it open since then.
+    """
     for link, how in (("cwd", "is in"), ("root", "has as its root"), ("exe", "runs")):
         with contextlib.suppress(OSError):
             path = os.readlink(process / link)
-            if _is_below(path, top):
+            if _is_below(path, top) and _is_on(process / link, mount):
                 return f"{how} {path}"
     for descriptor in os.listdir(process / "fd"):
         if time.monotonic() >= deadline:
             return ""
         with contextlib.suppress(OSError):
             path = os.readlink(process / "fd" / descriptor)
-            if _is_below(path, top):
+            if _is_below(path, top) and _is_on(process / "fd" / descriptor, mount):
                 return f"has {path} open"
     with contextlib.suppress(OSError), (process / "maps").open(errors="surrogateescape") as maps:
         for line in maps:
@@ -67,6 +72,17 @@ def _use(process: Path, top: str, deadline: float) -> str:
             if path and _is_below(f"/{path}", top):
                 return f"has /{path} mapped"
     return ""
+
+
+def _is_on(link: Path, mount: int | None) -> bool:
+    """Return whether a link of /proc leads to a file of *mount*, without asking it. None: any mount. Raises OSError."""
+    if mount is None:
+        return True
+    descriptor = os.open(link, os.O_PATH | os.O_CLOEXEC)
+    try:
+        return f"\nmnt_id:\t{mount}\n" in Path(f"/proc/self/fdinfo/{descriptor}").read_text()
+    finally:
+        os.close(descriptor)
 
 
 def _is_below(path: str, top: str) -> bool:
