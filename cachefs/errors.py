@@ -5,6 +5,7 @@ A daemon sends the name of the class to its clients. A client that does not know
 """
 
 import errno
+from typing import Final
 
 from cachefs.secrets_in_text import without_secrets
 
@@ -75,10 +76,21 @@ class OriginUnavailable(OriginError):
     """The origin was unreachable, throttled or broken until the deadline; a later try may succeed."""
 
 
+# What helps where an object is not the one that was listed; and where its dataset was refreshed after it was listed.
+REFRESH: Final = "refresh the dataset"
+MOUNT_AGAIN: Final = (
+    "the dataset was refreshed since, so mount it again (on a mount that follows refreshes, open the file again)"
+)
+
+
 class ObjectChanged(OriginError):
     """The object is no longer the one that the snapshot lists: it was changed, replaced or deleted."""
 
     errno = errno.ESTALE
+
+    def of_older_snapshot(self) -> "ObjectChanged":
+        """Returns the error of a reader whose mount shows an older snapshot, which another refresh would not help."""
+        return ObjectChanged(str(self).replace(REFRESH, MOUNT_AGAIN))
 
 
 class OriginAccessDenied(OriginError):

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Final
 
 from cachefs.counts import counted, duration
+from cachefs.errors import MOUNT_AGAIN
 from cachefs.messages import Trouble
 
 
@@ -113,6 +114,8 @@ def way_out(one: Trouble) -> str:
         case Cause.REFUSED:
             # Refused are also archived objects, closed accounts and files of another owner. The reason says what helps.
             return f"do what the reason names, then try it with `cachectl doctor {one.subject}`"
+        case Cause.CHANGED if MOUNT_AGAIN in one.reason:
+            return MOUNT_AGAIN
         case Cause.CHANGED:
             return f"cachectl dataset refresh {one.subject}"
         case Cause.PEER:

@@ -111,6 +111,7 @@ class Node:
         self.carrying = Carrying(storage.rooms, threads, self.errors, processes, config.daemon.read_deadline)
         self.fetcher.bringing.carry = self.carrying.take
         self.fetcher.bringing.renewed = snapshots.renewed
+        self.fetcher.bringing.is_replaced = self.catalog.is_replaced
         self.carrying.discard = self.fetcher.bringing.tally.discard
         if self.data_plane is not None:
             self.fetcher.bringing.elsewhere = self._elsewhere(self.data_plane, slots)

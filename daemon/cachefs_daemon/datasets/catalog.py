@@ -135,6 +135,11 @@ class Catalog:
             raise SnapshotDamaged(f"the snapshot of {name} is lost; run `cachectl dataset refresh {name}`")
         return dataset.current
 
+    def is_replaced(self, snapshot: str) -> bool:
+        """Is *snapshot* an older one of a dataset, and the current one of none?"""
+        known = [[one.id for one in dataset.record.snapshots] for dataset in self]
+        return any(snapshot in ids[1:] for ids in known) and all(snapshot not in ids[:1] for ids in known)
+
     def generations(self, dataset: Dataset) -> list[Snapshot]:
         """All snapshots of the dataset that are still on this node, newest first."""
         held = (self._held.get(known.id) for known in dataset.record.snapshots)

@@ -103,6 +103,8 @@ class Bringing:
         self.carry: Callable[[BlockSource, Tell, Callable[[], None]], bool] = _not_carried
         # How a block is reached now: its origin may have got another endpoint since its fetch began.
         self.renewed: Callable[[BlockSource], BlockSource] = lambda source: source
+        # Has a refresh replaced a snapshot, by its id? Then another refresh does not help its readers.
+        self.is_replaced: Callable[[str], bool] = lambda snapshot: False
         self.elsewhere: Elsewhere | None = None  # None: there are no other nodes
         self.fetched_blocks = self.fetched_bytes = 0  # from origins, since the daemon started
         self.peer_blocks = self.peer_bytes = 0  # from peers, since the daemon started
@@ -401,6 +403,8 @@ class Bringing:
                     await flight.slot.take(ahead=not flight.demanded, needed=flight.needed)
                 outcome = await self._bring(flight)
         except CachefsError as error:
+            if isinstance(error, ObjectChanged) and self.is_replaced(flight.source.snapshot):
+                error = error.of_older_snapshot()
             outcome = error
             if block is None and self._ask_all(flight, error):
                 return

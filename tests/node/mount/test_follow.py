@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cachefs.mount_table import mount_points
+from cachefs.troubles import way_out
 from tests.daemon import Daemon
 from tests.mounting import mounted, read_tree, run_mount
 
@@ -105,6 +106,26 @@ def test_a_refresh_names_the_mounts_that_stay_behind(daemon: Daemon, tree: Path,
         assert re.search(rf"{everything} +all +newest", shown)
     with mounted(daemon.socket, "d", tmp_path / "one") as one:
         assert "still" not in cachectl(daemon, "dataset", "refresh", "d")
+        assert read_tree(one) == read_tree(tree)
+
+
+def test_an_error_names_what_helps_the_reader(daemon: Daemon, tree: Path, tmp_path: Path) -> None:
+    """A refresh helps where the listing is old. Where the mount is behind, only another mount does."""
+    with mounted(daemon.socket, "d", tmp_path / "one") as one:
+        change(tree)
+        for name in ("sub/deep", "gone"):
+            with pytest.raises(OSError, match="Stale"):
+                (one / name).read_bytes()
+        said = cachectl(daemon, "errors")
+        assert said.count("; refresh the dataset") == 3  # the trouble, and a row for each of the two causes
+        assert "mount it again" not in said
+        cachectl(daemon, "dataset", "refresh", "d")
+        with pytest.raises(OSError, match="Stale"):
+            (one / "top").read_bytes()
+        helps = "origin/top has changed since it was listed; the dataset was refreshed since, so mount it again"
+        until(lambda: helps in daemon.status().troubles[0].reason, "the reader is told what does not help")
+        assert "mount it again" in way_out(daemon.status().troubles[0])
+    with mounted(daemon.socket, "d", tmp_path / "one") as one:
         assert read_tree(one) == read_tree(tree)
 
 
