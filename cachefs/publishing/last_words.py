@@ -68,11 +68,11 @@ def _cause(number: int, path: str) -> str:
     """What the daemon knows of a read that has failed so; empty where it knows nothing, or does not answer in time. A
     process of its own asks, which has the packages for it, and is no child of the job.
 
-    Opening a file is what permission is refused for, and names the file: without a name it was no file of a mount.
+    path: empty where the error names no file. A read that fails names none; opening a file always names it.
     """
     mounts, absolute = mount_points(), os.path.abspath(path) if path else ""
     is_of_a_mount = any(absolute.startswith(os.path.join(mount.path, "")) for mount in mounts)
-    if not mounts or (not is_of_a_mount if path else number == errno.EACCES):
+    if not mounts or (path and not is_of_a_mount):
         return ""
     python = os.environ.get(channel.PYTHON_VARIABLE) or sys.executable
     command = [python, "-I", "-S", str(_WHY), str(number), channel.job_name()]

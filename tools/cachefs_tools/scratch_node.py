@@ -159,15 +159,15 @@ def mounted(
     command += ["-o", ",".join((f"socket={socket}", *options))]
     if group is not None:
         command = group(command)
-    try:
-        with running(command, log, with_parent=("setpriv", "--pdeathsig=TERM")) as process:  # so that it unmounts
+    with running(command, log, with_parent=("setpriv", "--pdeathsig=TERM")) as process:  # so that it unmounts
+        try:
             # When it is in the table of mounts, its shield may still be missing.
             wait_until(lambda: MOUNTED in log.read_bytes(), process, log)
             yield
-    finally:
-        # The mount process unmounts when it ends, unless it was killed.
-        if is_mounted(directory):
-            kernel.unmount(directory, lazy=True)
+        finally:
+            # A mount process that is told to end would wait for this process, where it has read the mount.
+            if is_mounted(directory):
+                kernel.unmount(directory, lazy=True)
 
 
 def is_mounted(directory: Path) -> bool:

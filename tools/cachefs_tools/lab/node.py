@@ -153,6 +153,9 @@ class Node:
 
     def stop(self) -> None:
         """End mount and daemon in good order. Raises CachefsError where the daemon does not end."""
+        # A mount process that is told to end would wait for this process, where it has read the mount.
+        if self._mount is not None and self._mount.poll() is None:
+            self._unmount()
         for process in (self._mount, self._daemon):
             if process is not None and process.poll() is None:
                 process.terminate()
@@ -188,7 +191,7 @@ class Node:
         self._mount = self._daemon = None
 
     def _unmount(self) -> None:
-        """The mount process does so where it ends in good order."""
+        """Detach the mount from its directory, where it is there."""
         with suppress(CachefsError, OSError):
             if self.host.pid:
                 run([*self.host.enter, "umount", "--lazy", str(self.mountpoint)])
