@@ -94,13 +94,20 @@ class CommandSession:
     def confirm(self, consequence: str, yes: bool) -> None:
         """Ask the user whether to go on, unless the answer *yes* was given in advance.
 
-        Raises CachefsError where nobody can answer, and click.Abort where the answer is no.
+        Raises CachefsError where stdin is no terminal, click.Abort where the answer is no, and KeyboardInterrupt where
+        the user interrupts the question.
         """
         if yes:
             return
         if self.as_json or not sys.stdin.isatty():
             raise CachefsError(f"{consequence}; repeat with --yes to do it")
-        click.confirm(f"{consequence}. Do it?", abort=True, err=True)
+        try:
+            click.confirm(f"{consequence}. Do it?", abort=True, err=True)
+        except click.Abort as error:
+            if isinstance(error.__context__, KeyboardInterrupt):  # click hides it behind the answer "no"
+                click.echo(err=True)
+                raise KeyboardInterrupt from None
+            raise
 
 
 def output_width() -> int:
