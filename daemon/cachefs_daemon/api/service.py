@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable
@@ -84,6 +85,9 @@ from cachefs_daemon.runtime.unbroken import unbroken
 from cachefs_daemon.store.storage import TierUsage
 
 log = logging.getLogger(__name__)
+
+# Characters, behind its scheme, of a URL that may have a user, a password or a signature in it.
+_MAY_BE_SECRET: Final = re.compile(r"[@?#%:]")
 
 FromJob = TypeVar("FromJob", JobPublish, JobEpoch, JobProgress)
 
@@ -413,9 +417,11 @@ class Service:
 
 
 def _without_url(text: str, url: str) -> str:
-    """Leave a refused URL out of a *text* for the log: a user, a password or a signature may be in it."""
+    """Leave a refused URL out of a *text* for the log where a user, a password or a signature may be in it."""
+    if not _MAY_BE_SECRET.search(url.partition("://")[2] or url):
+        return text
     for one in (repr(url), url, repr(url.rstrip("/")), url.rstrip("/")):
-        text = text.replace(one, "the URL") if one else text
+        text = re.sub(re.escape(one) + "/*", "the URL", text) if one else text
     return text.replace("URL the URL", "the URL")
 
 

@@ -75,7 +75,10 @@ class FileOrigin:
         host, slash, rest = url.removeprefix("file://").partition("/")
         path = unquote_to_bytes(slash + rest)
         if host not in ("", "localhost") or not slash or b"\0" in path:
-            raise ConfigError(f"URL {url!r} must look like file:///data/images, with %25 for a percent sign")
+            raise ConfigError(
+                f"URL {url!r} needs three slashes and an absolute path, such as file:///data/images, with %25 for a "
+                "percent sign"
+            )
         self.url = f"file:///{rest.strip('/')}"
         self.requests = 0
         self.errors = 0

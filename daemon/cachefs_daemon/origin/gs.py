@@ -184,8 +184,8 @@ def _find_token() -> Token:
         credentials.refresh(Transport())
     except DefaultCredentialsError:
         raise OriginAccessDenied(
-            "the daemon has no Google credentials; set GOOGLE_APPLICATION_CREDENTIALS for it, or add the dataset with "
-            "--anonymous"
+            "the daemon has no Google credentials; set GOOGLE_APPLICATION_CREDENTIALS for it and restart it, or add "
+            "the dataset with --anonymous"
         ) from None
     except TransportError:
         raise OriginUnavailable("the server that gives tokens for gs:// is not reachable") from None

@@ -94,7 +94,9 @@ class HubStore:
             "endpoint": self._endpoint,
             "page": f"{self._endpoint}/{self._repository}",
             "revision": self._revision,
-            "token": "add the dataset without --anonymous" if options.anonymous else "set HF_TOKEN for the daemon",
+            "token": "add the dataset without --anonymous"
+            if options.anonymous
+            else "set HF_TOKEN for the daemon and restart it",
         }
 
     async def list(self, ask: Ask, report: Report) -> AsyncIterator[list[ListedObject]]:

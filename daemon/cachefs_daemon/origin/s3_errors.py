@@ -32,8 +32,8 @@ _TROUBLES: Final[tuple[tuple[tuple[type[Exception], ...], Meaning], ...]] = (
         Meaning(
             OriginAccessDenied,
             "no usable credentials for {where}: {error}",
-            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or ~/.aws/credentials for the daemon, or add the dataset "
-            "as anonymous",
+            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for the daemon and restart it, write ~/.aws/credentials "
+            "of its user, or add the dataset with --anonymous",
         ),
     ),
     (

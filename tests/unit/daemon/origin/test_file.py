@@ -341,3 +341,9 @@ def test_a_file_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="not a directory"):
         listing(f"file://{tmp_path}/file")
+
+
+@pytest.mark.parametrize("url", ["file://tmp/x", "file://", "file://server/data"])
+def test_a_url_without_its_third_slash_is_told_so(url: str) -> None:
+    with pytest.raises(ConfigError, match="needs three slashes"):
+        open_origin(url, OriginOptions(), OriginSettings())
