@@ -94,6 +94,8 @@ FromJob = TypeVar("FromJob", JobPublish, JobEpoch, JobProgress)
 # Seconds in which a mount that was unmounted ends, with what its workers say at the end: as long as `cachectl umount`
 # waits for it.
 _UNMOUNTED_SECONDS: Final = 10.0
+# A mount that has been detached for longer is taken to have open files: `cachectl umount --lazy` waits so long.
+_DETACHED_SECONDS: Final = 1.5
 # Seconds within which other nodes say that one of their mounts has ended, which was unmounted a moment ago.
 _UNMOUNTED_ELSEWHERE_SECONDS: Final = 4.0
 
@@ -339,7 +341,7 @@ class Service:
             at = f"{mount.mountpoint} (pid {mount.pid})"
             if mounts.is_mounted(mount.id):
                 raise Busy(f"dataset {dataset} is mounted at {at}; unmount that first")
-            if time.monotonic() > deadline:
+            if time.monotonic() > deadline or mounts.seconds_detached(mount.id) > _DETACHED_SECONDS:
                 raise Busy(f"dataset {dataset} was mounted at {at}, which has not ended yet; close its files")
             await asyncio.sleep(0.1)
 

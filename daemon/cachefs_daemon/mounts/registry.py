@@ -1,5 +1,6 @@
 """The mounts of this node, as their reports tell: who is there, what they read, and whether they still live."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -39,6 +40,7 @@ class _Mount:
     # When its process started, which tells it from another process with the same pid; None where the daemon cannot see
     # the process, as in a container of its own.
     born: Moment | None
+    detached_at: float = math.inf  # monotonic seconds at which it was first seen to be mounted nowhere
     workers: dict[int, MountReport] = field(default_factory=dict)  # the last report of each worker that is there
     # Counters of workers that have ended.
     past: Counter[str] = field(default_factory=Counter)
@@ -184,6 +186,12 @@ class MountRegistry:
         known = self._mounts.get(mount)
         return known is not None and _is_mounted(known)
 
+    def seconds_detached(self, mount: str) -> float:
+        """Returns for how long the mount with this id is known to live on without a mount point; 0 where it has one.
+        One that has no user ends within moments."""
+        known = self._mounts.get(mount)
+        return max(0.0, time.monotonic() - known.detached_at) if known is not None and _is_detached(known) else 0.0
+
     def using(self, dataset: str) -> MountReport | None:
         """A living mount whose spec names *dataset*. (A mount of `all` follows datasets as they come and go.)"""
         for mount in self._mounts.values():
@@ -281,7 +289,10 @@ def _generations(dataset: DatasetRecord, digits: str, born: Moment | None) -> li
 def _is_detached(mount: _Mount) -> bool:
     """Does the mount still serve, but is mounted nowhere? One that starts is not mounted yet; its workers report when
     it is."""
-    return bool(mount.report.worker_pid) and not _is_mounted(mount) and _lives(mount)
+    if not mount.report.worker_pid or _is_mounted(mount) or not _lives(mount):
+        return False
+    mount.detached_at = min(mount.detached_at, time.monotonic())
+    return True
 
 
 def _is_mounted(mount: _Mount) -> bool:

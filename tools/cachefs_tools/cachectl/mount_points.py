@@ -89,15 +89,18 @@ def umount(session: CommandSession, directory: str, lazy: bool) -> None:
         raise Busy(f"something else is mounted over the mount at {name(directory)}; unmount that first")
     recovered = not lazy and is_dead(path)
     known = living_mounts(session, path)
+    # Once it is detached, no path of a file that is open leads to it any more.
+    users = describe_users(path) if lazy else ""
     try:
         unmount(path, lazy=lazy or recovered)
     except Busy as error:
-        users = describe_users(path)
+        users = describe_users(path)  # now, as it may be another one
         raise Busy(f"{error}{users and f', by {users}'}; end what uses it, or detach it with --lazy") from None
     done = "recovered from a dead mount" if recovered else "unmounted"
     ended = wait_for_end(session, path, known, LAZY_SECONDS if lazy or recovered else END_SECONDS)
     if not ended:
-        done = "detached; its process goes on until all files of it are closed" if lazy else f"{done}; {GOES_ON}"
+        by = f", which are open in {users}" if users else ""
+        done = f"detached; its process goes on until all files of it are closed{by}" if lazy else f"{done}; {GOES_ON}"
     session.answer({"mountpoint": path, "recovered": recovered, "ended": ended}, f"{name(directory)}: {done}")
 
 

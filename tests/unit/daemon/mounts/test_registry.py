@@ -43,6 +43,27 @@ def test_a_mount_whose_process_ended_is_not_alive(process: subprocess.Popen[byte
     assert mounts.counters()["hits_memory"] == 4
 
 
+def test_it_is_known_for_how_long_a_mount_has_been_detached(
+    process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`dataset rm` waits for a mount that ends, and not for one that goes on for its open files."""
+    now = 1000.0
+    monkeypatch.setattr(registry.time, "monotonic", lambda: now)
+    mounts = MountRegistry()
+    seen = [MountPoint(Path("/nowhere/a"), "0:57", "cachefs:images")]
+    monkeypatch.setattr(registry, "mount_points_of", lambda pid: seen)
+    mounts.report(report("a", process.pid))
+    assert mounts.seconds_detached("a") == 0
+    seen.clear()
+    assert mounts.seconds_detached("a") == 0, "it starts"
+    mounts.report(msgspec.structs.replace(report("a", process.pid), worker_pid=process.pid))
+    now += 5
+    assert [view.detached for view in mounts.views()] == [True]
+    now += 7
+    assert mounts.seconds_detached("a") == 7
+    assert mounts.seconds_detached("unknown") == 0
+
+
 def test_a_mount_is_mounted_where_its_process_sees_it(
     process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
