@@ -118,8 +118,8 @@ def test_readers_do_not_notice_that_workers_are_killed(
                     if alive:
                         rng.choice(alive).send_signal(rng.choice((signal.SIGKILL, signal.SIGTERM)))
                 time.sleep(rng.uniform(0, 0.2))
+            _wait_for(lambda: readers.reads > KILLS)
         assert not readers.failures
-        assert readers.reads > KILLS
         _wait_for(lambda: len(workers(supervisor)) == 2)
         assert read_tree(mount) == expected
 

@@ -68,7 +68,8 @@ def test_of_an_object_that_is_replaced_between_a_part_and_its_rest_nothing_is_mi
     large: int, daemon: Daemon, proxy: FaultyProxy, radosgw: S3Server, bucket: str
 ) -> None:
     proxy.add(Fault(path="/set/large", delay=0.5, times=None))
-    begun, failed, wrong = threading.Event(), list[int](), list[AssertionError]()
+    begun, replaced = threading.Event(), threading.Event()
+    failed, wrong = list[int](), list[AssertionError]()
 
     def scattered(seed: int) -> None:
         places = random.Random(seed)
@@ -78,12 +79,14 @@ def test_of_an_object_that_is_replaced_between_a_part_and_its_rest_nothing_is_mi
             except AssertionError as error:
                 wrong.append(error)
             begun.set()
+            assert replaced.wait(60)  # what is asked for from then on is of another object
 
     readers = [threading.Thread(target=scattered, args=(seed,)) for seed in range(6)]
     for one in readers:
         one.start()
     assert begun.wait(60)
     radosgw.put(bucket, {"set/large": TWO})
+    replaced.set()
     for one in readers:
         one.join(120)
         assert not one.is_alive()
