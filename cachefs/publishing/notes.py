@@ -72,7 +72,7 @@ def loader_name(dataset: str, place: str = "") -> str:
 def known_words(name: str, samples: int, epoch: int, *, by_rule: bool) -> str:
     """One line of a loader whose order is known. name: of the loader; samples: of an epoch; epoch: from which on it is
     read ahead, counted from 1."""
-    how = ", as a rule says its files" if by_rule else ""
+    how = " (which file each sample reads was inferred from its first reads)" if by_rule else ""
     return f"loader {name}: {counted(samples, 'sample')} an epoch, read ahead from epoch {epoch} on{how}"
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from cachefs.job_messages import MAX_NOTE
-from cachefs.publishing.notes import MANY, MANY_FILES, Unexplained, Unknown, words
+from cachefs.publishing.notes import MANY, MANY_FILES, Unexplained, Unknown, known_words, words
 
 
 @pytest.mark.parametrize("unknown", Unknown)
@@ -32,3 +32,10 @@ def test_samples_that_opened_nothing_say_nothing() -> None:
     unexplained = Unexplained()
     unexplained.observe(range(10 * MANY), ())
     assert unexplained.unknown is None
+
+
+def test_a_loader_whose_files_were_inferred_says_so() -> None:
+    line = "loader D (train.py:14): 300 samples an epoch, read ahead from epoch 1 on"
+    assert known_words("D (train.py:14)", 300, 1, by_rule=False) == line
+    inferred = f"{line} (which file each sample reads was inferred from its first reads)"
+    assert known_words("D (train.py:14)", 300, 1, by_rule=True) == inferred
