@@ -245,7 +245,10 @@ def list_(session: CommandSession) -> None:
         )
         for each in reply.datasets
     )
-    session.answer(reply, table("NAME =SNAPSHOT?? >FILES >SIZE =LISTED? URL", rows))
+    if reply.datasets:
+        session.answer(reply, table("NAME =SNAPSHOT?? >FILES >SIZE =LISTED? URL", rows))
+    else:
+        session.answer(reply, "there is no dataset; `cachectl dataset add NAME URL` adds one")
 
 
 def url_of(view: DatasetView, everything: Sequence[DatasetView]) -> str:
