@@ -5,10 +5,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from cachefs_tools.cachectl.job_page import describe, how_it_is, job_row, percent, short
+from cachefs_tools.cachectl.job_page import describe, describe_all, how_it_is, job_row, percent, short
 from rich.console import Console
 
-from cachefs.job_messages import ConsumerView, JobView, LoaderView
+from cachefs.job_messages import ConsumerView, JobList, JobView, LoaderView
 from cachefs.job_progress import loaders_of, share_waited, time_left
 
 TRAIN = LoaderView(
@@ -126,3 +126,11 @@ def test_shares_and_times_in_few_characters() -> None:
         "0 %", "<1 %", "50 %", "99 %", "100 %", "100 %",
     ]  # fmt: skip
     assert [short(seconds) for seconds in (5, 125, 12_000, 200_000)] == ["5s", "2m5s", "3h20m", "2d7h"]
+
+
+def test_the_time_that_a_job_still_takes_and_that_of_an_epoch_have_different_headings() -> None:
+    view = job(consumer("0", TRAIN))
+    screen = io.StringIO()
+    Console(file=screen, width=100).print(*describe_all(JobList(jobs=[view], guessed=[])))
+    assert screen.getvalue().split()[6] == "JOB-LEFT"
+    assert " LEFT " in text_of(view)

@@ -225,9 +225,9 @@ def order_of(path: Path) -> bytes:
 def list_jobs(session: CommandSession) -> None:
     """Show all jobs that have published something.
 
-    The columns are those of `job show`, of the loader that a job spends most time with. LEFT is the time until the end
-    of the job, where the number of its epochs is known. Jobs that ended a while ago are shown too. Below the jobs is
-    what was guessed for programs that have published nothing.
+    The columns are those of `job show`, of the loader that a job spends most time with. JOB-LEFT is the time until the
+    end of the job, where the number of its epochs is known. Jobs that ended a while ago are shown too. Below the jobs
+    is what was guessed for programs that have published nothing.
     """
     found = session.call(JOB_LIST, Empty())
     document = {"jobs": [document_of(view) for view in found.jobs], "guessed": found.guessed}

@@ -43,7 +43,8 @@ STATE   learning: which files the samples are is being found out, and the
 EPOCH   counted from 1; of how many, where the program's arguments
         (--epochs N) or the publication say so
 DONE    how much of this epoch the loader has delivered
-LEFT    time until the end of this epoch, at the pace of this epoch
+LEFT    time until the end of this epoch, at the pace of this epoch; of
+        the whole job: in the line above the table
 RATE    samples per second in this epoch, of all ranks
 WAITED  part of the loader's time, in all epochs, in which the training
         loop waited for the next batch: measured in the process, from
@@ -211,7 +212,7 @@ def how_it_is(view: JobView) -> str:
 def describe_all(found: JobList) -> Iterator[str | Table]:
     """The lines of `job list`."""
     if found.jobs:
-        yield table("JOB DATASET =STATE >RANKS >EPOCH >DONE >LEFT >RATE >WAITED", map(job_row, found.jobs))
+        yield table("JOB DATASET =STATE >RANKS >EPOCH >DONE >JOB-LEFT >RATE >WAITED", map(job_row, found.jobs))
     else:
         yield "no job has published anything"
     if found.guessed:
