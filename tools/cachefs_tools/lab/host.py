@@ -6,6 +6,7 @@ host, and from outside below `Host.root`.
 
 import ctypes
 import os
+import random
 import socket
 import subprocess
 import threading
@@ -23,6 +24,8 @@ _NEW_NET: Final = 0x40000000  # CLONE_NEWNET
 # Seconds within which a program that sets up the network ends.
 _SECONDS: Final = 20.0
 _BACKLOG: Final = 1024
+# Below those that Linux gives to connections by default: a node may begin to listen long after its port was chosen.
+_PORTS: Final = range(30_000, 32_768)
 _TRIES: Final = 100
 # It ends with its standard input, so with the process that started it even where the signal of that was missed.
 _WAIT: Final = ("unshare", "--net", "--mount", "--", "sh", "-c", "echo ready; exec cat")
@@ -106,13 +109,13 @@ def run(command: list[str], text: str = "") -> str:
 
 def _free_ports(address: str, count: int) -> range:
     for _ in range(_TRIES):
+        first = random.choice(_PORTS[:-count])
+        ports = range(first, first + count)
         with ExitStack() as stack:
-            first = stack.enter_context(socket.create_server((address, 0)))
-            ports = range(first.getsockname()[1], first.getsockname()[1] + count)
             try:
-                for port in ports[1:]:
+                for port in ports:
                     stack.enter_context(socket.create_server((address, port)))
-            except (OSError, OverflowError):
+            except OSError:
                 continue
             return ports
     raise CachefsError(f"no {count} free ports in a row on {address}")
