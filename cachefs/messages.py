@@ -91,6 +91,8 @@ class MountReport(Message, frozen=True):
     snapshot: str = ""
     # Of cachefs; empty: of a mount before 0.2.
     version: str = ""
+    # A signal has asked the mount to end: it waits until no program uses it, for its grace at most.
+    ending: bool = False
 
 
 class MountElsewhere(Message, frozen=True):
@@ -251,6 +253,8 @@ class MountView(Message, frozen=True):
     behind: bool = False
     # Of cachefs; empty where it has not reported since the daemon started.
     version: str = ""
+    # A signal has asked it to end: it waits until no program uses it, for its grace at most.
+    ending: bool = False
 
 
 class ErrorView(Message, frozen=True):

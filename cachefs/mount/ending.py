@@ -77,6 +77,7 @@ class Ending:
             os.read(self.signals, _MESSAGE)
             now = time.monotonic()
             if not self._deadline:
+                os.eventfd_write(self._mount.told_to_end, 1)
                 self._told, self._used, self._deadline = now, now, now + self._mount.options.grace
                 log.info(
                     "told to end: %s is unmounted once it was not used for %.0f s, within %.0f s",

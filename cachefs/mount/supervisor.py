@@ -61,12 +61,22 @@ class Supervisor:
         self._shown = wanted_datasets(spec, view.datasets)
         _check_hides_nothing(directory, view, self._shown)
         check_apart_from_origins(directory, self._shown, view.datasets)
-        wanted = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        wanted, told_to_end = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
         marks, failures = read_marks.create(), read_marks.create()
         self._begun = False  # reads were answered, so that programs may rely on the mount
         readers = reader_table.create()
         self._mount = Mount(
-            identity, os.getpid(), spec, directory, options, ViewLog(view), wanted, marks, failures, readers
+            identity,
+            os.getpid(),
+            spec,
+            directory,
+            options,
+            ViewLog(view),
+            wanted,
+            marks,
+            failures,
+            readers,
+            told_to_end,
         )
 
     def run(self, interposer: ctypes.CDLL | None, mounted: Callable[[], None], ready: Callable[[], None]) -> None:

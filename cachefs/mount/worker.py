@@ -8,6 +8,7 @@ import errno
 import functools
 import logging
 import os
+import select
 import signal
 import socket
 from collections.abc import Callable, Sequence
@@ -72,6 +73,14 @@ class Mount:
     failures: int
     # Descriptor of the table of processes that have read the mount (cachefs.mount.reader_table).
     readers: int
+    # An eventfd that is set once a signal has asked for the end of the mount.
+    told_to_end: int
+
+    @property
+    def is_ending(self) -> bool:
+        poll = select.poll()
+        poll.register(self.told_to_end, select.POLLIN)
+        return bool(poll.poll(0))
 
 
 def work(mount: Mount, number: int, operations: Operations, supervisor: socket.socket, *, begins: bool) -> None:
@@ -173,13 +182,15 @@ class Worker:
     async def _keep_reporting(self, link: DaemonLink) -> None:
         reader = self._reader
         reported: dict[str, int] = {}
+        reported_end = False
         reported_at = trio.current_time()
         while True:
             await trio.sleep(SHORTEST_REPORT_SECONDS)
             with trio.move_on_after(REPORT_SECONDS - SHORTEST_REPORT_SECONDS):
                 await reader.much_accessed.wait()
             now = self._operations.counted()
-            idle = now == reported and not reader.accessed and not reader.stalls
+            is_ending = self._mount.is_ending
+            idle = (now, is_ending) == (reported, reported_end) and not reader.accessed and not reader.stalls
             if idle and trio.current_time() - reported_at < IDLE_REPORT_SECONDS:
                 continue
             try:
@@ -187,7 +198,7 @@ class Worker:
             except CachefsError as error:
                 log.debug("no report: %s", error)
                 continue
-            reported, reported_at = now, trio.current_time()
+            reported, reported_end, reported_at = now, is_ending, trio.current_time()
             self._heard_from = view.instance
             self._follow(view)
 
@@ -264,4 +275,5 @@ class Worker:
             closing=closing,
             snapshot=self._namespace.snapshot,
             version=__version__,
+            ending=self._mount.is_ending,
         )

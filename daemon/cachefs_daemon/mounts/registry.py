@@ -154,6 +154,7 @@ class MountRegistry:
                 detached=_is_detached(mount),
                 snapshot=mount.report.snapshot,
                 version=mount.report.version,
+                ending=mount.report.ending,
             )
             for mount in self._mounts.values()
             if mount not in gone

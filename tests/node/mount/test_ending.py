@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from cachefs_tools.cachectl.status import mount_state
 
 from cachefs.job_messages import JobPublish, SampleMap
 from cachefs.mount import kernel
@@ -105,6 +106,17 @@ cachefs.mount.open_watch.watch_opens = refuse
         assert is_mounted(directory)
         supervisor.wait(60)
         assert not is_mounted(directory)
+
+
+def test_the_daemon_knows_of_a_mount_that_was_told_to_end(daemon: Daemon, tmp_path: Path) -> None:
+    with mounted(daemon.socket, "tree", tmp_path / "m") as directory, held_open(directory / "0.bin"):
+        os.kill(mount_pid(daemon.client, directory), signal.SIGTERM)
+        deadline = time.monotonic() + 20
+        while not (view := next(one for one in daemon.status().mounts if one.mountpoint == str(directory))).ending:
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert view.alive
+        assert mount_state(view) == "ending"
 
 
 def test_an_open_file_is_waited_for_until_the_grace_is_over(daemon: Daemon, tmp_path: Path) -> None:

@@ -37,7 +37,8 @@ def test_a_signal_right_after_the_first_one_does_not_end_the_grace(
     clock = [100.0]
     monkeypatch.setattr(ending, "_listen_to_signals", lambda: reader)
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    mount = SimpleNamespace(directory=tmp_path, options=SimpleNamespace(grace=30.0))
+    told_to_end = os.eventfd(0, os.EFD_NONBLOCK)
+    mount = SimpleNamespace(directory=tmp_path, options=SimpleNamespace(grace=30.0), told_to_end=told_to_end)
     made = Ending(mount, 7, SimpleNamespace())  # type: ignore[arg-type]
     assert not made.is_told()
     deadlines = []
@@ -46,3 +47,4 @@ def test_a_signal_right_after_the_first_one_does_not_end_the_grace(
         assert made.is_told()
         deadlines.append(made._deadline)
     assert deadlines == [130.0, 130.0, 102.0]
+    assert os.eventfd_read(told_to_end) == 1  # the workers tell the daemon

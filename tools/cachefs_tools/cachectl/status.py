@@ -207,7 +207,7 @@ def mount_state(mount: MountView) -> str:
     """What is left of a mount, in a word."""
     if not mount.alive:
         return "dead"
-    return "detached" if mount.detached else "alive"
+    return "detached" if mount.detached else "ending" if mount.ending else "alive"
 
 
 def mount_snapshot(mount: MountView) -> str:
