@@ -26,7 +26,7 @@ CAUSE_SECONDS: Final = 5.0
 # Exceptions of a chain that are looked at.
 MOST_CHAINED: Final = 16
 _OF_READS: Final = (errno.EACCES, errno.ESTALE, errno.EIO)
-# What was said of the end of this program already.
+# Keys of the troubles that the user was told of as this program ended.
 _said: Final[list[str]] = []
 # Of the last line of a message: `[Errno 13] Permission denied: '/data/7.jpg'`.
 _PATH: Final = re.compile(r"\[Errno \d+\] [^:\n]*: ['\"]([^\n]*)['\"]\s*$")
@@ -36,10 +36,11 @@ _WHY: Final = Path(__file__).with_name("why.py")
 def say_cause(error: BaseException) -> None:
     """Say why a read has failed of which the program dies, where the daemon knows. error: what ends the program."""
     number, path = failed_read(error)
-    line = _cause(number, path) if number else ""
-    if line and run_record.is_first_to_say(line):
-        _said.append(line)
-        channel.say(line)
+    key, _, line = (_cause(number, path) if number else "").partition("\n")
+    if line:
+        _said.append(key)
+        if run_record.is_first_to_say(key):  # else the helper has just said it
+            channel.say(line)
 
 
 def failed_read(error: BaseException) -> tuple[int, str]:
@@ -88,13 +89,12 @@ def say(top: str) -> None:
     directory = os.environ.get(run_record.RUN_VARIABLE, "")
     with suppress_own(Exception):  # no failure here may change how the job ends
         if not run_record.is_quiet():
-            found = summary.lines(_records(directory, top))
+            found = summary.lines(_records(directory, top), _said)
             channel.hear_last()
             if found and type(sys.stdout) is io.TextIOWrapper:
                 _flush_stdout()
             for line in found:
-                if line not in _said:
-                    channel.say(line)
+                channel.say(line)
     if os.path.basename(directory).split("-")[1:2] == [top]:
         run_record.remove(directory)
 

@@ -1,7 +1,7 @@
 """The few lines that `cachefs run` says in the end: what the job has read, how long it waited, and what would help."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
 from cachefs.counts import counted, duration
@@ -17,11 +17,11 @@ MOST_TROUBLES: Final = 4
 PART_OF_WAIT: Final = 0.3
 
 
-def lines(records: Sequence[ProcessRecord]) -> list[str]:
+def lines(records: Sequence[ProcessRecord], said: Collection[str] = ()) -> list[str]:
     """The summary of a run, whose training processes have left these records; none where no loader has delivered
-    anything."""
+    anything. said: keys of troubles that it leaves out, as the user was told of them just now."""
     loaders, troubles = by_name(records), worst(records)
-    told = [one.line for one in troubles[:MOST_TROUBLES]]
+    told = [one.line for one in troubles if one.key not in said][:MOST_TROUBLES]
     if not loaders:
         return told
     busy, waited = sum(one.busy for one in loaders), sum(one.waited for one in loaders)

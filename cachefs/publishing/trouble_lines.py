@@ -62,7 +62,7 @@ class TroubleLines:
             lasts = self._lasts(known, now)
             if not known.is_told and (lasts >= TOLD_AFTER or is_failing(trouble.cause)):
                 known.is_told = True
-                self._tell(_begin_words(trouble, now), f"{key} {trouble.since:.0f}")
+                self._tell(*_begin_words(trouble, now))
 
     def records(self) -> list[TroubleRecord]:
         """All that the job has met, for the summary of its run."""
@@ -95,6 +95,11 @@ class TroubleLines:
             self._say(line)
 
 
-def _begin_words(one: Trouble, now: float) -> str:
+def _begin_words(one: Trouble, now: float) -> tuple[str, str]:
+    """Returns the line on a trouble, and the key under which one process of the run says it. Of failed reads, the
+    process that dies of them has the same line and key (cachefs.publishing.last_words)."""
+    if is_failing(one.cause) and (one.failed or not one.waiting):
+        return past_words(one.cause, one.subject, 0.0, one.failed, one.reason), f"{one.cause} {one.subject}"
     line = words(one, now)
-    return f"{line}; {SEE_ERRORS}" if is_failing(one.cause) else line
+    key = f"{one.cause} {one.subject} {one.since:.0f}"
+    return (f"{line}; {SEE_ERRORS}" if is_failing(one.cause) else line), key

@@ -1,8 +1,8 @@
 """Says why a read has failed: `python -I -S why.py ERRNO JOB OUTPUT` (see cachefs.publishing.last_words).
 
 It is a script, and not imported by anything: a training process that dies runs it with the interpreter of
-`cachefs run`, as launch.py runs the helper. It writes one line to the
-descriptor OUTPUT, or nothing where the daemon knows nothing.
+`cachefs run`, as launch.py runs the helper. It writes two lines to the
+descriptor OUTPUT, the key of the trouble and its text, or nothing where the daemon knows nothing.
 """
 
 import importlib.util
@@ -18,7 +18,8 @@ RECENT = 120.0
 
 
 def why(number: int, job: str) -> str:
-    """number: the errno of the read; job: the program's."""
+    """Returns the key of a trouble (see `TroubleRecord`) and its line, or "". number: the errno of the read; job: the
+    program's."""
     from cachefs.errors import CachefsError
     from cachefs.job_messages import JobName
     from cachefs.messages import Empty
@@ -42,9 +43,10 @@ def why(number: int, job: str) -> str:
         found = next((one for one in troubles if one.cause == Cause.ORIGIN), None)
     if found is None:
         return ""
+    key = f"{found.cause} {found.subject}"
     if is_failing(found.cause):
-        return past_words(found.cause, found.subject, 0.0, found.failed, found.reason)  # as the summary has it
-    return f"{words(found, now)}; {SEE_ERRORS}"
+        return f"{key}\n{past_words(found.cause, found.subject, 0.0, found.failed, found.reason)}"
+    return f"{key}\n{words(found, now)}; {SEE_ERRORS}"
 
 
 if __name__ == "__main__":

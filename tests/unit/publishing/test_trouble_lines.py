@@ -13,7 +13,7 @@ from cachefs.messages import Trouble
 from cachefs.publishing import last_words
 from cachefs.publishing.job_stderr import JobStderr
 from cachefs.publishing.last_words import failed_read
-from cachefs.publishing.run_record import LoaderRecord, ProcessRecord, TroubleRecord
+from cachefs.publishing.run_record import RUN_VARIABLE, LoaderRecord, ProcessRecord, TroubleRecord
 from cachefs.publishing.summary import lines as summary
 from cachefs.publishing.trouble_lines import MOST_LINES, TroubleLines
 from cachefs.troubles import Cause
@@ -79,7 +79,7 @@ def test_failed_reads_are_told_at_once_and_are_not_over() -> None:
     job.see(Trouble(Cause.REFUSED, "pets", 900.0, 1001.0, "no", failed=5))
     job.see()
     assert len(job.lines) == 1
-    assert job.lines[0].endswith("; see `cachectl errors`")
+    assert job.lines[0] == "1 read of pets failed: no; see `cachectl errors`"
     assert [record.line for record in job.troubles.records()] == ["5 reads of pets failed: no; see `cachectl errors`"]
 
 
@@ -91,6 +91,28 @@ def test_an_origin_that_comes_and_goes_fills_no_log() -> None:
         job.now += 10
         job.see()
     assert len(job.lines) == MOST_LINES
+
+
+def test_a_program_that_dies_of_a_failed_read_says_so_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The helper of the job says it first, and the summary follows."""
+    said: list[str] = []
+    monkeypatch.setenv(RUN_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(last_words, "_said", [])
+    monkeypatch.setattr(last_words, "_cause", lambda *_: "refused pets\n2 reads of pets failed: no; see `errors`")
+    monkeypatch.setattr(last_words.channel, "say", said.append)
+    job = Job()
+    job.see(Trouble(Cause.REFUSED, "pets", 900.0, 1000.0, "no", failed=1))
+    assert len(job.lines) == 1
+    last_words.say_cause(PermissionError(13, "no"))
+    assert said == []
+    assert summary([ProcessRecord(1, True, troubles=job.troubles.records())], last_words._said) == []
+    for name in tmp_path.iterdir():
+        name.unlink()
+    last_words.say_cause(PermissionError(13, "no"))
+    assert said == ["2 reads of pets failed: no; see `errors`"]
+    job = Job()
+    job.see(Trouble(Cause.REFUSED, "pets", 900.0, 1000.0, "no", failed=1))
+    assert job.lines == []
 
 
 def test_the_summary_says_what_was_away_and_gives_no_other_advice() -> None:
