@@ -73,6 +73,16 @@ def test_what_cannot_be_tried_is_told_in_a_line(daemon: Daemon, arguments: tuple
     assert done.stderr.count("\n") == 1
 
 
+def test_a_job_that_cannot_read_is_told_why(daemon: Daemon, tmp_path: Path) -> None:
+    for file in (tmp_path / "source").glob("*/*.bin"):
+        file.unlink()
+    arguments = ("--rate", "60", "--seconds", "1", "--batch", "8", "--workers", "2", "--yes")
+    done = subprocess.run(command(daemon, *arguments), capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert "is gone since it was listed" in done.stderr
+    assert "see `cachectl errors`" in done.stderr
+
+
 @pytest.mark.parametrize(
     "ends", [signal.SIGINT, *(pytest.param(one, marks=pytest.mark.soak) for one in (signal.SIGTERM, signal.SIGHUP))]
 )

@@ -3,6 +3,7 @@ before, where this user may evict."""
 
 import contextlib
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Final
 import msgspec
 
 from cachefs.errors import AccessDenied, CachefsError
-from cachefs.messages import DatasetDetail, Empty, Selection
+from cachefs.messages import DatasetDetail, Empty, ErrorView, Selection
 from cachefs.rpc import EVICT, STATUS, DaemonClient
+from cachefs.troubles import SEE_ERRORS
 from cachefs_tools.doctor import origins
 from cachefs_tools.doctor.asking import Asked, NoAnswer
 from cachefs_tools.doctor.examination import asking_as
@@ -26,6 +28,14 @@ _EVICTED_AT_ONCE: Final = 2000
 _GRACE: Final = 20.0
 
 Step = Callable[[str, int], None]  # told of a step and of the samples that are done in it
+
+
+def reason_of(errors: Sequence[ErrorView], url: str, began: float) -> str:
+    """Returns what was said of the last read of an origin that has failed since *began* (unix time in seconds); empty
+    where none has."""
+    prefix = f"{url.rstrip('/')}/"
+    failed = [each for each in errors if each.when >= began and f"{each.subject}/".startswith(prefix)]
+    return max(failed, key=lambda each: each.when).message if failed else ""
 
 
 @dataclass(slots=True)
@@ -55,11 +65,22 @@ class Trial:
             dataset = self.detail.dataset
             with mounted(f"{dataset.name}@{dataset.snapshot}", work / "mnt", self.socket, work / "mount.log"):
                 stage = running.Stage(work / "mnt", self.socket, f"bench-{dataset.name}", work)
-                epochs = running.run(stage, self.job, self.choice, lambda done: self.step("playing the job", done))
+                epochs = self._play(stage)
                 self.step("reading what is here", 0)
                 speed = self._warm(work / "mnt", work)
         capacity = sum(tier.budget for tier in status.tiers)
         return Figures(self.job, self.choice, origin, epochs, speed, dataset.bytes, capacity)
+
+    def _play(self, stage: running.Stage) -> list[running.Epoch]:
+        """Run the job. Raises CachefsError, with what the daemon says of the reads that have failed: a program that
+        reads files learns no more than an errno."""
+        began = time.time()
+        try:
+            return running.run(stage, self.job, self.choice, lambda done: self.step("playing the job", done))
+        except CachefsError as error:
+            errors = self.client.call(STATUS, Empty(), 20.0).errors
+            said = reason_of(errors, self.detail.dataset.url, began)
+            raise CachefsError(f"{error}; {said}; {SEE_ERRORS}" if said else str(error)) from None
 
     def _origin(self, daemon: int) -> OriginSpeed:
         """As the daemon would ask it, where its environment can be seen."""

@@ -8,11 +8,14 @@ from cachefs_tools.cachectl.bench import describe, document
 from cachefs_tools.origin_speed import OriginSpeed, Throughput
 from cachefs_tools.trial.load import Choice, Job, Sample, chosen, look_of
 from cachefs_tools.trial.running import Epoch
+from cachefs_tools.trial.trial import reason_of
 from cachefs_tools.trial.verdict import Figures, verdict
 from cachefs_tools.trial.warm import WarmSpeed
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+
+from cachefs.messages import ErrorView
 
 MB = 10**6
 JOB = Job(rate=100.0, batch=10, workers=4, seconds=5.0, epochs=2, bytes=100 * MB)
@@ -26,6 +29,18 @@ def test_files_that_are_not_here_come_first() -> None:
     choice = chosen(JOB, [*samples(*[MB] * 40, cached=True), *samples(*[MB] * 30)], 4 * MB)
     assert len(choice.cold) == 30
     assert [sample.is_cached for sample in choice.samples[:31]] == [False] * 30 + [True]
+
+
+def test_of_a_job_that_failed_the_reason_is_that_of_its_last_read() -> None:
+    failed = [
+        ErrorView(when, 1, f"s3://bucket/{key}", message)
+        for when, key, message in [
+            (90.0, "set/a", "an earlier one"), (101.0, "set/b", "403"), (103.0, "set/c", "the secret is wrong"),
+            (104.0, "sets/d", "of another dataset"),
+        ]
+    ]  # fmt: skip
+    assert reason_of(failed, "s3://bucket/set", 100.0) == "the secret is wrong"
+    assert reason_of(failed, "s3://bucket/set", 103.5) == ""
 
 
 @given(
