@@ -122,13 +122,13 @@ def time_left(loaders: Sequence[Loader]) -> float | None:
     return sum(known) if known and len(known) == len(left) else None
 
 
-def why(loaders: Sequence[Loader], processors: int = 0) -> str:
+def why(loaders: Sequence[Loader], processors: int = 0, *, has_full_tier: bool = False) -> str:
     """Why the job has waited, and what would help: of the loader that it has waited for longest. processors: that the
-    node has; 0: unknown."""
+    node has; 0: unknown. has_full_tier: see `reason`."""
     longest = max(loaders, key=lambda loader: loader.waited.waited, default=None)
     if longest is None or not longest.waited.waited:
         return ""
-    sentence = reason(longest.waited, processors)
+    sentence = reason(longest.waited, processors, has_full_tier=has_full_tier)
     return f"{longest.name}: {sentence}" if sentence and len(loaders) > 1 else sentence
 
 

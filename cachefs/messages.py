@@ -234,6 +234,11 @@ class TierStatus(Message, frozen=True):
     # Why it cannot be used, or not fully; empty where nothing is wrong.
     problem: str = ""
 
+    @property
+    def is_cut_short(self) -> bool:
+        """Is the disk or the control group too full for its budget? A tier keeps a little of its budget back."""
+        return self.limit < 0.95 * self.budget
+
 
 class MountView(Message, frozen=True):
     """A mount, as its reports describe it."""

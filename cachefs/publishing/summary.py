@@ -8,6 +8,7 @@ from cachefs.counts import counted, duration
 from cachefs.publishing.run_record import LoaderRecord, MountBytes, ProcessRecord, largest, summed, worst
 from cachefs.publishing.waiting import Waited, reason
 from cachefs.sizes import format_size
+from cachefs.troubles import Cause
 
 # Loaders that have lines of their own: those that took most time.
 MOST_LOADERS: Final = 4
@@ -128,6 +129,7 @@ def advice(loaders: Sequence[LoaderRecord], records: Sequence[ProcessRecord], fe
             processes=processes,
         ),
         len(os.sched_getaffinity(0)),
+        has_full_tier=any(one.key.startswith(f"{Cause.TIER} ") for record in records for one in record.troubles),
     )  # fmt: skip
     return f"to wait less: {why}" if why else ""
 

@@ -56,10 +56,11 @@ class Waited:
         return min(1.0, self.waited / self.busy) if self.busy > 0 else 0.0
 
 
-def reason(of: Waited, processors: int = 0) -> str:
+def reason(of: Waited, processors: int = 0, *, has_full_tier: bool = False) -> str:
     """One sentence without a full stop: why it waited, and what would help; empty where it has hardly waited.
 
-    processors: that the node has; 0: unknown.
+    processors: that the node has; 0: unknown. has_full_tier: a tier takes no blocks, as its disk is full, so neither a
+    warmup nor a larger budget would help.
     """
     if of.share < WORTH_A_WORD:
         return ""
@@ -75,6 +76,8 @@ def reason(of: Waited, processors: int = 0) -> str:
     reads_waited = reads >= _PART_OF_READS * of.waited * max(1, of.workers)
     kind = max(of.stalled, key=lambda kind: of.stalled[kind]) if reads_waited and of.stalled else "origin"
     was_fetched = of.fetched_part * of.busy >= _PART_FETCHED * of.first_busy  # so much of the first epoch
+    if has_full_tier and (was_fetched or reads_waited or of.fetched_part >= _PART_FETCHED) and kind == "origin":
+        return "reads waited for the origin, as the disk of a tier is full: make room there (`cachectl status`)"
     if is_first and (was_fetched or reads_waited) and kind == "origin":
         return (
             "it waited in the first epoch, whose bytes came from the origin: fetch them before the job "

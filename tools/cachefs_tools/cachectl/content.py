@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import BinaryIO
 
 import click
@@ -17,6 +17,7 @@ from cachefs.messages import (
     EvictForecast,
     Pinned,
     Selection,
+    TierStatus,
     Warmup,
     WarmupForecast,
     WarmupProgress,
@@ -27,6 +28,7 @@ from cachefs.rpc import (
     EVICT,
     EVICT_FORECAST,
     PIN,
+    STATUS,
     UNPIN,
     VERIFY,
     WARMUP,
@@ -95,7 +97,7 @@ def warmup(  # noqa: PLR0913  # one for each option
         session.answer(forecast, *warmup_forecast_text(dataset, forecast))
         return
     last = follow_warmup(session, session.stream(WARMUP, request))
-    session.answer(last, warmup_text(last) if wait else begun_text(last))
+    session.answer(last, finished_text(session, last) if wait else begun_text(last))
     if last.missing or (wait and (last.failed or last.skipped)):
         sys.exit(ExitStatus.INCOMPLETE)
 
@@ -136,14 +138,26 @@ def begun_text(first: WarmupProgress) -> str:
     return "\n".join([text, *missing_text(first)])
 
 
-def warmup_text(last: WarmupProgress) -> str:
-    """What came of a warmup, from its last progress message."""
+def finished_text(session: CommandSession, last: WarmupProgress) -> str:
+    """What came of a warmup, from its last progress message. Asks for the tiers where it found no room."""
+    return warmup_text(last, session.call(STATUS, Empty()).tiers if last.skipped and not session.as_json else ())
+
+
+def warmup_text(last: WarmupProgress, tiers: Sequence[TierStatus] = ()) -> str:
+    """What came of a warmup, from its last progress message. tiers: of the node."""
     ending = "incomplete" if last.state == "done" and (last.skipped or last.missing) else last.state
     here = f"{last.blocks:,} of {last.blocks_total:,} blocks here"
     lines = [f"{shown(last.dataset)}: {here}, {size(last.bytes)} ({ending})", *missing_text(last)]
     if last.skipped:
-        skipped = counted(last.skipped, "block")
-        lines.append(f"{skipped} found no room: enlarge a tier's budget, or warm less (--fraction)")
+        skipped, room = counted(last.skipped, "block"), "enlarge a tier's budget"
+        # The budget of a tier on a full disk is not its limit: a larger one would make no room.
+        full = [
+            f"only {size(max(0, one.limit))} of the {one.name} tier's budget of {size(one.budget)} can be used: make "
+            f"room on what {shown(one.directory)} is on"
+            for one in tiers
+            if one.is_cut_short
+        ]
+        lines.append(f"{skipped} found no room: {'; '.join(full) or room}, or warm less (--fraction)")
     if last.failed:
         lines.append(f"{counted(last.failed, 'block')} could not be fetched: see `cachectl errors`")
     if last.message:

@@ -22,7 +22,7 @@ from cachefs.job_progress import (
     time_left,
     why,
 )
-from cachefs.troubles import words
+from cachefs.troubles import Cause, words
 from cachefs_tools.cachectl.command_session import plain
 from cachefs_tools.cachectl.display import duration, size, table
 from cachefs_tools.cachectl.display import name as shown
@@ -78,7 +78,7 @@ def describe(view: JobView, *, each_rank: bool = False) -> Iterator[str | Text |
         yield f"! {shown(words(one, now))}"
     if how_far := progress_words(view, loaders):
         yield how_far
-    yield waiting_words(loaders)
+    yield waiting_words(loaders, has_full_tier=any(one.cause == Cause.TIER for one in view.troubles))
     if view.fetched_bytes or view.peer_bytes or view.stalls:
         yield fetched_words(view)
     if view.fetched_again:
@@ -144,12 +144,12 @@ def progress_words(view: JobView, loaders: Sequence[Loader]) -> str:
     return ", ".join(words)
 
 
-def waiting_words(loaders: Sequence[Loader]) -> str:
-    """Which part of its time the job has waited for data, and why."""
+def waiting_words(loaders: Sequence[Loader], *, has_full_tier: bool = False) -> str:
+    """Which part of its time the job has waited for data, and why. has_full_tier: a tier takes no blocks."""
     share = share_waited(loaders)
     if share is None:
         return "how long the loop waited is not known: no DataLoader has given a batch yet"
-    sentence = shown(why(loaders, os.cpu_count() or 0))
+    sentence = shown(why(loaders, os.cpu_count() or 0, has_full_tier=has_full_tier))
     return f"the loop waited {percent(share)} of the time" + (f"; {sentence}" if sentence else "")
 
 

@@ -3,7 +3,6 @@
 import itertools
 import time
 from collections.abc import Iterator
-from typing import Final
 
 import click
 from rich.table import Table
@@ -17,10 +16,6 @@ from cachefs_tools.cachectl.cluster import brief
 from cachefs_tools.cachectl.command_session import CommandSession, plain, with_session
 from cachefs_tools.cachectl.display import duration, facts, name, share, size, table
 from cachefs_tools.cachectl.watching import PATIENCE, Answer, watch, watch_option
-
-# A tier always keeps a little of its budget back. A limit below this share of the budget means that the disk or the
-# cgroup is full.
-NEARLY: Final = 0.95
 
 
 @click.command()
@@ -138,7 +133,7 @@ def trouble_lines(now: Status) -> Iterator[str]:
 def tier_facts(tier: TierStatus) -> Iterator[tuple[str, str]]:
     """Where a tier is, and what is wrong with it."""
     yield tier.name, f"in {name(tier.directory)}"
-    if tier.limit < NEARLY * tier.budget:
+    if tier.is_cut_short:
         yield "", f"only {size(tier.limit)} of its budget of {size(tier.budget)} can be used now"
     if tier.problem:
         yield "", name(tier.problem)

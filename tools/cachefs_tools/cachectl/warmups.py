@@ -7,7 +7,7 @@ import click
 from cachefs.messages import Empty, WarmupId, WarmupProgress
 from cachefs.rpc import WARMUP_CANCEL, WARMUP_LIST, WARMUP_WATCH
 from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus, with_session
-from cachefs_tools.cachectl.content import warmup_text
+from cachefs_tools.cachectl.content import finished_text
 from cachefs_tools.cachectl.display import name, share, size, table
 from cachefs_tools.cachectl.progress import follow_warmup
 
@@ -22,12 +22,12 @@ def warmups(session: CommandSession, watch: int | None, cancel: int | None) -> N
         raise click.UsageError("--watch and --cancel exclude each other")
     if watch is not None:
         last = follow_warmup(session, session.stream(WARMUP_WATCH, WarmupId(id=watch)), watched=True)
-        session.answer(last, warmup_text(last))
+        session.answer(last, finished_text(session, last))
         if last.failed or last.skipped:
             sys.exit(ExitStatus.INCOMPLETE)
     elif cancel is not None:
         last = session.call(WARMUP_CANCEL, WarmupId(id=cancel))
-        session.answer(last, warmup_text(last))
+        session.answer(last, finished_text(session, last))
     else:
         found = session.call(WARMUP_LIST, Empty())
         session.answer(
