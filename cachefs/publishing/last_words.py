@@ -39,7 +39,8 @@ def say_cause(error: BaseException) -> None:
     key, _, line = (_cause(number, path) if number else "").partition("\n")
     if line:
         _said.append(key)
-        if run_record.is_first_to_say(key):  # else the helper has just said it
+        run_record.is_first_to_say(key)  # the helper, which may have said it before the traceback, does not repeat it
+        if run_record.is_first_to_say(f"died {key}"):
             channel.say(line)
 
 

@@ -104,12 +104,13 @@ def test_a_program_that_dies_of_a_failed_read_says_so_once(monkeypatch: pytest.M
     job.see(Trouble(Cause.REFUSED, "pets", 900.0, 1000.0, "no", failed=1))
     assert len(job.lines) == 1
     last_words.say_cause(PermissionError(13, "no"))
-    assert said == []
+    assert said == ["2 reads of pets failed: no; see `errors`"], "behind the traceback, where the user looks"
+    last_words.say_cause(PermissionError(13, "no"))  # another process of the run
+    assert len(said) == 1
     assert summary([ProcessRecord(1, True, troubles=job.troubles.records())], last_words._said) == []
     for name in tmp_path.iterdir():
         name.unlink()
     last_words.say_cause(PermissionError(13, "no"))
-    assert said == ["2 reads of pets failed: no; see `errors`"]
     job = Job()
     job.see(Trouble(Cause.REFUSED, "pets", 900.0, 1000.0, "no", failed=1))
     assert job.lines == []
