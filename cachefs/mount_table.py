@@ -89,7 +89,7 @@ def _mount_points(table: Path) -> list[MountPoint]:
 
 
 def daemon_sockets() -> dict[Path, str]:
-    """By directory of a mount: the daemon's socket that its processes were started with, as far as that is known.
+    """By directory of a mount that has a process: the socket of its daemon; empty where that is not known.
 
     Command lines tell it, which every user may read, so neither a mount nor a daemon is asked.
     """
@@ -105,9 +105,10 @@ def daemon_sockets() -> dict[Path, str]:
         options = [option for word in words[program:] for option in word.split(b",")]
         given = next((option for option in options if option.startswith(b"socket=")), None)
         socket = _environment_socket(process) if given is None else os.fsdecode(given.removeprefix(b"socket="))
-        for word in words[program + 1 : program + 4] if socket else ():
+        for word in words[program + 1 : program + 4]:
             if word.startswith(b"/"):
-                found[Path(os.fsdecode(word))] = socket
+                path = Path(os.fsdecode(word))
+                found[path] = socket or found.get(path, "")
     return found
 
 

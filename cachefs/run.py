@@ -95,9 +95,15 @@ def named_first(points: Sequence[MountPoint], command: Sequence[str]) -> list[Mo
     return sorted(points, key=lambda point: not any(word.startswith(os.path.join(point.path, "")) for word in words))
 
 
-def is_of(of_mount: str, socket: Path) -> bool:
-    """Is that socket of a mount the one of this daemon? A mount of which nothing is known counts as this daemon's."""
-    return not of_mount or os.path.realpath(of_mount) == os.path.realpath(socket)
+def mounts_of(points: Sequence[MountPoint], sockets: Mapping[Path, str], socket: Path) -> list[MountPoint]:
+    """The living mounts of a daemon. sockets: see `daemon_sockets`. A mount of an unknown daemon counts as this one's.
+
+    A dead mount has no process. Where no process of any of the mounts is seen, as in a container, all mounts count.
+    """
+    here = os.path.realpath(socket)
+    if not any(point.path in sockets for point in points):
+        return list(points)
+    return [point for point in points if os.path.realpath(sockets.get(point.path, os.devnull) or here) == here]
 
 
 def _shown(name: object) -> str:
@@ -111,7 +117,7 @@ def _say_what_is_found(changed: Mapping[str, str], command: Sequence[str]) -> No
         socket = socket_path(changed.get(SOCKET_VARIABLE))
         points = named_first(mount_points(), command)
         sockets = daemon_sockets() if points else {}
-        ours = [point for point in points if is_of(sockets.get(point.path, ""), socket)]
+        ours = mounts_of(points, sockets, socket)
         write_line(f"cachefs: {first_line(ours, socket, refusal(socket), len(points) - len(ours))}")
         place = where_python_path_is_set_anew(command)
         if place:

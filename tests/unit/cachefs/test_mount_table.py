@@ -62,7 +62,7 @@ def test_command_lines_tell_which_daemon_a_mount_has(tmp_path: Path, monkeypatch
         (tmp_path / pid / "cmdline").write_bytes(b"\0".join(words) + b"\0")
     (tmp_path / "2" / "environ").write_bytes(b"A=b\0CACHEFS_SOCKET=/run/three\0")
     monkeypatch.setattr(mount_table, "_PROCESSES", tmp_path)
-    assert daemon_sockets() == {Path("/mnt/a"): "/run/one", Path("/mnt/b"): "/run/three"}
+    assert daemon_sockets() == {Path("/mnt/a"): "/run/one", Path("/mnt/b"): "/run/three", Path("/mnt/d"): ""}
 
 
 def test_a_path_is_resolved_without_asking_a_mount_that_may_hang(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from cachefs import mount_table
-from cachefs.run import STARTUP, environment, run, where_python_path_is_set_anew
+from cachefs.mount_table import MountPoint
+from cachefs.run import STARTUP, environment, mounts_of, run, where_python_path_is_set_anew
 
 OTHER = "/opt/other/lib/python3.12/site-packages/cachefs/hooks/startup"
 
@@ -184,3 +185,11 @@ def test_of_a_command_only_its_script_is_opened(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(mount_table, "_TABLE", table)
     assert where_python_path_is_set_anew(["sh", script]) == ""
     assert opened == []
+
+
+def test_only_the_living_mounts_of_the_daemon_are_named() -> None:
+    mine, dead, others, unknown = (MountPoint(Path(f"/m/{name}"), "0:1", "cachefs:d") for name in "abcd")
+    sockets = {mine.path: "/run/a", others.path: "/run/b", unknown.path: ""}
+    assert mounts_of([dead, mine, others, unknown], sockets, Path("/run/a")) == [mine, unknown]
+    assert mounts_of([dead, others], sockets, Path("/run/a")) == []
+    assert mounts_of([dead, mine], {}, Path("/run/a")) == [dead, mine]  # their processes cannot be seen
