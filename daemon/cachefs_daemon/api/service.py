@@ -86,9 +86,6 @@ from cachefs_daemon.store.storage import TierUsage
 
 log = logging.getLogger(__name__)
 
-# Characters, behind its scheme, of a URL that may have a user, a password or a signature in it.
-_MAY_BE_SECRET: Final = re.compile(r"[@?#%:]")
-
 FromJob = TypeVar("FromJob", JobPublish, JobEpoch, JobProgress)
 
 # Seconds in which a mount that was unmounted ends, with what its workers say at the end: as long as `cachectl umount`
@@ -419,9 +416,7 @@ class Service:
 
 
 def _without_url(text: str, url: str) -> str:
-    """Leave a refused URL out of a *text* for the log where a user, a password or a signature may be in it."""
-    if not _MAY_BE_SECRET.search(url.partition("://")[2] or url):
-        return text
+    """Leave a refused URL out of a *text* for the log: a user, a password or a signature may be in it."""
     for one in (repr(url), url, repr(url.rstrip("/")), url.rstrip("/")):
         text = re.sub(re.escape(one) + "/*", "the URL", text) if one else text
     return text.replace("URL the URL", "the URL")

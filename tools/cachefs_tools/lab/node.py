@@ -38,6 +38,8 @@ from cachefs_tools.scratch_node import (
 # Seconds that a daemon may take to end: it hands over what it holds alone, if it is told to drain.
 STOP_SECONDS: Final = 30.0
 # Nothing stands between readers and tiers: those of the lab drop pages that were pushed, and send no ioctls.
+# Seconds: other programs' namespaces may keep a mount that was detached, and its process.
+_GRACE: Final = 5
 MOUNT_OPTIONS: Final = ("no_push", "shield=off")
 
 
@@ -110,7 +112,7 @@ class Node:
         log = self.work / "mount.log"
         command = [
             program("mount.cachefs"), dataset, str(self.mountpoint), "-f", "-o",
-            ",".join((f"socket={self.socket}", *options)),
+            ",".join((f"socket={self.socket}", f"grace={_GRACE}", *options)),
         ]  # fmt: skip
         said = log.stat().st_size if log.exists() else 0  # by those that were mounted there before
         self._mount = self._run(command, log)
