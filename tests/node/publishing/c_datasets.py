@@ -1,7 +1,7 @@
 """Datasets whose files a library in C opens: `c_datasets.py DIRECTORY SCENARIO...` (see test_c_files.py).
 
 Each scenario has files of its own, in the directory of its name, so that nobody has read them. In the first epoch the
-script reads slowly until the daemon was told which files the samples are. Each epoch is printed as it was read.
+script reads slowly until the daemon was told the order of their files. Each epoch is printed as it was read.
 """
 
 import csv
@@ -134,7 +134,7 @@ def main() -> None:
             read = []
             for batch in loader:
                 read += [int(value) for value in batch]
-                if not epoch and not (name in INFERRED and was_told("JobPublish", 0, number)):
+                if not epoch and not (name in INFERRED and was_told("JobEpoch", 0, number)):
                     time.sleep(PAUSE if "TOLD" in os.environ else 0)
             print(json.dumps({"scenario": name, "epoch": epoch, "read": read}), flush=True)
     print(random.random(), float(torch.rand(())))
