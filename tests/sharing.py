@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
+from itertools import repeat
 
 from cachefs_daemon.cluster.membership import Listener
 from cachefs_daemon.cluster.view import ClusterView, NodeRecord, State
@@ -92,10 +93,13 @@ def introduce(nodes: Iterable[SharingNode]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def sharing_nodes(count: int) -> AsyncIterator[list[SharingNode]]:
-    """So many nodes, which know each other, and are stopped at the end of the block."""
+async def sharing_nodes(
+    count: int, securities: Iterable[Security] = repeat(INSECURE)
+) -> AsyncIterator[list[SharingNode]]:
+    """Start so many nodes, which know each other, and stop them at the end of the block. securities: of each node."""
     threads = Threads()
-    nodes = [SharingNode(node_record(number + 1), threads) for number in range(count)]
+    secured = zip(range(1, count + 1), securities, strict=False)
+    nodes = [SharingNode(node_record(number), threads, security) for number, security in secured]
     try:
         for node in nodes:
             await node.start()

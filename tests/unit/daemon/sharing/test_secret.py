@@ -2,41 +2,25 @@
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from itertools import repeat
 
 import aiohttp
 import pytest
 from cachefs_daemon.cluster.secret import ClusterSecret
-from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.sharing.peer_http import PeerFailed
 from cachefs_daemon.sharing.security import Security
 from cachefs_daemon.sharing.wire import CLUSTER, NODE, SENDER
 
-from tests.sharing import SharingNode, introduce, node_record, until
+from tests.sharing import sharing_nodes, until
 
 KEY = ClusterSecret(b"0123456789abcdef")
 OTHER = ClusterSecret(b"another-secret-of-it")
-
-
-@asynccontextmanager
-async def nodes_with(*keys: ClusterSecret | None) -> AsyncIterator[list[SharingNode]]:
-    threads = Threads()
-    nodes = [SharingNode(node_record(at + 1), threads, Security(secret=key)) for at, key in enumerate(keys)]
-    try:
-        for node in nodes:
-            await node.start()
-        introduce(nodes)
-        yield nodes
-    finally:
-        for node in nodes:
-            await node.shared.stop()
-        threads.close()
+ALIKE = repeat(Security(secret=KEY))
 
 
 def test_nodes_with_one_secret_hear_each_other_also_after_another_start() -> None:
     async def scenario() -> None:
-        async with nodes_with(KEY, KEY) as (one, two):
+        async with sharing_nodes(2, ALIKE) as (one, two):
             await until(lambda: one.shared.has_heard(two.record.id) and two.shared.has_heard(one.record.id))
             # The other node runs with another incarnation than this one knows, or this one knows none (a static list).
             for known in ("", "e" * 16):
@@ -51,7 +35,7 @@ def test_nodes_with_one_secret_hear_each_other_also_after_another_start() -> Non
 @pytest.mark.parametrize("keys", [(KEY, OTHER), (KEY, None), (None, KEY)])
 def test_a_node_with_another_secret_is_refused_and_not_believed(keys: tuple[ClusterSecret | None, ...]) -> None:
     async def scenario() -> None:
-        async with nodes_with(*keys) as nodes:
+        async with sharing_nodes(2, [Security(secret=key) for key in keys]) as nodes:
             for asks, asked in (nodes, nodes[::-1]):
                 with pytest.raises(PeerFailed, match=r"cluster\.secret_file"):
                     await asks.shared.http.post(asked.record, "/state", 10, 1 << 16, b"")
@@ -71,7 +55,7 @@ def test_a_user_who_says_that_he_is_a_member_is_refused_and_what_was_asked_of_hi
         writer.close()
 
     async def scenario() -> None:
-        async with nodes_with(KEY, KEY) as (one, two):
+        async with sharing_nodes(2, ALIKE) as (one, two):
             url = f"http://127.0.0.1:{one.record.control_port}/state?since=0&progress=0&wait=0"
             async with aiohttp.ClientSession() as session:
                 plain = {CLUSTER: "test", SENDER: two.record.id}
@@ -102,7 +86,7 @@ def test_what_a_live_node_says_to_another_user_makes_no_answer_of_a_node_that_is
     path: str, is_restarted: bool
 ) -> None:
     async def scenario() -> None:
-        async with nodes_with(KEY, KEY, KEY) as (one, two, three):
+        async with sharing_nodes(3, ALIKE) as (one, two, three):
             live = two if is_restarted else three
             live.record = dataclasses.replace(live.record, incarnation="d" * 16)
             live.meet(one)
@@ -137,7 +121,7 @@ def test_what_a_live_node_says_to_another_user_makes_no_answer_of_a_node_that_is
 
 def test_a_nonce_that_is_none_is_refused_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
     async def scenario() -> None:
-        async with nodes_with(KEY, KEY) as (one, _):
+        async with sharing_nodes(2, ALIKE) as (one, _):
             for line in (
                 b"Cachefs-Nonce: \xff",
                 b"Cachefs-Nonce: 12",
