@@ -48,15 +48,7 @@ class SnapshotLacks:
 
     def nodes(self, snapshot: str) -> frozenset[str]:
         """Ids of the nodes that lack the snapshot, as far as is known."""
-        if not self._until or snapshot not in self._until:
-            return _NO_NODES
-        now = asyncio.get_running_loop().time()
-        lacking = {node: until for node, until in self._until[snapshot].items() if until > now}
-        if not lacking:
-            del self._until[snapshot]
-            return _NO_NODES
-        self._until[snapshot] = lacking
-        return frozenset(lacking)
+        return _nodes_later(self._until, snapshot, 0.0)
 
     def note_reader(self, snapshot: str, node_id: str) -> None:
         """This node has just told that node that it does not have the snapshot."""
@@ -71,12 +63,18 @@ class SnapshotLacks:
 
     def readers(self, snapshot: str) -> frozenset[str]:
         """Ids of the nodes that have read blocks of the snapshot lately without this node, as that lacked it."""
-        if not self._readers or snapshot not in self._readers:
-            return _NO_NODES
-        since = asyncio.get_running_loop().time() - REMEMBERED_SECONDS
-        readers = {node: when for node, when in self._readers[snapshot].items() if when > since}
-        if not readers:
-            del self._readers[snapshot]
-            return _NO_NODES
-        self._readers[snapshot] = readers
-        return frozenset(readers)
+        return _nodes_later(self._readers, snapshot, REMEMBERED_SECONDS)
+
+
+def _nodes_later(times: dict[str, dict[str, float]], snapshot: str, ago: float) -> frozenset[str]:
+    """Return the ids of the nodes whose time is later than so many seconds *ago*, and forget the other nodes of the
+    snapshot. times: by snapshot and id of the node, in loop time."""
+    if not times or snapshot not in times:
+        return _NO_NODES
+    moment = asyncio.get_running_loop().time() - ago
+    later = {node: when for node, when in times[snapshot].items() if when > moment}
+    if not later:
+        del times[snapshot]
+        return _NO_NODES
+    times[snapshot] = later
+    return frozenset(later)
