@@ -51,7 +51,6 @@ class Elsewhere:
         # their own windows say how many bytes are on the way.
         self.slots = FetchSlots(WIDER * origin_slots.count, origin_slots.capacity)
         self._experience = Experience(peers, lacks)
-        self._lacks = lacks
         self._membership = membership
         self._steal = steal
         self._lanes: dict[str, _Lane] = {}  # by id of the node
@@ -122,7 +121,7 @@ class Elsewhere:
 
     def note_reader(self, snapshot: str, node_id: str) -> None:
         """This node has just told that node that it does not have the snapshot."""
-        self._lacks.note_reader(snapshot, node_id)
+        self._experience.lacks.note_reader(snapshot, node_id)
 
     def able(self, node_id: str, seconds: float, *, ahead: bool) -> NodeRecord | None:
         """The node that asks, if it may bring a block for this one, whose reads from the origin wait for so many

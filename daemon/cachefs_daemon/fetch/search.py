@@ -414,11 +414,15 @@ class Search:
         if self._gave_up or self._questions:  # another one was asked already, beside this one
             return
         if not self.insists:
-            steps = [(node, fetch) for node, fetch in self.steps_anew() if not (fetch and self._stays)]
-            self.steps = [(node, fetch) for node, fetch in steps if (node.id, fetch) not in self._asked]
+            self._renew_steps()
+            self.steps = [(node, fetch) for node, fetch in self.steps if (node.id, fetch) not in self._asked]
             if self.hurried and self._passes_until == math.inf:
                 self._passes_until = max(question.asked + LACKING_SECONDS, _now()) + STAND_IN_SECONDS
         self._next()
+
+    def _renew_steps(self) -> None:
+        """Begin again with the nodes that come into question now."""
+        self.steps = [(node, fetch) for node, fetch in self.steps_anew() if not (fetch and self._stays)]
 
     def _note_whether_stuck(self, question: _Question, answer: PeerAnswer) -> None:
         now, stuck, node = _now(), self.experience.stuck, question.node.id
@@ -458,7 +462,7 @@ class Search:
         if now >= self._anew:
             self._anew = math.inf
             if not self._gave_up:
-                self.steps = [(node, fetch) for node, fetch in self.steps_anew() if not (fetch and self._stays)]
+                self._renew_steps()
                 self._next()
         for question in list(self._questions):
             if now >= question.until:
