@@ -1,7 +1,6 @@
 """What jobs fetch although this node had it before: bytes by job and epoch, and what the tiers had room for."""
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -16,14 +15,6 @@ from cachefs.planning.sequences.plan import Plan
 MOST_EPOCHS: Final = 64
 # A fetch that a reader waits for is told of twice within so many seconds.
 ONE_FETCH: Final = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class FetchedBlock:
-    """A block that was fetched: its snapshot, and its number in the space of the snapshot."""
-
-    snapshot: str
-    number: int
 
 
 class RefetchLog:
@@ -47,16 +38,17 @@ class RefetchLog:
             here = np.zeros(space.count, np.bool_) if states is None else states != ABSENT
             self._fetched[space.snapshot] = np.where(here, np.float32(now), np.float32(-np.inf))
 
-    def note(self, job: str, epoch: int, block: FetchedBlock, now: float) -> None:
-        """A block was fetched for a job. epoch: as the job counts them; now: monotonic seconds."""
-        space, fetched = self._plan.spaces.get(block.snapshot), self._fetched.get(block.snapshot)
+    def note(self, job: str, epoch: int, snapshot: str, block: int, now: float) -> None:
+        """Record that a block was fetched for a job. epoch: as the job counts them; block: its number in the space of
+        the snapshot; now: monotonic seconds."""
+        space, fetched = self._plan.spaces.get(snapshot), self._fetched.get(snapshot)
         if space is None or fetched is None:
             return
-        before_this, fetched[block.number] = float(fetched[block.number]), now
+        before_this, fetched[block] = float(fetched[block]), now
         if -np.inf < before_this < now - ONE_FETCH:
             epochs = self._of_jobs.setdefault(job, {})
             before = epochs.get(epoch)
-            size = int(space.sizes[block.number]) + (before.bytes if before is not None else 0)
+            size = int(space.sizes[block]) + (before.bytes if before is not None else 0)
             total = int(space.sizes.sum(dtype=np.int64)) if before is None else before.dataset
             epochs[epoch] = FetchedAgain(epoch=epoch, bytes=size, dataset=total, tiers=int(self._capacity()))
             if len(epochs) > MOST_EPOCHS:

@@ -25,7 +25,7 @@ from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.jobs.consumer import Consumer
 from cachefs_daemon.jobs.consumer_reads import check_size, order_of
 from cachefs_daemon.jobs.epoch_loader import EpochLoader
-from cachefs_daemon.jobs.fetched_again import FetchedBlock, RefetchLog
+from cachefs_daemon.jobs.fetched_again import RefetchLog
 from cachefs_daemon.jobs.owners import given_name, no_such_job, owner_of, owner_words
 from cachefs_daemon.jobs.publish_checks import check, fits
 from cachefs_daemon.jobs.records import JobRecord, Places
@@ -396,8 +396,7 @@ class JobRegistry:
                 job.peer_bytes += size
             else:
                 job.fetched_bytes += size
-                one = FetchedBlock(consumer.snapshot.id, block)
-                self._refetched.note(job.name, consumer.shown_epoch, one, time.monotonic())
+                self._refetched.note(job.name, consumer.shown_epoch, consumer.snapshot.id, block, time.monotonic())
 
     # --- their ends ---------------------------------------------------------------------------------------------------
 

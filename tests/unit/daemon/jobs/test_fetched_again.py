@@ -1,7 +1,7 @@
 """What a job fetches although the node had it, as `job show` says it."""
 
 import numpy as np
-from cachefs_daemon.jobs.fetched_again import MOST_EPOCHS, ONE_FETCH, FetchedBlock, RefetchLog
+from cachefs_daemon.jobs.fetched_again import MOST_EPOCHS, ONE_FETCH, RefetchLog
 from cachefs_tools.cachectl.job_page import fetched_again_words
 
 from cachefs.job_messages import FetchedAgain
@@ -23,18 +23,14 @@ def log_of(*here: int, capacity: int = 6 * MIB) -> RefetchLog:
     return log
 
 
-def block(number: int) -> FetchedBlock:
-    return FetchedBlock("s", number)
-
-
 def test_only_what_the_node_had_before_is_fetched_again() -> None:
     log = log_of(7)
     for number in range(4):
-        log.note("job", 0, block(number), 100.0)
+        log.note("job", 0, "s", number, 100.0)
     assert log.of("job") == []
-    log.note("job", 2, block(3), 200.0)
-    log.note("job", 2, block(7), 200.0)
-    log.note("other", 1, block(2), 200.0)
+    log.note("job", 2, "s", 3, 200.0)
+    log.note("job", 2, "s", 7, 200.0)
+    log.note("other", 1, "s", 2, 200.0)
     assert log.of("job") == [FetchedAgain(epoch=2, bytes=2 * MIB, dataset=10 * MIB, tiers=6 * MIB)]
     log.forget("job")
     assert log.of("job") == []
@@ -50,26 +46,26 @@ def test_blocks_of_one_batch_that_arrive_before_the_first_is_noted_are_not_fetch
     presence.set_all("s", np.arange(10, dtype=np.int32), [IN_SSD] * 10)
     log.begin(space, 100.0)  # of another consumer
     for number in range(10):
-        log.note("job", 0, block(number), 110.0)
+        log.note("job", 0, "s", number, 110.0)
     assert log.of("job") == []
 
 
 def test_a_fetch_that_somebody_has_waited_for_counts_once() -> None:
     log = log_of()
-    log.note("job", 0, block(3), 100.0)
-    log.note("job", 0, block(3), 100.0 + ONE_FETCH / 2)
+    log.note("job", 0, "s", 3, 100.0)
+    log.note("job", 0, "s", 3, 100.0 + ONE_FETCH / 2)
     assert log.of("job") == []
 
 
 def test_the_latest_epochs_are_kept_and_snapshots_that_nobody_reads_are_not() -> None:
     log = log_of(3)
     for epoch in range(MOST_EPOCHS + 2):
-        log.note("job", epoch, block(3), 100.0 * (1 + epoch))
+        log.note("job", epoch, "s", 3, 100.0 * (1 + epoch))
     assert [one.epoch for one in log.of("job")] == list(range(2, MOST_EPOCHS + 2))
     log.keep(())
-    log.note("job", 200, block(3), 1e6)
+    log.note("job", 200, "s", 3, 1e6)
     assert log.of("job")[-1].epoch == MOST_EPOCHS + 1
-    log.note("job", 1, FetchedBlock("unknown", 3), 1e6)
+    log.note("job", 1, "unknown", 3, 1e6)
 
 
 def test_what_is_said_of_it() -> None:
