@@ -16,6 +16,7 @@ from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.position import Position
 from cachefs_daemon.jobs.consumer import Consumer
 from cachefs_daemon.jobs.registry import JobRegistry
+from cachefs_daemon.jobs.stalls import merged
 
 # Reads ahead of a consumer by which it is judged how many of them will show, and by how much at most.
 VISIBLE: Final = 4096
@@ -133,17 +134,14 @@ class Attribution:
 
     def waiting(self, reads: Sequence[Stall]) -> list[StallRow]:
         """Reads that wait now, by whose they are, as far as that is known."""
-        rows: dict[tuple[str, str, int, str], StallRow] = {}
+        rows: list[StallRow] = []
         for read, found in zip(reads, self._owners([read.key for read in reads]), strict=True):
             one = found.consumer if found is not None else None
-            key = (one.request.job, one.name, one.shown_epoch, read.source) if one else ("", "", 0, read.source)
-            row = rows.get(key) or StallRow(*key, count=0, seconds=0.0, longest=0.0)
-            rows[key] = StallRow(
-                *key, row.count + 1, row.seconds + read.seconds, max(row.longest, read.seconds), row.waiting + 1
-            )
-        return list(rows.values())
+            owner = (one.request.job, one.name, one.shown_epoch) if one else ("", "", 0)
+            rows.append(StallRow(*owner, read.source, 1, read.seconds, read.seconds, waiting=1))
+        return merged(rows)
 
-    def _owners(self, keys: Sequence[bytes]) -> "list[_Owner | None]":
+    def _owners(self, keys: Sequence[bytes]) -> list[_Owner | None]:
         """For whom each of the blocks is that were waited for: the first consumer that it may be for."""
         owners: list[_Owner | None] = [None] * len(keys)
         for snapshot, followed in self._by_snapshot().items() if keys else ():

@@ -1,7 +1,6 @@
 """The jobs that have said how they will read, from their first word to their end."""
 
 import logging
-import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +29,7 @@ from cachefs_daemon.jobs.owners import given_name, no_such_job, owner_of, owner_
 from cachefs_daemon.jobs.publish_checks import check, fits
 from cachefs_daemon.jobs.records import JobRecord, Places
 from cachefs_daemon.jobs.sample_maps import TREE
-from cachefs_daemon.jobs.stalls import Stalls
+from cachefs_daemon.jobs.stalls import Stalls, merged
 from cachefs_daemon.jobs.states import ConsumerState, JobState
 from cachefs_daemon.runtime.boot_clock import birth_of
 
@@ -88,12 +87,7 @@ class JobRegistry:
     """All jobs of the node, and the life of each. Used from the event loop only."""
 
     def __init__(
-        self,
-        datasets: Catalog,
-        plan: Plan,
-        presence: Presence,
-        loader: EpochLoader,
-        capacity: Callable[[], float] = lambda: math.inf,
+        self, datasets: Catalog, plan: Plan, presence: Presence, loader: EpochLoader, capacity: Callable[[], float]
     ) -> None:
         """capacity: bytes that the node's tiers keep."""
         self.stalls = Stalls()
@@ -127,10 +121,9 @@ class JobRegistry:
         """The job as `cachectl job show` shows it."""
         consumers = [self._consumer_view(consumer, pushed) for consumer in job.consumers.values()]
         stalled = {name: dict(kinds) for name, kinds in self.stalls.of_consumers(job.name).items()}
-        for row in self.waiting():
-            if row.job == job.name:
-                kinds, kind = stalled.setdefault(row.consumer, {}), row.source.partition(" ")[0]
-                kinds[kind] = kinds.get(kind, 0.0) + row.seconds
+        for row in self._waiting_rows(job.name):
+            kinds, kind = stalled.setdefault(row.consumer, {}), row.source.partition(" ")[0]
+            kinds[kind] = kinds.get(kind, 0.0) + row.seconds
         views = [*job.last, *consumers]
         if stalled:
             views = [msgspec.structs.replace(one, stalled=stalled.get(one.consumer, {})) for one in views]
@@ -138,12 +131,16 @@ class JobRegistry:
 
     def stall_rows(self, job: str = "") -> list[StallRow]:
         """The stalls of one job, or of all, those that have not come to an end too."""
-        return self.stalls.with_waiting(job, self.waiting())
+        return merged([*self.stalls.rows(job), *self._waiting_rows(job)])
+
+    def _waiting_rows(self, job: str) -> list[StallRow]:
+        """Return the stalls of one job, or of all, that have not come to an end."""
+        return [row for row in self.waiting() if not job or row.job == job]
 
     def waited(self, job: str) -> tuple[int, float]:
         """How many reads of a job have waited, or wait now, and for how many seconds altogether."""
         count, seconds = self.stalls.of(job)
-        waiting = [row for row in self.waiting() if row.job == job]
+        waiting = self._waiting_rows(job)
         return count + sum(row.count for row in waiting), seconds + sum(row.seconds for row in waiting)
 
     def troubles_of(self, job: Job) -> list[Trouble]:
@@ -152,7 +149,7 @@ class JobRegistry:
 
     def _job_view(self, job: Job, consumers: list[ConsumerView]) -> JobView:
         waited, seconds = self.waited(job.name)
-        waiting = [row for row in self.waiting() if row.job == job.name]
+        waiting = self._waiting_rows(job.name)
         return JobView(
             job=job.name,
             dataset=",".join(dict.fromkeys(job.datasets.values())),

@@ -1,6 +1,6 @@
 """Who waited, for what, and how long: reads that found their bytes not on the node, or not yet in memory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -60,25 +60,6 @@ class Stalls:
             for name, total in sorted(one for one in self._totals.items() if not job or one[0][0] == job)
         ]  # fmt: skip
 
-    def with_waiting(self, job: str, waiting: Sequence[StallRow]) -> list[StallRow]:
-        """As `rows`, with reads that still wait."""
-        rows = {(one.job, one.consumer, one.epoch, one.source): one for one in self.rows(job)}
-        for one in waiting if not job else [row for row in waiting if row.job == job]:
-            key = (one.job, one.consumer, one.epoch, one.source)
-            known = rows.get(key)
-            rows[key] = (
-                one
-                if known is None
-                else StallRow(
-                    *key,
-                    known.count + one.count,
-                    known.seconds + one.seconds,
-                    max(known.longest, one.longest),
-                    one.waiting,
-                )
-            )
-        return [rows[key] for key in sorted(rows)]
-
     def of(self, job: str) -> tuple[int, float]:
         """How many reads of a job waited, and for how many seconds altogether."""
         total = self._of_jobs.get(job, _Total())
@@ -99,3 +80,20 @@ class Stalls:
         self._of_consumers.pop(job, None)
         for name in [name for name in self._totals if name[0] == job]:
             del self._totals[name]
+
+
+def merged(rows: Iterable[StallRow]) -> list[StallRow]:
+    """Return the rows in order, with one row for all of a job, consumer, epoch and source."""
+    found: dict[tuple[str, str, int, str], StallRow] = {}
+    for one in rows:
+        key = (one.job, one.consumer, one.epoch, one.source)
+        if (known := found.get(key)) is not None:
+            one = StallRow(
+                *key,
+                known.count + one.count,
+                known.seconds + one.seconds,
+                max(known.longest, one.longest),
+                known.waiting + one.waiting,
+            )
+        found[key] = one
+    return [found[key] for key in sorted(found)]

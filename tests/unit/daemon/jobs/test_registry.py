@@ -47,7 +47,8 @@ class Jobs(JobRegistry):
         )
         self.store = store
         catalog: Any = SimpleNamespace(snapshot=self.snapshots.__getitem__)
-        super().__init__(cast(Catalog, catalog), store.plan, store.storage.foresight.presence, self.loader)
+        presence = store.storage.foresight.presence
+        super().__init__(cast(Catalog, catalog), store.plan, presence, self.loader, lambda: store.storage.capacity)
 
     def say(self, job: str = "j", dataset: str = "train", consumer: str = "0", **fields: Any) -> JobPublish:
         spec = SamplerSpec(kind="torch-distributed", size=FILES, epochs=900_000)
