@@ -51,7 +51,7 @@ class PeerClient:
         membership: Membership,
         errors: ErrorLog,
         certificates: Certificates | None,
-        window: int = 0,
+        window: int,
         secret: ClusterSecret | None = None,
     ) -> None:
         """cluster: its name. certificates, secret: None for none. window: bytes that may be on the way from all peers

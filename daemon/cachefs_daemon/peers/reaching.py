@@ -24,11 +24,7 @@ class Reaching:
     """Used on the event loop."""
 
     def __init__(
-        self,
-        cluster: str,
-        membership: Membership,
-        certificates: Certificates | None,
-        secret: ClusterSecret | None = None,
+        self, cluster: str, membership: Membership, certificates: Certificates | None, secret: ClusterSecret | None
     ) -> None:
         """cluster: its name. certificates, secret: None for none."""
         self._secret = secret
