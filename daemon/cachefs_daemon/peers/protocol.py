@@ -229,19 +229,12 @@ def answer_head(node: str, incarnation: str, epoch: int, proof: str = "") -> byt
     ).encode()
 
 
-def refusal(
-    status: int, who: tuple[str, str, int] | tuple[str, str, int, str], text: str, verdict: str = "", *,
-    close: bool = True,
-) -> bytes:  # fmt: skip
+def refusal(status: int, who: tuple[str, str, int, str], text: str, verdict: str = "") -> bytes:
     """An answer with no block. who: this node's id, its incarnation, its ring epoch, and its proof."""
     body = (" ".join(text.split())[:MOST_TEXT] + "\n").encode("ascii", "replace")
-    name = {200: "OK", 403: "Forbidden", 404: "Not Found", 409: "Conflict", 503: "Service Unavailable"}.get(
-        status, "No"
-    )
     extra = f"X-Cachefs-Verdict: {verdict}\r\n" if verdict else ""
-    extra += "Connection: close\r\n" if close else ""
-    extra += f"Content-Type: text/plain\r\nContent-Length: {len(body)}\r\n\r\n"
-    return f"HTTP/1.1 {status} {name}\r\n{_who(*who)}{extra}".encode() + body
+    extra += f"Connection: close\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n\r\n"
+    return f"HTTP/1.1 {status} {_PHRASES.get(status, 'No')}\r\n{_who(*who)}{extra}".encode() + body
 
 
 def _who(node: str, incarnation: str, epoch: int, proof: str = "") -> str:

@@ -49,7 +49,7 @@ class SnapshotChecker:
         self._child: asyncio.subprocess.Process | None = None
         self._ending: asyncio.TimerHandle | None = None
 
-    async def check(self, path: Path, size: int = 0) -> Meta:
+    async def check(self, path: Path, size: int) -> Meta:
         """What the file says of itself, where all of that is true. size: of the file. Raises SnapshotDamaged."""
         async with self._lock:
             if self._ending is not None:

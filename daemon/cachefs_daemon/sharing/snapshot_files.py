@@ -109,15 +109,11 @@ class SnapshotFiles:
         await self._current.checker.close()
         await self._older.checker.close()
 
-    async def fetch_older(
-        self, snapshot_id: str, likely: Sequence[str], path: Path, most: Callable[[], int] = lambda: MOST_FILE
-    ) -> Meta:
+    async def fetch_older(self, snapshot_id: str, likely: Sequence[str], path: Path, most: Callable[[], int]) -> Meta:
         """As `fetch`, for a snapshot that is current nowhere: current ones do not wait for it."""
         return await self._fetch_in_turn(self._older, snapshot_id, likely, path, most)
 
-    async def fetch(
-        self, snapshot_id: str, likely: Sequence[str], path: Path, most: Callable[[], int] = lambda: MOST_FILE
-    ) -> Meta:
+    async def fetch(self, snapshot_id: str, likely: Sequence[str], path: Path, most: Callable[[], int]) -> Meta:
         """Have the file of a snapshot at *path*, whole and checked. likely: ids of nodes that should have it, which are
         asked first. most: gives the bytes that it may have, when its turn comes, or raises CachefsError where it is not
         to come any more. Raises PeerFailed, StoreFull."""

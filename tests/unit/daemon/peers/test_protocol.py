@@ -227,7 +227,9 @@ def test_thousand_beats_take_no_room() -> None:
 
 def test_refusal_says_why() -> None:
     parser = AnswerParser([10])
-    [item] = feed(parser, protocol.refusal(409, (OTHER, RUN, 13), "ring \x1b epoch 12 is\nold", "old-epoch"), [20, 9])
+    [item] = feed(
+        parser, protocol.refusal(409, (OTHER, RUN, 13, ""), "ring \x1b epoch 12 is\nold", "old-epoch"), [20, 9]
+    )
     assert item == Refused(409, "old-epoch", "ring ? epoch 12 is old")
     assert parser.sender == protocol.Sender(OTHER, RUN, 13)
     assert parser.is_last

@@ -20,6 +20,11 @@ from cachefs.snapshot_builder import ListedObject, build
 from tests.sharing import SharingNode, introduce, node_record, until
 
 
+def most() -> int:
+    """Return the bytes that a file may have."""
+    return snapshot_files.MOST_FILE
+
+
 def snapshot(directory: Path, count: int = 3000) -> Path:
     objects = [ListedObject(b"d%d/%d" % (number % 7, number), number, number, b"v") for number in range(count)]
     return build(objects, "s3://bucket/data", 4 << 20, lambda key: b"s3:" + key, directory)
@@ -56,7 +61,7 @@ def test_a_disk_that_is_full_here_is_not_the_fault_of_who_sends(tmp_path: Path) 
                 patch.object(snapshot_files, "_check_room", lambda path, size: None),
                 pytest.raises(StoreFull, match="a snapshot cannot be written to /dev: No space left"),
             ):
-                await files.fetch("0" * 32, [f"{number:016x}" for number in (2, 3)], Path("/dev/full"))
+                await files.fetch("0" * 32, [f"{number:016x}" for number in (2, 3)], Path("/dev/full"), most)
 
     asyncio.run(scenario())
 
@@ -75,7 +80,7 @@ def test_a_file_comes_whole_and_only_from_a_node_that_has_the_right_one(tmp_path
             (received := tmp_path / "received").touch()
             asked = [f"{number:016x}" for number in (2, 3, 4, 5)]
             with patch("random.shuffle"):
-                meta = await found[0][1].fetch(path.stem, asked, received)
+                meta = await found[0][1].fetch(path.stem, asked, received, most)
             assert (meta.id, meta.files, meta.block_size) == (path.stem, 3000, 4 << 20)
             assert received.read_bytes() == path.read_bytes()
 
@@ -113,7 +118,7 @@ def test_a_file_goes_on_where_it_stopped_if_it_is_the_same(tmp_path: Path) -> No
                 patch.object(snapshot_files, "PIECE", 1 << 16),
                 patch("random.shuffle"),
             ):
-                meta = await found[0][1].fetch(path.stem, [f"{2:016x}"], received)
+                meta = await found[0][1].fetch(path.stem, [f"{2:016x}"], received, most)
             assert meta.id == path.stem
             assert received.read_bytes() in (path.read_bytes(), same.read_bytes())
             # Each begins anew at another node, which has another file; and goes on at one that has the same.
@@ -134,13 +139,13 @@ def test_what_cannot_be_had_is_an_error_with_a_reason(tmp_path: Path) -> None:
             await until(lambda: all(map(found[0][0].shared.has_heard, others)))
             with patch.object(snapshot_files, "ROUNDS", 1), patch.object(snapshot_files, "FIRST_PAUSE", 0.0):
                 with pytest.raises(PeerFailed, match="is not to be had: node node-"):
-                    await found[0][1].fetch("0" * 32, [], received)
+                    await found[0][1].fetch("0" * 32, [], received, most)
                 with patch.object(snapshot_files, "MOST_SERVED", 0), pytest.raises(PeerFailed, match="not to be had"):
-                    await found[0][1].fetch(path.stem, [], received)
+                    await found[0][1].fetch(path.stem, [], received, most)
                 with patch.object(snapshot_files, "MOST_FILE", 1000), pytest.raises(PeerFailed, match="not to be had"):
-                    await found[0][1].fetch(path.stem, [], received)
+                    await found[0][1].fetch(path.stem, [], received, most)
                 with patch.object(snapshot_files, "LEFT_FREE", 1.0), pytest.raises(StoreFull, match="no room in"):
-                    await found[0][1].fetch(path.stem, [], received)
+                    await found[0][1].fetch(path.stem, [], received, most)
 
     asyncio.run(scenario())
 
@@ -188,17 +193,17 @@ def test_who_reads_it_may_die_of_it(tmp_path: Path) -> None:
     async def scenario() -> None:
         checker = snapshot_files.SnapshotChecker()
         try:
-            await checker.check(path)
+            await checker.check(path, path.stat().st_size)
             child = checker._child
             assert child is not None
             child.kill()
             await child.wait()
-            assert (await checker.check(path)).id == path.stem, "another child takes its place"
+            assert (await checker.check(path, path.stat().st_size)).id == path.stem, "another child takes its place"
             with (
                 patch.object(checker, "_ask", side_effect=ValueError("the process that reads it has ended")),
                 pytest.raises(SnapshotDamaged, match="has ended"),
             ):
-                await checker.check(path)
+                await checker.check(path, path.stat().st_size)
         finally:
             await checker.close()
 
@@ -232,7 +237,7 @@ def test_the_check_of_a_file_takes_no_time_from_its_transfer(tmp_path: Path, mon
             monkeypatch.setattr(snapshot_files._Partial, "grow", grow)
             monkeypatch.setattr(files._current.checker, "check", check)
             (received := tmp_path / "received").touch()
-            await files.fetch(path.stem, [f"{2:016x}"], received)
+            await files.fetch(path.stem, [f"{2:016x}"], received, most)
 
     asyncio.run(scenario())
     assert left[0] > snapshot_files.FILE_SECONDS / 2
