@@ -442,7 +442,7 @@ def test_a_snapshot_is_not_fetched_for_nothing_while_its_dataset_is_listed_here(
 def test_a_current_snapshot_does_not_wait_for_older_ones_also_where_it_was_first_heard_of_as_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    *olds, previous, current = snapshots(tmp_path, 6)
+    *olds, previous, current = sorted(snapshots(tmp_path, 6))  # in this order they have their turns
     monkeypatch.setattr(shared_datasets, "FIRST_PAUSE", 0.01)
     fetch, fetched, held_up = SnapshotFiles._fetch, list[str](), asyncio.Event()
 
