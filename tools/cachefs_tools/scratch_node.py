@@ -150,16 +150,14 @@ def mounted(
     socket: Path,
     log: Path,
     options: Sequence[str] = (),
-    group: Callable[[Sequence[str]], list[str]] | None = None,
+    prefix: Sequence[str] = (),
 ) -> Iterator[None]:
-    """The dataset mounted at *directory*, which is made. The options are those of `mount.cachefs -o`. group: puts a
-    command into a control group."""
+    """The dataset mounted at *directory*, which is made. The options are those of `mount.cachefs -o`. prefix: put
+    before the command."""
     directory.mkdir()
-    command = [program("mount.cachefs"), dataset, str(directory), "-f"]
-    command += ["-o", ",".join((f"socket={socket}", *options))]
-    if group is not None:
-        command = group(command)
-    with running(command, log, with_parent=("setpriv", "--pdeathsig=TERM")) as process:  # so that it unmounts
+    command = ["mount.cachefs", dataset, str(directory), "-f", "-o", ",".join((f"socket={socket}", *options))]
+    prefix = ("setpriv", "--pdeathsig=TERM", *prefix)  # so that it unmounts
+    with running(command, log, prefix=prefix) as process:
         try:
             # When it is in the table of mounts, its shield may still be missing.
             wait_until(lambda: MOUNTED in log.read_bytes(), process, log)
@@ -179,16 +177,16 @@ def running(
     command: Sequence[str],
     log: Path,
     env: Mapping[str, str] | None = None,
-    with_parent: Sequence[str] = WITH_PARENT,
+    prefix: Sequence[str] = WITH_PARENT,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A child process, stopped in the end. The program is one of this Python environment. with_parent: what ends it
-    where this process is killed.
+    """A child process, stopped in the end. The program is one of this Python environment. prefix: put before the
+    command; it ends the child where this process is killed.
 
     The child is in a session of its own. The terminal's Ctrl-C does not reach it, so it lives until the mount is gone.
     """
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*with_parent, _found(command[0]), *command[1:]], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+            [*prefix, program(command[0]), *command[1:]], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
             env=env, start_new_session=True,
         )  # fmt: skip
     try:
@@ -196,10 +194,6 @@ def running(
     finally:
         process.terminate()
         wait(process)
-
-
-def _found(command: str) -> str:
-    return command if command.startswith("/") or command == "sh" else program(command)
 
 
 def program(name: str) -> str:

@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -27,9 +27,10 @@ class PageCacheLimit:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
 
-    def command(self, command: Sequence[str]) -> list[str]:
-        """*command*, to run in the group."""
-        return ["sh", "-c", f'echo $$ > {self._group}/cgroup.procs; exec "$@"', "sh", *command]
+    @property
+    def prefix(self) -> tuple[str, ...]:
+        """Put before a command, this runs the command in the group."""
+        return "sh", "-c", f'echo $$ > {self._group}/cgroup.procs; exec "$@"', "sh"
 
     def _follow(self) -> None:
         names = ("total_rss", "total_shmem") if self._is_v1 else ("anon", "shmem", "kernel")

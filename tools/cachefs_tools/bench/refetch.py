@@ -30,7 +30,7 @@ from cachefs_tools.bench.directory_node import DATASET, directory_node
 from cachefs_tools.bench.page_cache_limit import PageCacheLimit
 from cachefs_tools.bench.training_node import BLOCK_SIZE, LEAST_TIER, SEGMENT_SIZE, budget_for
 from cachefs_tools.scratch_config import NodeSettings, TierSettings
-from cachefs_tools.scratch_node import WITH_PARENT, ScratchNode, mounted, program, wait
+from cachefs_tools.scratch_node import WITH_PARENT, mounted, running
 
 # Bytes of a file: one block.
 SIZE: Final = BLOCK_SIZE
@@ -147,7 +147,7 @@ def measure(
     return {"load": asdict(load), "file_bytes": SIZE, "cells": rows}
 
 
-def measured(work: Path, source: Path, load: Load, cell: Cell, alone: "_Result | None" = None) -> dict[str, Any]:
+def measured(work: Path, source: Path, load: Load, cell: Cell, alone: "_Result | None") -> dict[str, Any]:
     """One cell: datasets fetched by the mount alone and under `cachefs run`, the least possible, and reads that waited
     for the origin."""
     run = _run(work, source, load, cell, run=True)
@@ -187,13 +187,13 @@ def _run(work: Path, source: Path, load: Load, cell: Cell, *, run: bool) -> _Res
         options = [] if cell.push else ["no_push"]
         options += [f"page_cache_budget={int(SMALL_BUDGET * total)}"] if cell.small_budget else []
         mountpoint = scratch / "mnt"
-        group = limit.command if limit is not None else None
+        group = limit.prefix if limit is not None else ()
         stack.enter_context(mounted(DATASET, mountpoint, node.socket, scratch / "mount.log", options, group))
+        variables = {**os.environ, SOCKET_VARIABLE: str(node.socket)}
         processes = []
         for number in range(cell.jobs):
-            command = _command(scratch, load, cell, number, run=run)
-            command = [*WITH_PARENT, *(group(command) if group is not None else command)]
-            processes.append(stack.enter_context(_job(command, node, scratch / f"job{number}.log")))
+            command, log = _command(scratch, load, cell, number, run=run), scratch / f"job{number}.log"
+            processes.append(stack.enter_context(running(command, log, variables, (*WITH_PARENT, *group))))
         deadline = time.monotonic() + JOB_SECONDS
         for number, process in enumerate(processes):
             try:
@@ -211,31 +211,8 @@ def _run(work: Path, source: Path, load: Load, cell: Cell, *, run: bool) -> _Res
         return _Result(fetched, waited, later, [list(itertools.chain(*epochs)) for epochs in orders])
 
 
-def _job(command: Sequence[str], node: ScratchNode, log: Path) -> "_Running":
-    return _Running(command, node.socket, log)
-
-
-class _Running:
-    """A job's process, which ends with the block."""
-
-    def __init__(self, command: Sequence[str], socket: Path, log: Path) -> None:
-        self._command, self._socket, self._log = command, socket, log
-
-    def __enter__(self) -> "subprocess.Popen[bytes]":
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                env={**os.environ, SOCKET_VARIABLE: str(self._socket)},
-            )  # fmt: skip
-        return self._process
-
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        wait(self._process)
-
-
 def _command(scratch: Path, load: Load, cell: Cell, number: int, *, run: bool) -> list[str]:
-    front = [program("cachefs"), "run", "--"] if run else []
+    front = ["cachefs", "run", "--"] if run else []
     return [
         *front, sys.executable, "-m", "cachefs_tools.bench.refetch_job", str(scratch / "mnt"),
         str(scratch / f"job{number}.json"), "--epochs", str(load.epochs), "--workers", str(cell.workers),
