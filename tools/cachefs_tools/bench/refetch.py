@@ -232,9 +232,7 @@ def _settings(load: Load, cell: Cell) -> NodeSettings:
 
 
 def _write(source: Path, files: int) -> None:
-    for index in range(files):
-        path = source / f"{index % 10}" / f"{index // 10:06}.bin"
+    paths = sorted(source / f"{index % 10}" / f"{index // 10:06}.bin" for index in range(files))
+    for number, path in enumerate(paths):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"")
-    for number, name in enumerate(sorted(source.glob("*/*.bin"))):
-        name.write_bytes(number.to_bytes(8, "little") + os.urandom(SIZE - 8))
+        path.write_bytes(number.to_bytes(8, "little") + os.urandom(SIZE - 8))
