@@ -242,7 +242,7 @@ class PushPlan:
         """Seconds within which those blocks are read that the tiers keep, as they keep what is read soonest; inf where
         they have room for all that is read, and where the page cache has no room for more than the budget."""
         capacity, spaces = self._capacity(), self.pages.spaces
-        if self.pages.is_losing or capacity >= sum(int(space.sizes.sum(dtype=np.int64)) for space in spaces.values()):
+        if self.pages.is_losing or capacity >= sum(space.bytes for space in spaces.values()):
             return math.inf
         stride = 1 + sum(space.count for space in spaces.values()) // SAMPLED
         due = [self._plan.next_use_of(name, np.arange(0, space.count, stride)) for name, space in spaces.items()]
