@@ -23,8 +23,6 @@ _SECONDS: Final = 1.0
 _MOST: Final = 200
 _MOST_LOOKED_AT: Final = 20_000
 
-Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
-
 
 def datasets(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
     """Names of datasets."""

@@ -8,7 +8,7 @@ import click
 from rich.table import Table
 
 from cachefs.counts import counted
-from cachefs.messages import Empty, EndpointStatus, ErrorCause, MountView, PeerCounts, Status, TierStatus
+from cachefs.messages import Empty, EndpointStatus, MountView, PeerCounts, Status, TierStatus
 from cachefs.mount_spec import MountSpec
 from cachefs.rpc import STATUS
 from cachefs.troubles import words
@@ -68,20 +68,21 @@ def errors(session: CommandSession, single: bool) -> None:
         lines.append(table("=LAST >COUNT SUBJECT ~MESSAGE", rows))
     else:
         causes = (
-            (ago(each.first), ago(each.last), f"{each.count:,}", name(each.where), name(cause_message(each)))
+            (
+                ago(each.first),
+                ago(each.last),
+                f"{each.count:,}",
+                name(each.where),
+                name(without(each.where, each.message)),
+            )
             for each in now.causes
         )
         lines.append(table("=FIRST =LAST >COUNT WHERE ~MESSAGE", causes))
     session.answer(document, *lines)
 
 
-def cause_message(cause: ErrorCause) -> str:
-    """The message of a cause, without the names that stand in the column WHERE already."""
-    return without(cause.where, cause.message)
-
-
 def without(subject: str, message: str) -> str:
-    """The message with … in place of the subject."""
+    """Returns the message with … in place of the subject, which stands in a column of its own already."""
     return message.replace(subject, "…") if len(subject) > 1 else message
 
 
