@@ -8,10 +8,11 @@ import click
 from rich.table import Table
 
 from cachefs.cluster_messages import ClusterStatus, MemberStatus
+from cachefs.counts import duration
 from cachefs.messages import ClusterBrief, Empty
 from cachefs.rpc import CLUSTER
 from cachefs_tools.cachectl.command_session import CommandSession, with_session
-from cachefs_tools.cachectl.display import duration, name, size, table
+from cachefs_tools.cachectl.display import name, size, table
 
 # A matrix of more nodes than this does not fit 80 columns.
 MOST_COLUMNS: Final = 6

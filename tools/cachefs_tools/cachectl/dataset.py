@@ -9,7 +9,7 @@ from typing import Any
 import click
 import msgspec
 
-from cachefs.counts import counted
+from cachefs.counts import counted, duration
 from cachefs.durations import parse_duration
 from cachefs.messages import (
     DatasetAdd,
@@ -43,8 +43,8 @@ from cachefs.sizes import parse_size
 from cachefs_tools.cachectl import completion
 from cachefs_tools.cachectl.command_session import CommandSession, plain, with_session
 from cachefs_tools.cachectl.content import fraction_of
-from cachefs_tools.cachectl.display import duration, share, size, table
 from cachefs_tools.cachectl.display import name as shown
+from cachefs_tools.cachectl.display import share, size, table
 from cachefs_tools.cachectl.progress import follow_listing
 from cachefs_tools.cachectl.usage import CommandGroup
 

@@ -3,8 +3,6 @@
 import os
 from collections.abc import Iterable
 
-from cachefs.counts import counted as counted
-from cachefs.counts import duration as duration
 from cachefs_tools.cachectl.tables import Column, FittedTable
 
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 from rich.table import Table
 from rich.text import Text
 
-from cachefs.counts import counted
+from cachefs.counts import counted, duration
 from cachefs.identity import OWNER_MARK
 from cachefs.job_messages import FetchedAgain, GuessView, JobList, JobView
 from cachefs.job_progress import (
@@ -24,8 +24,8 @@ from cachefs.job_progress import (
 )
 from cachefs.troubles import Cause, words
 from cachefs_tools.cachectl.command_session import plain
-from cachefs_tools.cachectl.display import duration, size, table
 from cachefs_tools.cachectl.display import name as shown
+from cachefs_tools.cachectl.display import size, table
 
 # What each column means, for `job show --help`.
 COLUMNS: Final = """\

@@ -8,7 +8,7 @@ import click
 import msgspec
 from rich.table import Table
 
-from cachefs.counts import counted
+from cachefs.counts import counted, duration
 from cachefs.errors import ConfigError
 from cachefs.scheduling_messages import (
     EXPLAIN,
@@ -30,7 +30,7 @@ from cachefs.scheduling_messages import (
     WaitingJob,
 )
 from cachefs_tools.cachectl.command_session import CommandSession, with_session
-from cachefs_tools.cachectl.display import duration, name, share, size, table
+from cachefs_tools.cachectl.display import name, share, size, table
 from cachefs_tools.cachectl.scheduler_client import SchedulerClient
 
 # Characters of a name in a table of at most 80 columns.

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 import click
 from rich.table import Table
 
-from cachefs.counts import counted
+from cachefs.counts import counted, duration
 from cachefs.messages import Empty, EndpointStatus, MountView, PeerCounts, Status, TierStatus
 from cachefs.mount_spec import MountSpec
 from cachefs.rpc import STATUS
 from cachefs.troubles import words
 from cachefs_tools.cachectl.cluster import brief
 from cachefs_tools.cachectl.command_session import CommandSession, plain, with_session
-from cachefs_tools.cachectl.display import duration, facts, name, share, size, table
+from cachefs_tools.cachectl.display import facts, name, share, size, table
 from cachefs_tools.cachectl.watching import PATIENCE, Answer, watch, watch_option
 
 

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 import msgspec
 
-from cachefs_tools.cachectl.display import duration
+from cachefs.counts import duration
 from cachefs_tools.doctor.finding import Finding, note, ok, problem, warning
 
 # Seconds before their end within which somebody should know. botocore renews those that can be renewed before that.

@@ -7,14 +7,13 @@ from typing import Final
 
 import msgspec
 
-from cachefs.counts import counted
+from cachefs.counts import counted, duration
 from cachefs.errors import CachefsError, DaemonUnavailable
 from cachefs.listener import is_stopped, listening_process
 from cachefs.messages import DatasetName, DatasetView, Empty, OriginOptions, Status
 from cachefs.rpc import CLUSTER, DATASET_LIST, DATASET_SHOW, STATUS, DaemonClient
 from cachefs.socket_path import refusal
 from cachefs.troubles import Cause, consequence, is_failing, way_out, words
-from cachefs_tools.cachectl.display import duration
 from cachefs_tools.cachectl.display import name as shown
 from cachefs_tools.doctor.asking import Account
 from cachefs_tools.doctor.finding import Finding, note, ok, problem, warning

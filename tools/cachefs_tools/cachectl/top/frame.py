@@ -9,10 +9,10 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from cachefs.counts import counted
+from cachefs.counts import counted, duration
 from cachefs.messages import TierStatus
 from cachefs.troubles import words
-from cachefs_tools.cachectl.display import duration, facts, name, share, size
+from cachefs_tools.cachectl.display import facts, name, share, size
 from cachefs_tools.cachectl.job_page import describe
 from cachefs_tools.cachectl.tables import ELLIPSIS, GAP, Kind, fit, shortened
 from cachefs_tools.cachectl.top.history import History

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from cachefs.counts import duration
 from cachefs.job_messages import ConsumerView, JobView
 from cachefs.messages import DatasetView, MountView
 from cachefs.troubles import short
-from cachefs_tools.cachectl.display import duration, name, size
+from cachefs_tools.cachectl.display import name, size
 from cachefs_tools.cachectl.status import mount_state
 from cachefs_tools.cachectl.tables import Column, Kind
 from cachefs_tools.cachectl.top.history import History

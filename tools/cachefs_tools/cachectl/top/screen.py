@@ -14,7 +14,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 from textual.widgets import Input
 
-from cachefs_tools.cachectl.display import duration
+from cachefs.counts import duration
 from cachefs_tools.cachectl.top.asking import Asker
 from cachefs_tools.cachectl.top.frame import Frame, Sheet, View, frame
 from cachefs_tools.cachectl.top.history import History
