@@ -18,6 +18,7 @@ from typing import Final
 
 from cachefs.control_calls import TOKEN_BITS, token_in
 from cachefs.inodes import ROOT
+from cachefs.mount import process
 from cachefs.mount.namespace import Namespace
 
 # Inode numbers, which are smaller than those of any snapshot.
@@ -60,12 +61,12 @@ class Control:
         """
         if parent == DIRECTORY:
             if name == PUBLISH_NAME:
-                if not _is_ours(thread):
+                if not process.is_sibling(thread):
                     os.eventfd_write(self._wanted, 1)
                 return PUBLISH
             if (token := token_in(name)) is not None:
                 # Only a caller makes a FIFO for answers: it would else belong to the mount.
-                return 0 if _is_ours(thread) else _ANSWERS + token
+                return 0 if process.is_sibling(thread) else _ANSWERS + token
             return {b".": DIRECTORY, b"..": ROOT}.get(name, 0)
         if parent != ROOT or name != DIRECTORY_NAME:
             return 0
@@ -79,18 +80,9 @@ class Control:
 def user_of(thread: int, user: int) -> int:
     """Returns the user id with which a thread opens files. *user* is what the kernel says with the request, which is
     right but behind a shield: an overlayfs asks with the rights of who has mounted it."""
-    found = _FILE_SYSTEM_USER.search(_status(thread))
-    return int(found[1]) if found else user
-
-
-def _is_ours(thread: int) -> bool:
-    """Is it a thread of a process of this mount, so a child of the supervisor whose child we are?"""
-    return f"\nPPid:\t{os.getppid()}\n".encode() in _status(thread)
-
-
-def _status(thread: int) -> bytes:
-    """Returns what the kernel tells of a thread; nothing where it is in another pid namespace, or has ended."""
     try:
-        return Path(f"/proc/{thread}/status").read_bytes()
-    except OSError:
-        return b""
+        status = Path(f"/proc/{thread}/status").read_bytes()
+    except OSError:  # it is in another pid namespace, or has ended
+        return user
+    found = _FILE_SYSTEM_USER.search(status)
+    return int(found[1]) if found else user

@@ -18,7 +18,6 @@ import logging
 import os
 import signal
 import time
-from pathlib import Path
 from typing import Final
 
 from cachefs.errors import Busy, CachefsError
@@ -178,8 +177,8 @@ class Ending:
                 self._tell(reader)
             if can_watch:
                 try:
-                    for process in watch_opens(self._mount.directory, _WATCH_SECONDS, _is_own):
-                        readers.note(process)
+                    for pid in watch_opens(self._mount.directory, _WATCH_SECONDS, _is_own):
+                        readers.note(pid)
                         self._tell("its files are opened")
                     continue
                 except OSError as error:
@@ -210,12 +209,7 @@ class Ending:
 
 def _is_own(pid: int) -> bool:
     """Is it a process of this mount: the supervisor, or one of its children?"""
-    supervisor = os.getppid()
-    if pid == supervisor:
-        return True
-    with contextlib.suppress(OSError):
-        return f"\nPPid:\t{supervisor}\n".encode() in Path(f"/proc/{pid}/status").read_bytes()
-    return False
+    return pid == os.getppid() or process.is_sibling(pid)
 
 
 def _listen_to_signals() -> int:

@@ -74,6 +74,14 @@ def is_held(pid: int) -> bool:
     return status.rpartition(b") ")[2][:1] in _HELD
 
 
+def is_sibling(pid: int) -> bool:
+    """Is *pid*, a process or thread, a child of this process's parent: of the supervisor, if a child of it asks?"""
+    try:
+        return f"\nPPid:\t{os.getppid()}\n".encode() in Path(f"/proc/{pid}/status").read_bytes()
+    except OSError:
+        return False
+
+
 def _begin(name: str, parent: int) -> None:
     """Give up the parent's signal handlers. A terminal's Ctrl-C is meant for the parent alone, which unmounts.
 
