@@ -75,8 +75,8 @@ def mount_points() -> list[MountPoint]:
 def mount_seen_at(path: Path) -> MountPoint | None:
     """Returns the mount that programs see at *path*; None where none of cachefs is mounted there, or is covered by a
     later mount of any file system."""
-    rows = [row for row in _rows(_TABLE) if row.path == os.fspath(path)]
-    return _mount_point(rows[-1]) if rows else None
+    row = _seen().get(os.fspath(path))
+    return None if row is None else _mount_point(row)
 
 
 def mount_points_of(process: int) -> list[MountPoint]:
@@ -125,7 +125,7 @@ def _environment_socket(process: Path) -> str:
 
 def mounted_paths() -> set[str]:
     """Where anything is mounted, of whatever file system."""
-    return {row.path for row in _rows(_TABLE)}
+    return set(_seen())
 
 
 def resolve_locally(path: str) -> str:
@@ -134,8 +134,7 @@ def resolve_locally(path: str) -> str:
     Raises OSError where the path does not exist, or leads through any other mount, such as one of cachefs or NFS: then
     with EXDEV and, as its filename, the path with what was resolved until there.
     """
-    # Of two mounts on one directory, the later one is seen.
-    local = {row.path: row.kind in _LOCAL and _mount_point(row) is None for row in _rows(_TABLE)}
+    local = {path: row.kind in _LOCAL and _mount_point(row) is None for path, row in _seen().items()}
     parts = os.path.join(os.getcwd(), path).split("/")[::-1]
     found, links = "/", 0
     while parts:
@@ -161,8 +160,7 @@ def resolve_locally(path: str) -> str:
 def place_in_file_system(path: Path) -> tuple[str, str]:
     """Returns the device that *path*, which has no links, is on and the path in that file system: the same for the same
     directory in two bind mounts. No file system is asked."""
-    # Of two mounts on one directory, the later one is seen.
-    seen = {row.path: row for row in _rows(_TABLE)}
+    seen = _seen()
     top = next((row for above in (path, *path.parents) if (row := seen.get(os.fspath(above))) is not None), None)
     if top is None:  # as in a chroot whose top is no mount
         return "", os.fspath(path)
@@ -198,6 +196,11 @@ class _Row:
     source: bytes
     # Those of the file system. Not unescaped either.
     options: bytes
+
+
+def _seen() -> dict[str, _Row]:
+    """Returns by directory the mount that programs see there: of two mounts on one directory, the later one."""
+    return {row.path: row for row in _rows(_TABLE)}
 
 
 def _rows(table: Path) -> Iterator[_Row]:
