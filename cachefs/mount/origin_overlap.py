@@ -20,24 +20,32 @@ from cachefs.messages import DatasetView
 from cachefs.mount_table import place_in_file_system, resolve_locally
 
 _SCHEME: Final = "file://"
+# Where a directory is: in the tree that programs see, and on its device.
+_Places = tuple[tuple[str, PurePosixPath], ...]
 
 
 def check_apart_from_origins(directory: Path, shown: Sequence[DatasetView], others: Sequence[DatasetView]) -> None:
     """Raise CachefsError where a mount on *directory*, a path without links, is on or above the origin of any dataset,
     or below the origin of one that it shows. others: further datasets of the node."""
+    names: dict[str, str] = {}  # by URL: what is shown may be among the others too
     for dataset in (*shown, *others):
-        origin = _origin_directory(dataset.url)
+        names.setdefault(dataset.url, dataset.name)
+    shown_urls = {dataset.url for dataset in shown}
+    here = _places(directory)
+    for url, name in names.items():
+        origin = _origin_directory(url)
         if origin is None:
             continue
-        if _is_in(origin, directory):
+        there = _places(origin)
+        if _is_in(there, here):
             raise CachefsError(
-                f"a mount on {directory} would cover the origin of {dataset.name} ({dataset.url}), which the daemon "
-                "reads; choose another directory"
+                f"a mount on {directory} would cover the origin of {name} ({url}), which the daemon reads; choose "
+                "another directory"
             )
-        if dataset in shown and _is_in(directory, origin):
+        if url in shown_urls and _is_in(here, there):
             raise CachefsError(
-                f"{directory} is in the origin of {dataset.name} ({dataset.url}), so a mount there would cover what is "
-                "listed; choose a directory outside of it"
+                f"{directory} is in the origin of {name} ({url}), so a mount there would cover what is listed; choose "
+                "a directory outside of it"
             )
 
 
@@ -57,9 +65,14 @@ def _origin_directory(url: str) -> Path | None:
         return Path(os.path.normpath(error.filename)) if error.errno == errno.EXDEV else Path(path)
 
 
-def _is_in(inner: Path, outer: Path) -> bool:
-    if inner.is_relative_to(outer):
-        return True
-    device, place = place_in_file_system(inner)
-    other_device, other = place_in_file_system(outer)
-    return device == other_device and PurePosixPath(place).is_relative_to(other)
+def _places(path: Path) -> _Places:
+    """Returns where *path* is. Reads the table of mounts."""
+    device, place = place_in_file_system(path)
+    return ("/", PurePosixPath(path)), (device, PurePosixPath(place))
+
+
+def _is_in(inner: _Places, outer: _Places) -> bool:
+    return any(
+        device == other_device and path.is_relative_to(other)
+        for (device, path), (other_device, other) in zip(inner, outer, strict=True)
+    )
