@@ -23,7 +23,7 @@ def warmups(session: CommandSession, watch: int | None, cancel: int | None) -> N
     if watch is not None:
         last = follow_warmup(session, session.stream(WARMUP_WATCH, WarmupId(id=watch)), watched=True)
         session.answer(last, finished_text(session, last))
-        if last.failed or last.skipped:
+        if last.missing or last.failed or last.skipped:
             sys.exit(ExitStatus.INCOMPLETE)
     elif cancel is not None:
         last = session.call(WARMUP_CANCEL, WarmupId(id=cancel))
