@@ -499,22 +499,26 @@ def _launch(directory: Path, arguments: Sequence[str], fds: tuple[int, int, int]
     """Run launch.py, which becomes the helper, or leaves it behind. It gets a session of its own, since it must outlive
     a Ctrl-C: it ends with its owner. Raises OSError.
     """
-    python = os.environ.get(PYTHON_VARIABLE) or sys.executable
     environment = dict(os.environ)
     if environment.get(SOCKET_VARIABLE):
         environment[SOCKET_VARIABLE] = absolute(environment[SOCKET_VARIABLE])
-    command = [python, "-I", "-S", str(_LAUNCH)]
+    command = command_of("helper", *arguments)
     try:
-        said = run_unseen([*command, *arguments], environment, fds, START_SECONDS)
+        said = run_unseen(command, environment, fds, START_SECONDS)
     except (ImportError, OSError) as error:  # a filter of system calls may refuse what that needs
         if is_foreign(error):
             raise
-        _launch_child([*command, *arguments, "child"], fds, environment)
+        _launch_child([*command, "child"], fds, environment)
         return
     if said is None:
-        raise OSError(f"{python} does not start within {START_SECONDS:.0f} s")
+        raise OSError(f"{command[0]} does not start within {START_SECONDS:.0f} s")
     if not os.path.lexists(directory / PAGE_NAME):
-        raise OSError(f"{python} cannot run {_LAUNCH}")
+        raise OSError(f"{command[0]} cannot run {_LAUNCH}")
+
+
+def command_of(module: str, *arguments: str) -> list[str]:
+    """Returns the command that runs a module of cachefs.publishing in a process beside this one (see launch.py)."""
+    return [os.environ.get(PYTHON_VARIABLE) or sys.executable, "-I", "-S", str(_LAUNCH), module, *arguments]
 
 
 def run_unseen(

@@ -9,7 +9,6 @@ import os
 import re
 import select
 import sys
-from pathlib import Path
 from typing import Final
 
 from cachefs.mount_table import mount_points
@@ -30,7 +29,6 @@ _OF_READS: Final = (errno.EACCES, errno.ESTALE, errno.EIO)
 _said: Final[list[str]] = []
 # Of the last line of a message: `[Errno 13] Permission denied: '/data/7.jpg'`.
 _PATH: Final = re.compile(r"\[Errno \d+\] [^:\n]*: ['\"]([^\n]*)['\"]\s*$")
-_WHY: Final = Path(__file__).with_name("why.py")
 
 
 def say_cause(error: BaseException) -> None:
@@ -76,8 +74,7 @@ def _cause(number: int, path: str) -> str:
     is_of_a_mount = any(absolute.startswith(os.path.join(mount.path, "")) for mount in mounts)
     if not mounts or (path and not is_of_a_mount):
         return ""
-    python = os.environ.get(channel.PYTHON_VARIABLE) or sys.executable
-    command = [python, "-I", "-S", str(_WHY), str(number), channel.job_name()]
+    command = channel.command_of("why", str(number), channel.job_name())
     try:
         said = channel.run_unseen(command, os.environ, (), CAUSE_SECONDS)
     except ImportError:  # a child would have the job's handler of SIGCHLD run

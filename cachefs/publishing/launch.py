@@ -1,11 +1,14 @@
-"""Starts the helper: `python -I -S launch.py DIRECTORY OWNER ALIVE LISTENER PAGE JOB STDERR READY`
-(see `main` of the helper).
+"""Runs a module of cachefs in a process beside the job: `python -I -S launch.py helper|why ARGUMENT...` (see `main` of
+cachefs.publishing.helper and of cachefs.publishing.why).
 
-It is a script, and not imported by anything. The helper is no child of the training process, so that one that waits for
-its children never meets it: where this process is a child (READY is `child`), it leaves another one behind. Otherwise
-READY is a descriptor to which a byte is written once Python has started. The interpreter is isolated (-I): the job's
-PYTHONPATH may have packages for another Python, or the hooks of `cachefs run`. So cachefs is found by its path, and all
-else in the interpreter's own directories.
+It is a script, and not imported by anything. The interpreter is isolated (-I): the job's PYTHONPATH may have packages
+for another Python, or the hooks of `cachefs run`. So cachefs is found by its path, and all else in the interpreter's
+own directories.
+
+The arguments of the helper are DIRECTORY OWNER ALIVE LISTENER PAGE JOB STDERR READY. The helper is no child of the
+training process, so that one that waits for its children never meets it: where this process is a child (READY is
+`child`), it leaves another one behind. Otherwise READY is a descriptor to which a byte is written once Python has
+started.
 """
 
 import importlib.util
@@ -13,8 +16,29 @@ import os
 import site
 import sys
 
-if __name__ == "__main__":
-    directory, owner, alive, listener, page, job, stderr, ready = sys.argv[1:]
+
+def find_cachefs() -> None:
+    """Makes `import cachefs` mean the package that this file belongs to."""
+    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    spec = importlib.util.spec_from_file_location(
+        "cachefs", os.path.join(package, "__init__.py"), submodule_search_locations=[package]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules["cachefs"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+def find_packages() -> None:
+    """Makes `import` find all other packages, which -S has left out."""
+    site.main()
+    if sys.prefix == sys.base_prefix and os.path.isdir(site.getusersitepackages()):
+        site.addsitedir(site.getusersitepackages())  # last: of a `pip install --user`
+
+
+def run_helper(directory: str, owner: str, *more: str) -> None:
+    """Becomes the helper, or leaves it behind."""
+    alive, listener, page, job, stderr, ready = more
     child = os.fork() if ready == "child" else 0
     if child or ready != "child":
         # For workers that were spawned. The page has no path of its own.
@@ -26,24 +50,28 @@ if __name__ == "__main__":
         os.close(int(ready))
     # Here nothing may be in use that somebody wants to unmount.
     os.chdir("/")
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    spec = importlib.util.spec_from_file_location(
-        "cachefs", os.path.join(package, "__init__.py"), submodule_search_locations=[package]
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules["cachefs"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    find_cachefs()
     from cachefs.publishing.page import Page
 
     try:
-        # Only now (-S), so that the training process waits no longer than it has to.
-        site.main()
-        if sys.prefix == sys.base_prefix and os.path.isdir(site.getusersitepackages()):
-            site.addsitedir(site.getusersitepackages())  # last: of a `pip install --user`
+        find_packages()  # only now, so that the training process waits no longer than it has to
         from cachefs.publishing.helper import main
 
         main(directory, int(owner), (int(alive), int(listener), int(page)), job, stderr)
     except BaseException as error:  # of a process that only runs the helper; it ends with it
         Page(int(page)).say(f"publishing has failed ({error!r}); the job goes on without it")
         raise
+
+
+def say_why(number: str, job: str, output: str) -> None:
+    """Becomes the process that says why a read has failed."""
+    find_cachefs()
+    find_packages()
+    from cachefs.publishing.why import main
+
+    main(number, job, output)
+
+
+if __name__ == "__main__":
+    run = run_helper if sys.argv[1] == "helper" else say_why
+    run(*sys.argv[2:])
