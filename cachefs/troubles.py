@@ -60,6 +60,11 @@ def cause_of(number: int) -> Cause:
     return _CAUSES.get(number, Cause.FAILED)
 
 
+def key_of(one: Trouble) -> str:
+    """Returns the name of a trouble among those of a run (see cachefs.publishing.run_record.TroubleRecord)."""
+    return f"{one.cause} {one.subject}"
+
+
 def words(one: Trouble, now: float) -> str:
     """One line: what is wrong, since when, and how many reads wait. now: unix time in seconds."""
     for_how_long = duration(now - one.since)

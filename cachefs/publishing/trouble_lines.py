@@ -7,7 +7,7 @@ from typing import Final
 from cachefs.messages import Trouble
 from cachefs.publishing import clock
 from cachefs.publishing.run_record import MOST_TROUBLES, TroubleRecord, is_first_to_say
-from cachefs.troubles import SEE_ERRORS, Cause, is_failing, is_of_reads, over_words, past_words, words
+from cachefs.troubles import SEE_ERRORS, Cause, is_failing, is_of_reads, key_of, over_words, past_words, words
 
 # Seconds that a trouble has lasted when it is told: most pass sooner.
 TOLD_AFTER: Final = 3.0
@@ -73,7 +73,7 @@ class TroubleLines:
             if is_failing(cause) or known.is_told or known.seconds >= TOLD_AFTER:
                 line = past_words(cause, subject, seconds, one.failed, one.reason)
                 waited = seconds if is_of_reads(cause) else 0.0
-                found.append(TroubleRecord(f"{cause} {subject}", seconds, waited, one.failed, line))
+                found.append(TroubleRecord(key_of(one), seconds, waited, one.failed, line))
         return found
 
     def _lasts(self, known: _Known, now: float) -> float:
@@ -87,7 +87,7 @@ class TroubleLines:
         if is_of_reads(known.latest.cause):
             self._over[known.latest.subject] = now
         if known.is_told:
-            self._tell(over_words(known.latest, now), f"{known.latest.cause} {known.latest.subject} {now:.0f} over")
+            self._tell(over_words(known.latest, now), f"{key_of(known.latest)} {now:.0f} over")
 
     def _tell(self, line: str, key: str) -> None:
         if line and self._lines < MOST_LINES and is_first_to_say(key):
@@ -99,7 +99,7 @@ def _begin_words(one: Trouble, now: float) -> tuple[str, str]:
     """Returns the line on a trouble, and the key under which one process of the run says it. Of failed reads, the
     process that dies of them has the same line and key (cachefs.publishing.last_words)."""
     if is_failing(one.cause) and (one.failed or not one.waiting):
-        return past_words(one.cause, one.subject, 0.0, one.failed, one.reason), f"{one.cause} {one.subject}"
+        return past_words(one.cause, one.subject, 0.0, one.failed, one.reason), key_of(one)
     line = words(one, now)
-    key = f"{one.cause} {one.subject} {one.since:.0f}"
+    key = f"{key_of(one)} {one.since:.0f}"
     return (f"{line}; {SEE_ERRORS}" if is_failing(one.cause) else line), key

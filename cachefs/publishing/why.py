@@ -14,7 +14,7 @@ from cachefs.publishing import clock
 from cachefs.publishing.route import Route
 from cachefs.rpc import JOB_SHOW, STATUS, DaemonClient
 from cachefs.socket_path import refusal, socket_path
-from cachefs.troubles import SEE_ERRORS, Cause, cause_of, is_failing, past_words, words
+from cachefs.troubles import SEE_ERRORS, Cause, cause_of, is_failing, key_of, past_words, words
 
 # Seconds that the daemon has to answer, and for which a failure counts as that of the program.
 TIMEOUT: Final = 2.0
@@ -47,7 +47,7 @@ def why(number: int, job: str) -> str:
         found = next((one for one in troubles if one.cause == Cause.ORIGIN), None)
     if found is None:
         return ""
-    key = f"{found.cause} {found.subject}"
+    key = key_of(found)
     if is_failing(found.cause):
         return f"{key}\n{past_words(found.cause, found.subject, 0.0, found.failed, found.reason)}"
     return f"{key}\n{words(found, now)}; {SEE_ERRORS}"
