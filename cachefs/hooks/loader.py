@@ -297,7 +297,7 @@ def _new_watch(loader: Any, iterable: Any) -> Watch | Stream | None:
         opening = _named(loader)
         return _timed(Stream(loader, opening), loader, opening)
     found = listing(dataset)
-    listed = files_of(dataset, found, length_of(dataset))
+    listed = files_of(dataset, found, length_of(dataset), points)
     if listed.is_elsewhere:
         return None
     opened.watch()

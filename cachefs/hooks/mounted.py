@@ -27,11 +27,12 @@ class Listed:
     is_elsewhere: bool = False
 
 
-def files_of(dataset: Any, found: Listing, length: int | None) -> Listed:
-    """The files of the samples, if the dataset lists them. found: what it lists; length: its samples, where known."""
+def files_of(dataset: Any, found: Listing, length: int | None, points: Places) -> Listed:
+    """Returns the files of the samples, if the dataset lists them. found: what the dataset lists; length: its samples,
+    where known; points: the mounts."""
     files = listed_files(dataset, length, known=found)
     probes = files[:: max(1, len(files) // PROBES)] if files is not None else []
-    if any(map(Places().mount_of, probes)):
+    if any(map(points.mount_of, probes)):
         return Listed(files)
     # Otherwise it lists where the files lie on another machine, or below another directory.
     return Listed(None, is_elsewhere=any(map(os.path.lexists, probes)))

@@ -29,6 +29,7 @@ from cachefs.publishing.channel import channel
 from cachefs.publishing.columns import Listing, joined, listing
 from cachefs.publishing.lengths import length_of
 from cachefs.publishing.notes import Unknown
+from cachefs.publishing.places import Places
 from cachefs.publishing.publication import Publication, close_with
 from cachefs.publishing.tally import Stopwatch
 
@@ -367,7 +368,7 @@ class Watch:
         if known is None or not len(known) or not is_whole:
             return
         self._length = max(self._largest, 1 + int(known.max()))
-        listed = files_of(dataset, listing(dataset), self._length)
+        listed = files_of(dataset, listing(dataset), self._length, Places())
         if listed.files is not None:
             self._reads_a_mount = True
             self._publish(listed.files)
