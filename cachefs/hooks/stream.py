@@ -95,7 +95,7 @@ class Stream:
         self._publication = publication
         close_with(self, publication)
 
-    def drew(self, index: Any, iterator: Any, delivered: int, dataset: Any = None) -> None:
+    def drew(self, index: Any, iterator: Any, delivered: int, dataset: Any) -> None:
         """A batch was asked for."""
         path = "" if self._files or self._is_told else opened.what_was_opened(self.number, self._mark)
         if path:

@@ -138,7 +138,7 @@ class Watch:
                 self.stopwatch.assume(self._length or 0)
             self._publication.tally(self.stopwatch.tally)
 
-    def begin(self, iterator: Any, dataset: Any = None) -> None:
+    def begin(self, iterator: Any, dataset: Any) -> None:
         """The sampler's *iterator* is about to be asked for the first time in this epoch.
 
         dataset: that torch's iterator reads from.
@@ -200,7 +200,7 @@ class Watch:
         self._spec, self._follows_spec = None, False
         return False
 
-    def drew(self, index: Any, iterator: Any, delivered: int, dataset: Any = None) -> None:
+    def drew(self, index: Any, iterator: Any, delivered: int, dataset: Any) -> None:
         """*index* was drawn, a sample number or a batch of them, out of *iterator*; *delivered* samples of the epoch
         are with the job. dataset: that torch's iterator reads from."""
         begun = self._drawn

@@ -87,7 +87,7 @@ class Job:
 
     def epoch(self) -> None:
         self.stream.begin(object(), self.dataset)
-        self.stream.drew([None], object(), 0)
+        self.stream.drew([None], object(), 0, self.dataset)
 
 
 @pytest.fixture

@@ -75,12 +75,12 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 def go_through(loader: Any, watched: Watch, ahead: int) -> None:
     """As torch does it: *ahead* batches are drawn before they are read."""
     indices = iter(loader.batch_sampler)
-    watched.begin(iter(()))
+    watched.begin(iter(()), None)
     drawn = []
     for batch in indices:
         watched.move(BATCH * max(0, len(drawn) - ahead))
         drawn.append(batch)
-        watched.drew(batch, indices, BATCH * max(0, len(drawn) - 1 - ahead))
+        watched.drew(batch, indices, BATCH * max(0, len(drawn) - 1 - ahead), None)
     for left in range(ahead, 0, -1):
         watched.move(SIZE - BATCH * left, at_end=True)
     watched.move(SIZE, at_end=True)
@@ -135,7 +135,7 @@ def test_epochs_ahead_are_published_once_and_replaced_where_they_turn_out_to_be_
     def begin(*orders: int) -> list[tuple[int, int]]:
         said.clear()
         monkeypatch.setattr(ours, "foresee", lambda: [epochs[one] for one in orders])
-        watched.begin(iter(()))
+        watched.begin(iter(()), None)
         return [(number, -first % SIZE) for number, first in said]
 
     assert begin(0, 1, 2) == [(0, 0), (1, 1), (2, 2)]
@@ -152,12 +152,12 @@ def test_what_a_pure_sampler_gives_behind_its_beginning_is_published_as_it_is_dr
     sampler: Any = pure_sampler(type("Pure", (Sampler,), {"epoch": 0}))()
     loader: Any = DataLoader(range(SIZE), BATCH, sampler=sampler)  # type: ignore[arg-type]
     watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
-    watched.begin(iter(()))
+    watched.begin(iter(()), None)
     assert record.orders == {0: ORDERS[0][:17]}
-    watched.drew(ORDERS[0][:BATCH], iter(()), 0)
+    watched.drew(ORDERS[0][:BATCH], iter(()), 0, None)
     for start in range(BATCH, SIZE, BATCH):
         watched.move(start)
-        watched.drew(ORDERS[0][start : start + BATCH], iter(()), start)
+        watched.drew(ORDERS[0][start : start + BATCH], iter(()), start, None)
     watched.move(SIZE, at_end=True)
     assert [one for number in sorted(record.orders) for one in record.orders[number]] == ORDERS[0]
 
@@ -226,13 +226,13 @@ def test_an_epoch_of_a_sampler_without_an_end_is_as_long_as_its_batch_sampler(
     loader: Any = DataLoader(range(SIZE), batch_sampler=repeating)  # type: ignore[arg-type]
     watched = Watch(loader, SamplerOrder(loader), {}, ["/m/a"] * SIZE, NOTHING)
     indices = iter(repeating)
-    watched.begin(indices)
+    watched.begin(indices, None)
     drawn: list[list[int]] = []
     epochs = 50
     for number in range(epochs * SIZE // BATCH):
         watched.move(BATCH * number)
         drawn.append(next(indices))
-        watched.drew(drawn[-1], indices, BATCH * number)
+        watched.drew(drawn[-1], indices, BATCH * number, None)
         published = sum(map(len, record.orders.values()))
         assert BATCH * len(drawn) <= published <= SIZE * -(-BATCH * len(drawn) // SIZE), "never beyond an epoch"
         assert len(watched._parts) <= 2
