@@ -17,46 +17,12 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FrameType, FunctionType
 from typing import Any, Final, TypeVar
 
-from cachefs.hooks import (
-    batches,
-    created,
-    guesses,
-    held,
-    hugging_face,
-    library_iterators,
-    mds,
-    mounted,
-    opened,
-    order,
-    pace,
-    passes,
-    rest,
-    sequences,
-    shards,
-    stream,
-    watch,
-    webdataset,
-)
+from cachefs.hooks import batches, created, opened, pace
 from cachefs.hooks.mounted import files_of
 from cachefs.hooks.order import SamplerOrder
 from cachefs.hooks.stream import Stream
 from cachefs.hooks.watch import Watch, size_of
-from cachefs.publishing import (
-    attributes,
-    channel,
-    clock,
-    columns,
-    foreign,
-    in_memory,
-    lengths,
-    notes,
-    page,
-    places,
-    publication,
-    pure,
-    sample_files,
-    tally,
-)
+from cachefs.publishing import clock
 from cachefs.publishing.attributes import fields
 from cachefs.publishing.channel import warn
 from cachefs.publishing.columns import listing
@@ -71,12 +37,6 @@ SOURCE: Final = "cachefs run"
 # Loaders of different lines whose stopwatches are kept, at most.
 MOST_STOPWATCHES: Final = 256
 Watched = TypeVar("Watched", Watch, Stream)
-# Modules whose functions run while a job goes through a loader.
-_OURS: Final = (
-    batches, created, guesses, held, hugging_face, library_iterators, mds, mounted, opened, order, pace, passes, pure,
-    rest, sequences, shards, stream, watch, webdataset,
-    attributes, channel, columns, foreign, in_memory, lengths, notes, page, places, publication, sample_files, tally,
-)  # fmt: skip
 
 
 def install(dataloader: Any) -> None:
@@ -376,9 +336,10 @@ def keep_untraced() -> None:
         exclude: Callable[[CodeType], Any] = functools.partial(_apply, frames.set_code_exec_strategy, skip)
     else:
         exclude = frames.skip_code
-    for module in (sys.modules[__name__], *_OURS):
-        for function in _functions(vars(module), module.__name__):
-            exclude(function.__code__)
+    for name, module in list(sys.modules.items()):
+        if name.startswith("cachefs."):
+            for function in _functions(vars(module), name):
+                exclude(function.__code__)
 
 
 def _apply(function: Any, strategy: Any, code: CodeType) -> None:
