@@ -1,5 +1,6 @@
-"""Numbers of things and lengths of time, as people read them."""
+"""Numbers of things, lists of names and lengths of time, as people read them."""
 
+from collections.abc import Sequence
 from typing import Final
 
 _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
@@ -8,6 +9,12 @@ _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 def counted(number: int, noun: str, plural: str = "") -> str:
     """A number with its noun, such as `1 read` and `1,024 reads`. plural: where that is not the noun with an `s`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def shown_names(names: Sequence[str], most: int) -> str:
+    """Return the first names, and how many more there are, such as `a, b and 3 more`."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def duration(seconds: float) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from cachefs.counts import shown_names
 from cachefs.errors import ConfigError
 from cachefs_daemon.cluster import last_known
 from cachefs_daemon.cluster.last_known import LastKnown
@@ -195,8 +196,7 @@ class SharedMembership:
     def _says_strangers(self, strangers: Sequence[NodeRecord]) -> str:
         if not strangers:
             return ""
-        names = sorted(record.name for record in strangers)
-        shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+        shown = shown_names(sorted(record.name for record in strangers), _SHOWN)
         return (
             f"nodes of cluster {min(record.cluster for record in strangers)!r} ({shown}) are in the same place of "
             f"{self._store.source} as this one of cluster {self._record.cluster!r}; give each cluster a prefix, or a "

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from cachefs.cluster_messages import ClusterStatus, MemberStatus, NodeCounters, PeerTraffic
+from cachefs.counts import shown_names
 from cachefs.messages import ClusterBrief
 from cachefs_daemon.cluster.view import ClusterView
 from cachefs_daemon.cluster_section import ClusterSection
@@ -71,7 +72,7 @@ def _differences(view: ClusterView, section: ClusterSection, counters: Mapping[s
             if said and said != mine:
                 others[said].append(record.name)
         for said, names in sorted(others.items()):
-            shown = ", ".join(sorted(names)[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" * (len(names) > _SHOWN))
+            shown = shown_names(sorted(names), _SHOWN)
             yield f"cluster.{key} is {mine:g} here, and {said:g} on {shown}; make it the same on all nodes"
 
 

@@ -17,6 +17,7 @@ from typing import Final
 
 import msgspec
 
+from cachefs.counts import shown_names
 from cachefs.errors import Busy, CachefsError
 from cachefs.messages import MountElsewhere
 from cachefs.sizes import format_size
@@ -359,8 +360,7 @@ class UsedSnapshots:
         names = sorted(record.name for node in nodes if (record := self._shared.node(node)) is not None)
         if not names:
             return "another node reads"
-        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-        return f"{', '.join(names[:_MOST_NAMED])}{more} {'reads' if len(names) == 1 else 'read'}"
+        return f"{shown_names(names, _MOST_NAMED)} {'reads' if len(names) == 1 else 'read'}"
 
 
 def _printable(path: str) -> str:

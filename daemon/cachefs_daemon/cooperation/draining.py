@@ -16,6 +16,7 @@ import msgspec
 from aiohttp import web
 
 from cachefs.cluster_messages import DrainStatus
+from cachefs.counts import shown_names
 from cachefs.errors import ConfigError, NotFound
 from cachefs_daemon.cluster.membership import Membership
 from cachefs_daemon.cluster.view import NodeRecord
@@ -127,8 +128,7 @@ class Draining:
         names = sorted(one.name for one in self._membership.view.reachable if one.state == "draining")
         if not names:
             return "there is none"
-        shown = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-        return f"{shown} drain{'s' * (len(names) == 1)} too"
+        return f"{shown_names(names, _SHOWN)} drain{'s' * (len(names) == 1)} too"
 
     async def stay_here(self) -> DrainStatus:
         """This node does not leave after all, and takes its part again. Raises ConfigError where it has left."""

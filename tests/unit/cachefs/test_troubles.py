@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from cachefs.counts import counted, duration
+from cachefs.counts import counted, duration, shown_names
 from cachefs.messages import Trouble
 from cachefs.troubles import (
     Cause,
@@ -122,3 +122,7 @@ def test_times_have_two_units(seconds: float, text: str) -> None:
 def test_one_of_a_thing_has_no_plural() -> None:
     assert [counted(number, "read") for number in (0, 1, 2048)] == ["0 reads", "1 read", "2,048 reads"]
     assert counted(2, "block coming", "blocks coming") == "2 blocks coming"
+
+
+def test_of_many_names_the_first_are_shown() -> None:
+    assert [shown_names("abcd"[:count], 2) for count in (1, 2, 4)] == ["a", "a, b", "a, b and 2 more"]
