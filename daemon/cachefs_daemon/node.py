@@ -380,9 +380,9 @@ class Node:
 
     def _may_use(self, snapshot: SnapshotRecord) -> bool:
         """May any mount, job or warm-up of the cluster still read the snapshot, which is not current any more?"""
-        elsewhere = self.sharing is not None and self.sharing.used.is_used(snapshot.id)
-        here = any(read == snapshot.id for _, read in self._read_without_mounts())
-        return elsewhere or here or self.mounts.may_use(snapshot)
+        if self.sharing is not None and self.sharing.used.is_used(snapshot.id):
+            return True
+        return any(read == snapshot.id for _, read in self._read_without_mounts()) or self.mounts.may_use(snapshot)
 
     def _on_mounts(self) -> None:
         if self.sharing is not None:
