@@ -8,7 +8,7 @@ from cachefs.planning.sequences.sampler_spec import SamplerSpec
 
 # Two jobs of different users may have one name; so their names have the owners, of at most this many characters.
 MOST_OWNER: Final = 32
-MOST_LOADER: Final = 1 << 32  # workers, batches and ranks: what is larger nobody has
+MOST_LOADER: Final = 1 << 32  # no loader has more workers, batches or ranks
 _JOB: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@+-]*(~\w+)?")
 
 
