@@ -122,7 +122,7 @@ class UsedSnapshots:
     # --- what others ask ----------------------------------------------------------------------------------------------
 
     def is_used(self, snapshot_id: str) -> bool:
-        """Does another node read it, or has one a moment ago?"""
+        """Return whether another node reads the snapshot, or has read it a moment ago."""
         return time.monotonic() < self._until.get(snapshot_id, 0.0)
 
     def keep_if_read(self, snapshot_id: str) -> bool:
@@ -134,7 +134,7 @@ class UsedSnapshots:
         return True
 
     def is_read(self, snapshot_id: str) -> bool:
-        """Does any node read it now, this one included?"""
+        """Return whether any node, this one included, reads the snapshot now."""
         return snapshot_id in self._wanted or self._shared.says(USED, snapshot_id)
 
     def is_coming(self, snapshot_id: str) -> bool:
@@ -142,7 +142,7 @@ class UsedSnapshots:
         return snapshot_id in self._bringing
 
     def is_fetched(self, snapshot_id: str) -> bool:
-        """Is its file being fetched, and does not wait for its turn?"""
+        """Return whether the file of the snapshot has had its turn and is being fetched."""
         return snapshot_id in self._reserved
 
     @property
@@ -185,7 +185,7 @@ class UsedSnapshots:
         ]  # fmt: skip
 
     def look_soon(self) -> None:
-        """There is another mount or job, or one less."""
+        """Look at what is read once more: a mount or a job has begun or ended."""
         self._wake.set()
 
     # --- as long as the daemon runs -----------------------------------------------------------------------------------
@@ -356,7 +356,7 @@ class UsedSnapshots:
         self._wake.set()
 
     def _named(self, nodes: list[str]) -> str:
-        """That these nodes read it, in words."""
+        """Say that these nodes read a snapshot."""
         names = sorted(record.name for node in nodes if (record := self._shared.node(node)) is not None)
         if not names:
             return "another node reads"

@@ -58,7 +58,7 @@ class ReadFailure:
 
 
 class ReadFailures:
-    """The last KEPT of them. Used on the event loop."""
+    """Keeps why blocks could not be had, for the last KEPT pairs. Used on the event loop."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[tuple[str, Cause], ReadFailure] = OrderedDict()  # the last one at the end
@@ -77,5 +77,5 @@ class ReadFailures:
             self._known.popitem(last=False)
 
     def all(self) -> list[ReadFailure]:
-        """The one that was seen last comes first."""
+        """Return all pairs, first the one that was seen last."""
         return list(reversed(self._known.values()))

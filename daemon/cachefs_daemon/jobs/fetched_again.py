@@ -18,7 +18,7 @@ ONE_FETCH: Final = 5.0
 
 
 class RefetchLog:
-    """Used from the event loop only."""
+    """Counts the bytes that jobs fetch again. Used from the event loop only."""
 
     def __init__(self, plan: Plan, presence: Presence, capacity: Callable[[], float]) -> None:
         """capacity: bytes that the node's tiers keep."""

@@ -60,7 +60,7 @@ class Pushers:
     """Used from the event loop only."""
 
     def __init__(
-        self, plan: Plan, presence: Presence, coverage: Coverage, audiences: Audiences, tiers: "TierFacts"
+        self, plan: Plan, presence: Presence, coverage: Coverage, audiences: Audiences, tiers: TierFacts
     ) -> None:
         self._tiers = tiers
         self._plan = plan

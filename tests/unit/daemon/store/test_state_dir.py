@@ -88,7 +88,7 @@ def test_a_start_that_finds_no_room_for_an_index_costs_nothing(
 
 def test_the_copying_child_ends_with_the_daemon(tmp_path: Path) -> None:
     """Else it writes on into a file that the next start has given up, and takes its disk and processor."""
-    os.mkfifo(tmp_path / "old")  # whoever opens it waits
+    os.mkfifo(tmp_path / "old")  # a process that opens it waits
     code = "import sys; from cachefs_daemon.store.index_copy import copy_entries; copy_entries(*sys.argv[1:])"
     daemon = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "old"), str(tmp_path / "new")])
     try:
@@ -121,7 +121,7 @@ def test_an_index_of_many_parts_is_copied_whole(tmp_path: Path) -> None:
 
 
 def test_an_index_of_which_nothing_more_comes_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    os.mkfifo(tmp_path / "old")  # whoever opens it waits
+    os.mkfifo(tmp_path / "old")  # a process that opens it waits
     monkeypatch.setattr(index_copy, "PART_SECONDS", 0.05)
     told = index_copy.copy_entries(tmp_path / "old", tmp_path / "new")
     assert told == "nothing of it was copied for 0.05 s, after 0 B"
