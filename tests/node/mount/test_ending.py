@@ -56,14 +56,6 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, tree: Path) -> Iterator[Dae
         yield running
 
 
-def begin_reading(directory: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", READER, str(directory), str(TURNS)]
-    reader = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert reader.stdout is not None
-    assert reader.stdout.readline() == "warm\n"
-    return reader
-
-
 @contextlib.contextmanager
 def held_open(path: Path) -> Iterator[None]:
     fd = os.open(path, os.O_RDONLY)
@@ -78,16 +70,24 @@ def is_mounted(directory: Path) -> bool:
     return any(point.path == directory for point in mount_points())
 
 
+def assert_a_reader_goes_on_to_its_end(daemon: Daemon, directory: Path) -> None:
+    """Tell a mount to end while a program reads it: the program ends first."""
+    supervisor = psutil.Process(mount_pid(daemon.client, directory))
+    command = [sys.executable, "-c", READER, str(directory), str(TURNS)]
+    reader = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert reader.stdout is not None
+    assert reader.stdout.readline() == "warm\n"
+    supervisor.terminate()
+    assert reader.communicate(timeout=60)[0] == "10000\n" * TURNS
+    assert is_mounted(directory)
+    supervisor.wait(60)
+    assert not is_mounted(directory)
+
+
 @pytest.mark.parametrize("shield", ["on", "off"])
 def test_a_reader_between_two_opens_goes_on_to_its_end(daemon: Daemon, tmp_path: Path, shield: str) -> None:
     with mounted(daemon.socket, "tree", tmp_path / "m", f"shield={shield}") as directory:
-        supervisor = psutil.Process(mount_pid(daemon.client, directory))
-        reader = begin_reading(directory)
-        supervisor.terminate()
-        assert reader.communicate(timeout=60)[0] == "10000\n" * TURNS
-        assert is_mounted(directory)
-        supervisor.wait(60)
-        assert not is_mounted(directory)
+        assert_a_reader_goes_on_to_its_end(daemon, directory)
 
 
 def test_where_the_kernel_tells_no_opens_lookups_tell_of_a_reader(daemon: Daemon, tmp_path: Path) -> None:
@@ -99,13 +99,7 @@ def refuse(*_):
 cachefs.mount.open_watch.watch_opens = refuse
 """
     with mounted(daemon.socket, "tree", tmp_path / "m", "shield=off", "no_push", patch=patch) as directory:
-        supervisor = psutil.Process(mount_pid(daemon.client, directory))
-        reader = begin_reading(directory)
-        supervisor.terminate()
-        assert reader.communicate(timeout=60)[0] == "10000\n" * TURNS
-        assert is_mounted(directory)
-        supervisor.wait(60)
-        assert not is_mounted(directory)
+        assert_a_reader_goes_on_to_its_end(daemon, directory)
 
 
 def test_the_daemon_knows_of_a_mount_that_was_told_to_end(daemon: Daemon, tmp_path: Path) -> None:

@@ -63,8 +63,7 @@ def test_a_process_counts_until_it_ends(table: ReaderTable) -> None:
     assert not table.living()
 
 
-def test_a_thread_counts_for_its_process() -> None:
-    table = ReaderTable(reader_table.create(), NO_SUPERVISOR)
+def test_a_thread_counts_for_its_process(table: ReaderTable) -> None:
     thread = threading.Thread(target=lambda: table.note(threading.get_native_id()))
     thread.start()
     thread.join()
@@ -91,9 +90,7 @@ def test_a_program_does_not_count_for_the_shell_that_has_started_it(table: Reade
         assert not table.living()
 
 
-def test_a_later_process_with_the_same_number_does_not_count() -> None:
-    fd = reader_table.create()
-    table = ReaderTable(fd, NO_SUPERVISOR)
+def test_a_later_process_with_the_same_number_does_not_count(table: ReaderTable) -> None:
     with program("sh", "-c", "echo $$; read line; exit") as (pid, _):
         table._write(pid, 7)
         assert not table.living()
