@@ -38,8 +38,8 @@ unsigned cachefs_kernel_can(void) { return kernel_can; }
 
 static const struct fuse_ctx *(*context_of)(fuse_req_t);
 
-/* The thread that has sent the read, or the listing, which is being handed to pyfuse3, by its number in the mount's pid namespace; 0 where
- * it has none there. pyfuse3 begins its handler before it takes another request. */
+/* The thread that has sent the read, or the listing, which is being handed to pyfuse3, by its number in the mount's pid
+ * namespace; 0 where it has none there. pyfuse3 begins its handler before it takes another request. */
 int cachefs_reading_thread;
 
 static void read_by_inode(fuse_req_t req, fuse_ino_t ino, size_t size, off_t off, struct fuse_file_info *fi) {

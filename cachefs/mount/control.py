@@ -79,7 +79,7 @@ class Control:
 
 def user_of(thread: int, user: int) -> int:
     """Returns the user id with which a thread opens files. *user* is what the kernel says with the request, which is
-    right but behind a shield: an overlayfs asks with the rights of who has mounted it."""
+    right but behind a shield: an overlayfs asks with the rights of the user who has mounted it."""
     try:
         status = Path(f"/proc/{thread}/status").read_bytes()
     except OSError:  # it is in another pid namespace, or has ended

@@ -1,4 +1,4 @@
-"""How a mount ends that was told to, so that it never turns into an empty directory under a program that reads it.
+"""Ends a mount that gets a signal, and never leaves an empty directory under a program that reads the mount.
 
 The kernel refuses to unmount a mount that has open files, mappings or working directories. It does not know of a loader
 that is between two files, whose next open would find the empty directory below the mount: no error, but a missing file.

@@ -1,4 +1,4 @@
-"""Which processes have read a mount, in memory that its workers share with the process that watches its end.
+"""Records which processes have read a mount, in memory that its workers share with the process that watches its end.
 
 A mount that is told to end may not be unmounted under a program that has read it and may read on, however long it
 pauses. Requests tell who reads: the table has, by process number, when that process began, which tells it from a later
@@ -42,7 +42,7 @@ class _Process:
     command: bytes
 
     def works_for(self, parent: "_Process") -> bool:
-        """Is it a part of the parent's program?"""
+        """Is this process a part of the parent's program?"""
         return self.command == parent.command or any(starter in self.command for starter in _STARTERS)
 
 

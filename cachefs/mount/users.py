@@ -47,7 +47,7 @@ def _users(directory: Path, deadline: float) -> Iterator[tuple[int, str, str]]:
 
 
 def _use(process: Path, top: str, mount: int | None, deadline: float) -> str:
-    """How a process uses what is below *top*; empty where it does not, or where that is not found in time.
+    """Says how a process uses what is below *top*; empty where the process does not, or no use is found in time.
 
     mount: the kernel's id of the mount on *top*; None where none is there. A process that uses the directory under the
     mount is no user: a shell that was in it before, or a process of the mount, which has kept it open since then.

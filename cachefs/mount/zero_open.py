@@ -64,6 +64,6 @@ def reading_thread(library: ctypes.CDLL) -> Callable[[], int]:
 
 
 def answered_ioctls(library: ctypes.CDLL) -> int:
-    """How many ioctls this process has answered in C."""
+    """Returns how many ioctls this process has answered in C."""
     answered: int = library.cachefs_ioctls()
     return answered

@@ -63,9 +63,7 @@ class _Pages:
     since: npt.NDArray[np.float64]  # seconds at which its pages were last known to be there: pushed, read, or checked
     absent: npt.NDArray[np.bool_]  # had no tier of the node the block, when that was looked at last?
     beyond: npt.NDArray[np.bool_]  # was it read, and is read again later than what tiers keep?
-    left: npt.NDArray[
-        np.bool_
-    ]  # are its pages left to the kernel? They take nothing of the budget, and are not dropped
+    left: npt.NDArray[np.bool_]  # are its pages left to the kernel: not counted for the budget, and not dropped?
 
     @classmethod
     def nothing_of(cls, space: BlockSpace) -> "_Pages":
@@ -87,7 +85,7 @@ class PageCacheModel:
     """What is in the page cache of one mount, as far as orders and reads tell. Used from the event loop only.
 
     Pages that are the only copy of a block on the node are left to the kernel: they are never dropped, and take nothing
-    of the budget, which is for pages that can be stored again. A mount that nobody pushes to keeps them just so. The
+    of the budget, which is for pages that can be stored again. A mount without pushes keeps them just so. The
     same holds for pages that were read and will soon be the only copy, as tiers are too small to keep their block until
     it is read again; but not where the kernel loses pages, and needs the room for those that are the only copy.
     """
@@ -95,9 +93,8 @@ class PageCacheModel:
     def __init__(self, plan: Plan, budget: int, shows: Callable[[str], bool] = lambda snapshot: True) -> None:
         """budget: bytes; shows: does the mount show that snapshot?"""
         self.budget = budget  # bytes that pages may take
-        self.used = (
-            0  # bytes of pages that are there, are coming, or are not gone yet; but for what is left to the kernel
-        )
+        # Bytes of pages that are there, are coming, or are not gone yet, but for what is left to the kernel.
+        self.used = 0
         self.sole_bytes = 0  # bytes of blocks of which the page cache has the only copy on the node
         self.going = 0  # bytes of pages that are about to be dropped
         self.wasted = 0  # blocks that were dropped unread, since the start
@@ -267,7 +264,7 @@ class PageCacheModel:
         return unsure
 
     def has(self, snapshot: str, ids: Ids, left: Seconds, now: float) -> npt.NDArray[np.bool_]:
-        """Are all pages of these blocks there, as seen so lately that nobody must bring the blocks in *left* seconds?
+        """Are all pages of these blocks there, as seen so lately that the node need not bring them in *left* seconds?
         ids: shape (n,), int32; left: shape (n,); now: seconds. Returns bool, shape (n,)."""
         pages = self._pages.get(snapshot)
         if pages is None:

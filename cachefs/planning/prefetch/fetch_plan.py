@@ -64,7 +64,7 @@ class FetchLimits:
 
 
 class PageCaches(Protocol):
-    """What the page caches of this node's mounts have."""
+    """Tells what the page caches of this node's mounts have."""
 
     def have(self, consumer: str, snapshot: str, ids: Ids, left: Seconds, now: float) -> npt.NDArray[np.bool_]:
         """Will *consumer* find these blocks in the page caches of all mounts that it may read through? ids: shape (n,);

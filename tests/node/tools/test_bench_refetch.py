@@ -1,6 +1,6 @@
 """`cachefs run` fetches no more than the mount alone: cells of `cachefs-bench refetch`, with a real node and torch.
 
-What the page cache of a real kernel keeps is counted, so nobody may drop pages meanwhile.
+What the page cache of a real kernel keeps is counted, so no other program may drop pages meanwhile.
 """
 
 import io

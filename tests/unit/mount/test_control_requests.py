@@ -144,7 +144,7 @@ def test_who_begins_many_calls_keeps_no_other_caller_out() -> None:
 
 
 def test_a_user_who_begins_many_calls_takes_no_room_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many tokens he has, and however large his calls are."""
+    """However many tokens the user has, and however large the calls are."""
     monkeypatch.setattr(control_requests, "MOST_BYTES", 100 * PART_BYTES)
     requests = Requests()
     mine, theirs = parsed(bytes(40 * PART_BYTES + 1)), parsed(bytes(2 * PART_BYTES + 1), token=token_of(8))

@@ -15,7 +15,7 @@ def test_pages_are_counted_by_either_system_call(tmp_path: Path, monkeypatch: py
     path = tmp_path / "file"
     path.write_bytes(bytes(8 * PAGE))
     with path.open("rb") as file:
-        # Dirty pages are not taken back: all are there, whoever else uses the machine.
+        # Dirty pages are not taken back: all are there, whatever else runs on the machine.
         assert resident_pages(file.fileno(), 0, 8 * PAGE) == 8
         assert resident_pages(file.fileno(), 4 * PAGE, 2 * PAGE) == 2
 

@@ -1,4 +1,4 @@
-"""What `cachefs run` costs at the origin: bytes fetched, beside the least possible and beside the mount alone.
+"""Counts what `cachefs run` costs at the origin: bytes fetched, beside the least possible and beside the mount alone.
 
 A cell is one combination of tiers, page cache, options and jobs. It is run twice on an empty node: as a user would run
 the job without a word to cachefs, and under `cachefs run`. All figures are counts, and none is a time.

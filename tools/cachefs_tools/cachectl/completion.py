@@ -1,4 +1,4 @@
-"""What a shell completes on cachectl's command line: datasets, jobs, mount points, and paths in datasets.
+"""Completes cachectl's command line in a shell: datasets, jobs, mount points, and paths in datasets.
 
 A shell waits for the answer while its user types. So each answer has a short deadline and is bounded, and where no
 daemon answers, or the user may not ask it, nothing is completed and nothing is printed.

@@ -23,7 +23,7 @@ HINTS: Final = {
 
 
 class CommandGroup(click.Group):
-    """A group that takes other words for its commands, and names the right command for wrong words."""
+    """A group that takes other words for its commands."""
 
     def __init__(self, *positional: Any, aliases: Mapping[str, str] = ALIASES, **named: Any) -> None:
         super().__init__(*positional, **named)
@@ -35,8 +35,8 @@ class CommandGroup(click.Group):
 
 
 class MainGroup(CommandGroup):
-    """The program itself: its commands stand in groups in its help. It answers a wrong command line with a JSON object
-    too, where that has --json in it."""
+    """The program itself: its commands stand in groups in its help, and it names the right command for wrong words. It
+    answers a wrong command line with a JSON object too, where that has --json in it."""
 
     def __init__(self, *positional: Any, sections: Mapping[str, Sequence[click.Command]], **named: Any) -> None:
         """sections: heading -> commands."""

@@ -37,9 +37,9 @@ from cachefs_tools.scratch_node import (
 
 # Seconds that a daemon may take to end: it hands over what it holds alone, if it is told to drain.
 STOP_SECONDS: Final = 30.0
-# Nothing stands between readers and tiers: those of the lab drop pages that were pushed, and send no ioctls.
 # Seconds: other programs' namespaces may keep a mount that was detached, and its process.
 _GRACE: Final = 5
+# Nothing stands between readers and tiers: those of the lab drop pages that were pushed, and send no ioctls.
 MOUNT_OPTIONS: Final = ("no_push", "shield=off")
 
 
