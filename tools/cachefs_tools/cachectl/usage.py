@@ -34,13 +34,13 @@ class CommandGroup(click.Group):
         return own or super().get_command(ctx, self._aliases.get(cmd_name, cmd_name))
 
 
-class MainGroup(CommandGroup):
+class MainGroup(click.Group):
     """The program itself: its commands stand in groups in its help, and it names the right command for wrong words. It
     answers a wrong command line with a JSON object too, where that has --json in it."""
 
     def __init__(self, *positional: Any, sections: Mapping[str, Sequence[click.Command]], **named: Any) -> None:
         """sections: heading -> commands."""
-        super().__init__(*positional, aliases={}, **named)
+        super().__init__(*positional, **named)
         self._sections = sections
         for commands in sections.values():
             for command in commands:
