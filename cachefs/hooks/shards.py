@@ -21,8 +21,9 @@ class Shards(Protocol):
         """Absolute paths of the shards, each once."""
 
     def orders(self, begun: int, workers: int, *, keeps_workers: bool) -> list[list[int]]:
-        """Numbers of the shards in the order in which the epoch that begins opens them, and, where somebody can tell,
-        those of the epoch after it. With several workers, each opens one after the other. None where it takes too long.
+        """Returns the numbers of the shards in the order in which the epoch that begins opens them, and, where the
+        library settles it by now, those of the epoch after it. With several workers, each opens one after the other. An
+        empty list means that computing the order takes too long.
 
         begun: epochs of the loader that were begun before; keeps_workers: are those of the epoch before going on?
         """
