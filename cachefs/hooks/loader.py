@@ -10,6 +10,7 @@ the job. In the same way it is seen how long the job's loop waits (cachefs.hooks
 
 import functools
 import itertools
+import os
 import sys
 import weakref
 from collections import deque
@@ -24,7 +25,7 @@ from cachefs.hooks.stream import Stream
 from cachefs.hooks.watch import Watch, size_of
 from cachefs.publishing import clock
 from cachefs.publishing.attributes import fields
-from cachefs.publishing.channel import warn
+from cachefs.publishing.channel import iterated_loaders, warn
 from cachefs.publishing.columns import listing
 from cachefs.publishing.foreign import is_foreign
 from cachefs.publishing.lengths import length_of
@@ -77,6 +78,7 @@ class Init:
             loader = sys._getframe(1).f_locals.get("loader")
             opened.forget_ended()
             if loader is not None:
+                iterated_loaders.add(os.getpid())
                 _begin(iterator, loader, self._iterable)
         except Exception as error:  # whatever is wrong here is no reason to end the job
             if is_foreign(error):

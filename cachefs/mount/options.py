@@ -1,5 +1,6 @@
 """Options of `mount.cachefs ... -o a,b=c`, as a user, mount(8) and fstab write them."""
 
+import difflib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -155,7 +156,11 @@ def parse(texts: tuple[str, ...]) -> MountOptions:
             opposite = option.removeprefix("no") if option.startswith("no") else f"no{option}"
             kernel = [flag for flag in kernel if flag not in (option, opposite)] + [option]
         elif option not in IGNORED and not option.startswith(("x-", "comment=")):
-            takes = f"it takes {VALUES[name][1]}" if name in VALUES else f"known are {', '.join([*VALUES, *SWITCHES])}"
+            known = [*VALUES, *SWITCHES]
+            like = difflib.get_close_matches(name, known, 1)
+            takes = f"did you mean {like[0]!r}?" if like else f"known are {', '.join(known)}"
+            if name in VALUES:
+                takes = f"it takes {VALUES[name][1]}"
             raise ConfigError(f"mount option {option!r} is not understood; {takes}")
     # Absolute, since a mount process changes to / when it goes to the background.
     for name in ("socket", "log"):

@@ -25,6 +25,11 @@ CAUSE_SECONDS: Final = 5.0
 # Exceptions of a chain that are looked at.
 MOST_CHAINED: Final = 16
 _OF_READS: Final = (errno.EACCES, errno.ESTALE, errno.EIO)
+# The summary of a job whose loaders read nothing below a mount.
+_NO_MOUNT: Final = (
+    "no DataLoader has read from a mount, so nothing was cached or read ahead; `cachectl mounts` says which "
+    "directories the program has to read from"
+)
 # Keys of the troubles that the user was told of as this program ended.
 _said: Final[list[str]] = []
 # Of the last line of a message: `[Errno 13] Permission denied: '/data/7.jpg'`.
@@ -88,6 +93,8 @@ def say(top: str) -> None:
     with suppress_own(Exception):  # no failure here may change how the job ends
         if not run_record.is_quiet():
             found = summary.lines(_records(directory, top), _said)
+            if not found and channel.read_no_mount():
+                found = [_NO_MOUNT]
             channel.hear_last()
             if found and type(sys.stdout) is io.TextIOWrapper:
                 _flush_stdout()

@@ -15,6 +15,9 @@ _PART_OF_READS: Final = 0.2
 # Where a larger part of its bytes had to be fetched, they were waited for, whoever counted the waits: those of an epoch
 # whose files are being learned are no job's.
 _PART_FETCHED: Final = 0.2
+# A loader that was busy for less time has mostly started its workers, each of which imports torch: that says nothing
+# about decoding.
+SECONDS_TO_JUDGE: Final = 5.0
 _WORDS: Final = {
     "origin": (
         "reads waited for the origin: the tiers have no room for all of the data, or the origin is too slow; give the "
@@ -87,7 +90,7 @@ def reason(of: Waited, processors: int = 0, *, has_full_tier: bool = False) -> s
         return "what it reads is not understood, so nothing is read ahead: publish it in the code"
     if reads_waited or of.fetched_part >= _PART_FETCHED:
         return _WORDS.get(kind, _WORDS["origin"])
-    if not of.has_figures:
+    if not of.has_figures or of.busy < SECONDS_TO_JUDGE:
         return ""
     workers = of.workers * of.processes
     loading = f"loading itself (decoding, in {counted(workers, 'worker') if workers else 'the training process'})"

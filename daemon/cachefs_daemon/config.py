@@ -202,7 +202,8 @@ class Config(Section):
                 blocks = f"{count or 'no'} {'block' if count == 1 else 'blocks'}"
                 yield (
                     f"{name}.budget = {format_size(budget)}: holds {blocks} of {format_size(self.daemon.block_size)}, "
-                    f"so most go past it to their readers; give it at least {format_size(FEW_BLOCKS * record)}"
+                    "so most of larger files goes past it to their readers; "
+                    f"give it at least {format_size(FEW_BLOCKS * record)}"
                 )
             if budget > room:
                 yield (

@@ -223,3 +223,16 @@ def test_a_program_without_a_loader_has_no_summary(node: Node) -> None:
     directory = Path(stdout.strip())
     assert directory.name.startswith(f"run-{job.pid}-")
     assert not directory.exists()
+
+
+def test_a_program_whose_loader_reads_no_mount_is_told_so() -> None:
+    program = "from torch.utils.data import DataLoader; print(sum(map(len, DataLoader([1, 2, 3]))))"
+    done = subprocess.run(
+        [CACHEFS, "run", "--", sys.executable, "-c", program], capture_output=True, text=True, timeout=SECONDS
+    )
+    said = Ran(done.returncode, done.stdout, done.stderr).said
+    assert (done.returncode, done.stdout) == (0, "3\n")
+    assert said[1:] == [
+        "no DataLoader has read from a mount, so nothing was cached or read ahead; `cachectl mounts` says which "
+        "directories the program has to read from"
+    ]

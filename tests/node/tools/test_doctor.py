@@ -61,6 +61,9 @@ def test_a_good_node(daemon: Daemon) -> None:
     assert "with the daemon's environment" in found["origin.speed"]["found"]
     text = subprocess.run([CACHECTL, "doctor", "--socket", daemon.socket], capture_output=True, text=True, check=False)
     assert "In order" in text.stdout
+    # The file that the daemon was started with is checked where none is named.
+    assert "cachefsd.toml is valid" in " ".join(text.stdout.split())
+    assert "defaults hold" not in text.stdout
     assert list(daemon.ssd.glob("**/*tmp*")) == []
 
 

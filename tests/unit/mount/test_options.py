@@ -53,6 +53,7 @@ def test_the_later_option_wins() -> None:
         ("shield=yes", "auto, on or off"),
         ("shield", "auto, on or off"),
         ("zero_open=yes", "zero_open=yes"),
+        ("sheild=off", "did you mean 'shield'?"),
     ],
 )
 def test_a_bad_option_is_named_with_what_it_takes(option: str, says: str) -> None:

@@ -96,6 +96,7 @@ def test_many_loaders_have_an_end() -> None:
         (Waited(100, 50, 10, 5, 2, {"origin": 1.0}), "decoding, in 2 workers"),
         (Waited(100, 50, 10, 5, 0, {}), "decoding, in the training process"),
         (Waited(100, 50, 10, 5, 2, has_figures=False), ""),
+        (Waited(0.3, 0.2, 0.3, 0.2, 2), ""),  # its workers have only just started
     ],
 )
 def test_why_a_loop_has_waited(waited: Waited, expected: str) -> None:

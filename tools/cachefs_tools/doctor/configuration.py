@@ -5,10 +5,12 @@ It is read in a child as well: a configuration is checked against its directorie
 
 import os
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
 
+from cachefs.listener import listening_process
 from cachefs_tools.doctor.disks import MEMORY, SSD, STATE, Place
 from cachefs_tools.doctor.finding import Finding, note, ok, problem, warning
 
@@ -31,8 +33,14 @@ class ConfigFacts(msgspec.Struct, frozen=True):
 
 
 def gather(argument: object) -> ConfigFacts:
-    """argument: (path of the file, whether the user has named it). A file that was not named need not be there."""
-    path, is_named = msgspec.convert(argument, tuple[str, bool])
+    """argument: (path of the file, socket of the daemon). The socket is empty where the user has named the file.
+
+    Else the file that the listening daemon was started with is read in place of the one that is given, where this user
+    may read it; a file that nothing names need not be there.
+    """
+    path, socket = msgspec.convert(argument, tuple[str, str])
+    in_use = file_in_use(listening_process(Path(socket)) or 0) if socket else ""
+    is_named, path = not socket or bool(in_use), in_use or path
     is_there = Path(path).exists()
     try:
         from cachefs_daemon import config as configuration
@@ -51,6 +59,20 @@ def gather(argument: object) -> ConfigFacts:
         path, is_there, remarks=[*config.remarks(), *_notes(config)], places=places, socket=str(config.daemon.socket),
         connect_timeout=config.origin_timeouts[0], read_timeout=config.origin_timeouts[1],
     )  # fmt: skip
+
+
+def file_in_use(process: int) -> str:
+    """Returns the file that a daemon was started with (`--config FILE`); "" if there is none that can be read here."""
+    proc = Path("/proc") / str(process)
+    try:
+        words = (proc / "cmdline").read_text(errors="surrogateescape").split("\0")
+        directory = os.readlink(proc / "cwd")
+    except OSError:
+        return ""
+    files = [following for word, following in pairwise(words) if word == "--config"]
+    files += [word.removeprefix("--config=") for word in words if word.startswith("--config=")]
+    paths = [os.path.join(directory, file) for file in files]
+    return next((path for path in paths if os.access(path, os.R_OK)), "")
 
 
 def _notes(config: object) -> Iterator[str]:

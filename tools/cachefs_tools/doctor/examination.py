@@ -43,7 +43,7 @@ class Wanted:
     """What is to be looked at."""
 
     socket: Path
-    # Configuration file of the daemon; None: the system's, or the defaults.
+    # Configuration file of the daemon; None: that of the daemon that listens, else the system's, or the defaults.
     config: Path | None
     # Datasets whose origins are asked; every one where `all_origins` says so.
     datasets: Sequence[str] = ()
@@ -106,7 +106,8 @@ class Examination:
 
     def _configuration(self) -> configuration.ConfigFacts:
         file = str(self.wanted.config or DEFAULT_CONFIG)
-        asked = self._ask("configuration", (file, self.wanted.config is not None), configuration.ConfigFacts, SECONDS)
+        socket = "" if self.wanted.config is not None else str(self.wanted.socket)
+        asked = self._ask("configuration", (file, socket), configuration.ConfigFacts, SECONDS)
         try:
             facts: configuration.ConfigFacts = asked.answer()
         except NoAnswer as error:

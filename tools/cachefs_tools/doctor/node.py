@@ -179,7 +179,8 @@ def _absent(facts: NodeFacts) -> Finding:
             "daemon.answers",
             facts.refusal or f"nobody listens at {facts.socket}",
             away,
-            "systemctl start cachefsd, or name another socket with --socket; journalctl -u cachefsd says why it ended",
+            "start it (systemctl start cachefsd, or cachefsd), or name another socket with --socket; its log "
+            "(journalctl -u cachefsd) says why it ended",
         )
     return problem(
         "daemon.answers",
