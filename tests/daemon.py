@@ -5,7 +5,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +32,7 @@ from cachefs.rpc import DATASET_ADD, DATASET_REFRESH, REPORT, STATUS, DaemonClie
 from cachefs.segment import SegmentReader
 from cachefs.snapshot import Snapshot
 from tests.fetching import fetch
+from tests.waiting import until
 
 COMMAND = Path(sys.executable).with_name("cachefsd")
 # The daemon is killed when this process ends. A preexec_fn would do the same, but it makes Python fork, and a fork runs
@@ -110,17 +110,17 @@ class Daemon:
     def start(self, overrides: Sections | None = None) -> None:
         """Start the daemon (again) and wait until it answers. *overrides* replace those it was made with."""
         self.spawn(overrides)
-        assert self.process is not None
-        deadline = time.monotonic() + 60
         self.client = DaemonClient(self.socket)
-        while True:
-            try:
-                self.client.call(STATUS, Empty(), timeout=5)
-                return
-            except DaemonUnavailable:
-                if self.process.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"cachefsd does not start:\n{self.log.read_text()[-4000:]}") from None
-                time.sleep(0.02)
+        until(self._answers, lambda: f"cachefsd starts:\n{self.log.read_text()[-4000:]}")
+
+    def _answers(self) -> bool:
+        try:
+            self.client.call(STATUS, Empty(), timeout=5)
+        except DaemonUnavailable:
+            assert self.process is not None
+            assert self.process.poll() is None, f"cachefsd has ended:\n{self.log.read_text()[-4000:]}"
+            return False
+        return True
 
     def spawn(self, overrides: Sections | None = None) -> None:
         """Start the daemon (again), and do not wait until it answers."""

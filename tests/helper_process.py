@@ -1,8 +1,5 @@
 """The helper process of a training process, as seen from outside."""
 
-import time
-from collections.abc import Callable
-
 import psutil
 
 
@@ -13,10 +10,3 @@ def helper_process(owner: int) -> psutil.Process | None:
         if line[4:5] == ["helper"] and line[3].endswith("cachefs/publishing/launch.py") and line[6] == str(owner):
             return process
     return None
-
-
-def wait_until(condition: Callable[[], object], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)

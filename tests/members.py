@@ -2,12 +2,13 @@
 
 import asyncio
 import functools
-import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from cachefs_daemon.cluster.shared import SharedMembership
 from cachefs_daemon.cluster.view import NodeRecord
+
+from tests.waiting import until_async
 
 
 def on_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -32,20 +33,12 @@ def member_record(number: int, *, incarnation: int = 1, port: int = 0) -> NodeRe
     )  # fmt: skip
 
 
-async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    """Wait for it."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it has not come"
-        await asyncio.sleep(0.02)
-
-
 async def all_active(found: Sequence[SharedMembership], numbers: Sequence[int]) -> None:
     """Start nodes, and wait until they all know of each other."""
     await asyncio.gather(*(each.start() for each in found))
     for each in found:
         await each.announce("active")
-    await until(lambda: all(ring(each) == list(numbers) for each in found) and one_epoch(found))
+    await until_async(lambda: all(ring(each) == list(numbers) for each in found) and one_epoch(found))
 
 
 def ring(each: SharedMembership) -> list[int]:

@@ -13,6 +13,7 @@ import psutil
 from cachefs.messages import Empty
 from cachefs.mount import kernel
 from cachefs.rpc import STATUS, DaemonClient
+from tests.waiting import until
 
 COMMAND = [sys.executable, "-m", "cachefs.mount"]
 
@@ -28,10 +29,10 @@ def run_mount(
 
 def mount_again(socket: Path, spec: str, directory: Path, *options: str) -> None:
     """Mount on *directory* as a user would who is told that the old mount there is busy: again."""
-    deadline = time.monotonic() + 60
-    while (done := run_mount(socket, spec, directory, f"log={directory}.log", *options)).returncode:
-        assert time.monotonic() < deadline, done.stderr
-        time.sleep(0.1)
+    until(
+        lambda: run_mount(socket, spec, directory, f"log={directory}.log", *options),
+        is_right=lambda done: done.returncode == 0,
+    )
 
 
 @contextlib.contextmanager

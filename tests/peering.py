@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -188,11 +187,3 @@ async def asker(
         yield one
     finally:
         await one.client.close()
-
-
-async def until(condition: Callable[[], object], what: str) -> None:
-    """Wait until it holds."""
-    end = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < end, f"not within {DEADLINE:.0f} s: {what}"
-        await asyncio.sleep(0.01)

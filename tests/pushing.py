@@ -10,7 +10,6 @@ import os
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from cachefs.mount import kernel
 from cachefs.push_messages import PushDone, PushOrder, PushReply, PushSubscribe
 from cachefs.rpc import NODE, PUSH, PUSH_REPORT, SERVICE, DaemonClient, decoder, encode
 from cachefs.snapshot import Snapshot
+from tests.waiting import until
 
 _PIDFD_GETFD: Final = 438
 _FUSE_DEV_IOC_CLONE: Final = 0x8004E500
@@ -79,11 +79,7 @@ def pusher(device: int, socket: Path, spec: str, directory: Path, *more: str) ->
 
 
 def _only_child(pid: int) -> psutil.Process:
-    deadline = time.monotonic() + 60
-    while not (children := psutil.Process(pid).children()):
-        assert time.monotonic() < deadline, "no pusher was started"
-        time.sleep(0.01)
-    return children[0]
+    return until(psutil.Process(pid).children, "a pusher is started")[0]
 
 
 @dataclass

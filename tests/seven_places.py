@@ -6,28 +6,22 @@ import re
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.daemon import Daemon
+from tests.waiting import until
 
 BIN = Path(sys.executable).parent
 SCRIPT = Path(__file__).with_name("node") / "publishing" / "stuck_training.py"
-# Seconds until a place must say what is wrong.
+# Seconds that a command or a page may take.
 PATIENCE = 90.0
 
 
-def until(found: Callable[[], str], wanted: str) -> str:
+def until_found(look: Callable[[], str], wanted: str) -> str:
     """What is found, once it has the regular expression *wanted* in it."""
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        text = found()
-        if re.search(wanted, text):
-            return text
-        assert time.monotonic() < deadline, f"{wanted!r} is not in:\n{text}"
-        time.sleep(0.3)
+    return until(look, f"{wanted!r} in", is_right=lambda text: re.search(wanted, text))
 
 
 class Job:

@@ -1,10 +1,8 @@
 """Several nodes in one process that share state over loopback, for tests of the room `sharing`."""
 
-import asyncio
 import contextlib
 import dataclasses
-import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from itertools import repeat
 
 from cachefs_daemon.cluster.membership import Listener
@@ -14,8 +12,6 @@ from cachefs_daemon.sharing.blobs import Blobs
 from cachefs_daemon.sharing.consumers import Consumers
 from cachefs_daemon.sharing.security import INSECURE, Security
 from cachefs_daemon.sharing.state import SharedState
-
-WAIT = 60.0  # seconds that a busy machine may take for anything
 
 
 def node_record(number: int, port: int = 1, incarnation: int = 1) -> NodeRecord:
@@ -109,11 +105,3 @@ async def sharing_nodes(
         for node in nodes:
             await node.shared.stop()
         threads.close()
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """Wait until it is true."""
-    deadline = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < deadline, "it does not come true"
-        await asyncio.sleep(0.01)

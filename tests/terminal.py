@@ -3,13 +3,11 @@
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 
-# Seconds that a screen may take to become as it should be, on a busy machine.
-PATIENCE = 90.0
+from tests.waiting import until
 
 
 class Terminal:
@@ -50,11 +48,7 @@ class Terminal:
 
     def until(self, true: Callable[[str], bool]) -> str:
         """Wait until the screen is as it should be. Returns it; raises AssertionError where it is not in time."""
-        deadline = time.monotonic() + PATIENCE
-        while not true(screen := self.screen()):
-            assert time.monotonic() < deadline, f"the screen does not become what it should:\n{screen}"
-            time.sleep(0.1)
-        return screen
+        return until(self.screen, lambda: f"the screen is right; it is\n{self.screen()}", is_right=true)
 
     def until_shows(self, *texts: str) -> str:
         """Wait until all of these are on the screen. Returns it."""

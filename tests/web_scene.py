@@ -26,6 +26,7 @@ from tests.daemon import Daemon
 from tests.mounting import mounted
 from tests.servers import rclone
 from tests.servers.ports import free_port
+from tests.waiting import until
 
 # A name that is markup, for who puts names into a page as such.
 MARKUP = "<script>alert(1)<_script>&<img src=x onerror=alert(1)>.jpg"
@@ -165,9 +166,10 @@ def fail(scene: Scene, home: Path) -> None:
         one.write_bytes(b"here for now")
     scene.daemon.add_dataset("photos", f"file://{origin}")
     file.unlink()
-    deadline = time.monotonic() + 60
-    while not scene.daemon.status().errors:
+
+    def is_reported() -> bool:
         with contextlib.suppress(OSError):
             (scene.mount / "photos" / file.name).read_bytes()
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+        return bool(scene.daemon.status().errors)
+
+    until(is_reported)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cachefs_tools.lab.cluster import Cluster, ClusterSettings, Source, made_cluster
-from cachefs_tools.lab.host import LOOPBACK, until
+from cachefs_tools.lab.host import LOOPBACK
 from cachefs_tools.lab.node import Node
 from cachefs_tools.lab.slow_link import Limits
 from cachefs_tools.lab.throttle import Throttle, throttled
@@ -18,6 +18,7 @@ from cachefs_tools.scratch_node import Account
 from cachefs.messages import DatasetAdd, Empty, OriginOptions
 from cachefs.rpc import DATASET_ADD, DATASET_LIST
 from tests.servers.s3 import S3Server
+from tests.waiting import until
 
 DATASET = "set"
 SECONDS = 60.0
@@ -40,7 +41,7 @@ class SmallCluster:
 
     def mount(self, node: Node) -> None:
         """Mount the dataset, once the node knows it."""
-        until(lambda: knows(node), SECONDS, f"{node.name} knows the dataset")
+        until(lambda: knows(node), f"{node.name} knows the dataset")
         node.mount(DATASET)
 
     def start(self, node: Node) -> None:

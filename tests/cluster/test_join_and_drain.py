@@ -5,13 +5,12 @@ import random
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from cachefs_tools.bench.cluster.placement import homes_by_path
 from cachefs_tools.lab.counters import held_in_ssd
-from cachefs_tools.lab.host import until
 from cachefs_tools.lab.node import Node
 from cachefs_tools.scratch_config import TierSettings
 from cachefs_tools.scratch_node import SCRATCH, environment_for, program
@@ -21,6 +20,7 @@ from cachefs.messages import Empty, Selection
 from cachefs.rpc import CACHED, CLUSTER, DRAIN
 from tests.cluster.nodes import DATASET, SECONDS, Shape, SmallCluster, shaped_cluster
 from tests.servers.s3 import S3Server
+from tests.waiting import until
 
 FILES = 300
 # Slow enough to look at: what a node of three gives or takes over comes in some 2 s, in several batches.
@@ -37,8 +37,8 @@ def test_a_node_that_joins_fills_up_from_peers_and_one_that_drains_leaves_nothin
         began = small.origin()
 
         small.start(three)
-        wait(lambda: len(placed(three)) == 3, "it counts for placement")
-        wait(lambda: blocks(three) >= share(three, "node3"), "it has filled up")
+        until(lambda: len(placed(three)) == 3, "it counts for placement")
+        until(lambda: blocks(three) >= share(three, "node3"), "it has filled up")
         assert small.origin() == began
 
         # It is told to do so more than once.
@@ -66,7 +66,7 @@ def test_a_node_that_joins_fills_up_from_peers_and_one_that_drains_leaves_nothin
         for node in (one, three):
             node.kill()
             small.start(node)
-        wait(lambda: members(two) == dict.fromkeys(("node1", "node2", "node3"), "active"), "they are back")
+        until(lambda: members(two) == dict.fromkeys(("node1", "node2", "node3"), "active"), "they are back")
         for node in small.nodes:
             assert small.wrong(node) == []
         assert small.origin() == began
@@ -110,29 +110,25 @@ def test_a_drain_is_given_up_or_cut_short_and_nothing_is_lost_that_another_one_h
         read_at_home(small, small.nodes)
         read = small.origin()
         assert not drain(one, "node3").done
-        wait(lambda: "node3" not in placed(one), "node3 is placed on no more")
+        until(lambda: "node3" not in placed(one), "node3 is placed on no more")
         cachectl(two, "drain", "node3", "--undo")
         everybody = dict.fromkeys(("node1", "node2", "node3"), "active")
-        wait(lambda: members(one) == members(three) == everybody and placed(one) == everybody.keys(), "it stays")
+        until(lambda: members(one) == members(three) == everybody and placed(one) == everybody.keys(), "it stays")
         assert small.wrong(three) == []
         assert small.origin() == read
 
         part = share(one, "node3")
-        wait(lambda: drain(one, "node3").blocks > 0, "it drains again, and is not done")
+        until(lambda: drain(one, "node3").blocks > 0, "it drains again, and is not done")
         three.reboot()
         for node in (one, two):
             assert small.wrong(node) == []
         again = small.origin() - read
         assert again <= part + FILES // 50
         small.start(three)
-        wait(lambda: members(one) == members(three) == everybody, "it is back, and drains no more")
+        until(lambda: members(one) == members(three) == everybody, "it is back, and drains no more")
         for node in small.nodes:
             assert small.wrong(node) == []
         assert small.origin() == read + again
-
-
-def wait(reached: Callable[[], object], what: str) -> None:
-    until(reached, SECONDS, what)
 
 
 def cachectl(node: Node, *words: str, fails: bool = False) -> str:
@@ -170,7 +166,7 @@ def share(node: Node, name: str) -> int:
 
 def read_at_home(small: SmallCluster, nodes: Sequence[Node]) -> None:
     """Each block is on one node, and nowhere else."""
-    wait(lambda: all(len(placed(node)) == len(nodes) for node in nodes), "all nodes count for placement")
+    until(lambda: all(len(placed(node)) == len(nodes) for node in nodes), "all nodes count for placement")
     homes = list(homes_by_path(nodes[0], DATASET).items())
     random.Random(1).shuffle(homes)
     for node in nodes:

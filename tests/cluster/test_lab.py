@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -18,15 +17,9 @@ from cachefs_tools.lab.host import LOOPBACK, Host
 from cachefs_tools.lab.switch import switched_network
 
 from cachefs.errors import CachefsError
+from tests.waiting import until
 
 SECONDS = 20.0
-
-
-def until(reached: Callable[[], object]) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def reaches(source: Host, listener: socket.socket, seconds: float = SECONDS) -> bool:

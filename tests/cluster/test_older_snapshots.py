@@ -4,7 +4,6 @@ import subprocess
 from pathlib import Path
 
 from cachefs_daemon.fetch.awaited_snapshots import AWAITED_SECONDS
-from cachefs_tools.lab.host import until
 from cachefs_tools.lab.job import Job, JobSettings, started_job
 from cachefs_tools.lab.node import Node
 from cachefs_tools.scratch_config import TierSettings
@@ -14,6 +13,7 @@ from cachefs.messages import DatasetName, DatasetView, Empty
 from cachefs.rpc import CLUSTER, DATASET_LIST, DATASET_REFRESH
 from tests.cluster.nodes import DATASET, SECONDS, Shape, SmallCluster, knows, shaped_cluster
 from tests.servers.s3 import S3Server
+from tests.waiting import until
 
 FILES, SIZE = 300, 20_000
 # Of each node: four of them hold the dataset once and a half, two do not hold it.
@@ -43,12 +43,12 @@ def test_a_job_reads_an_older_snapshot_as_before_while_datasets_and_members_chan
                 behind = {(mount.node, mount.mountpoint) for mount in last.behind_elsewhere}
                 assert behind == {(node.name, str(node.mountpoint)) for node in (three, four)}
                 fresh = current(one).snapshot
-                until(lambda: {current(node).snapshot for node in small.nodes[:4]} == {fresh}, SECONDS, "all follow")  # noqa: B023
+                until(lambda: {current(node).snapshot for node in small.nodes[:4]} == {fresh}, "all follow")  # noqa: B023
             assert all(has(node, read) for node in small.nodes[:4])
             assert settles(small, job)
 
             five.start(small.cluster.settings_of(five))
-            until(lambda: knows(five) and has(five, read), SECONDS, "the node that joins has the older snapshot")
+            until(lambda: knows(five) and has(five, read), "the node that joins has the older snapshot")
             assert settles(small, job)
 
             cachectl(two, "drain")

@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+
+from tests.waiting import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
@@ -81,10 +81,3 @@ def test_nothing_is_left_however_it_ends(tmp_path: Path, number: signal.Signals)
 
 def runs(process: psutil.Process) -> bool:
     return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-
-
-def until(reached: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 30
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

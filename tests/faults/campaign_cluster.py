@@ -23,6 +23,7 @@ from cachefs.errors import CachefsError
 from cachefs.messages import DatasetAdd, Empty, OriginOptions
 from cachefs.rpc import CLUSTER, DATASET_ADD, DATASET_LIST
 from tests.servers.s3 import S3Server
+from tests.waiting import until
 
 NODES: Final = 3
 FILES: Final = 120
@@ -159,13 +160,12 @@ class CampaignCluster:
 
     def wait(self, reached: Callable[[], object], what: str) -> None:
         """Wait for it, and look after the readers meanwhile."""
-        until = time.monotonic() + SETTLED
-        while not reached():
+
+        def holds() -> object:
             self.check()
-            if time.monotonic() > until:
-                said = {node.name: self.status(node) for node in self.nodes}
-                raise AssertionError(f"not within {SETTLED:.0f} s: {what}; {said}")
-            time.sleep(0.1)
+            return reached()
+
+        until(holds, lambda: f"{what}; { {node.name: self.status(node) for node in self.nodes} }", seconds=SETTLED)
 
 
 @contextmanager

@@ -28,6 +28,7 @@ from tests.mounting import drop_pages
 from tests.servers import faulty
 from tests.servers.faulty import Fault
 from tests.servers.s3 import S3Server
+from tests.waiting import until
 
 SOAK_SECONDS: Final = float(os.environ.get("CACHEFS_CAMPAIGN_SECONDS", "3600"))
 # Seconds of the campaign, and the longest that anything is stopped, full or away.
@@ -267,8 +268,8 @@ def test_readers_only_wait(node: CampaignNode, tmp_path: Path, seconds: float, l
 
 
 def _wait_until(node: CampaignNode, condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + node.deadline
-    while not condition():
+    def holds() -> bool:
         node.check()
-        assert time.monotonic() < deadline, "readers get nothing any more"
-        time.sleep(0.05)
+        return condition()
+
+    until(holds, "readers get something", seconds=node.deadline)

@@ -20,6 +20,7 @@ from cachefs.messages import DatasetAdd, DatasetView, Fetch, Warmup
 from cachefs.rpc import DATASET_ADD, WARMUP
 from tests.daemon import Daemon, block_ref
 from tests.fetching import FetchClient
+from tests.waiting import until
 
 MIB = 1 << 20
 # Root without the capabilities that let it read any file.
@@ -123,10 +124,7 @@ def test_sigterm_under_load_is_orderly_and_loses_nothing(tmp_path: Path) -> None
         for loader in loaders:
             loader.start()
         next(warmup)
-        deadline = time.monotonic() + 60
-        while daemon.status().fetched_blocks < 20:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: daemon.status().fetched_blocks >= 20)
         assert daemon.stop() == 0
         for loader in loaders:
             loader.join(60)

@@ -5,7 +5,6 @@ import logging
 import os
 import signal
 import sys
-import time
 import zlib
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Iterable, Iterator
@@ -40,6 +39,7 @@ from tests.servers import faulty
 from tests.servers.faulty import Fault, FaultyProxy
 from tests.servers.s3 import S3Server
 from tests.servers.scripted import scripted
+from tests.waiting import until, until_async
 
 COUNT = 40
 CERTIFICATE = Path(faulty.__file__).parent / "localhost.pem"
@@ -88,10 +88,10 @@ class Bench:
             for one in batch:
                 self.listed[int(one.key)] = ObjectRange(one.key, one.version, one.size, 0, one.size)
         await self.fetcher.ahead([ref(FIRST)])
-        await until(lambda: self.origin.order(self.listed[FIRST]) is not None)
+        await until_async(lambda: self.origin.order(self.listed[FIRST]) is not None)
         self.carrying._start_more()
         if ready:
-            await until(lambda: self.carrying._pick() is not None)
+            await until_async(lambda: self.carrying._pick() is not None)
 
     def source(self, ref: BlockRef) -> BlockSource:
         return BlockSource(key_of(ref.entry), self.origin, self.listed[ref.entry], ref.snapshot)
@@ -106,7 +106,7 @@ class Bench:
 
     async def settled(self) -> None:
         """Wait until no process has anything to do, and all that it had is entered or given back."""
-        await until(lambda: not any(one.in_flight for one in self.carrying.status()) and not self.carrying._calls)
+        await until_async(lambda: not any(one.in_flight for one in self.carrying.status()) and not self.carrying._calls)
 
     async def check(self, numbers: range, outcomes: list[Outcome]) -> None:
         """All blocks are there and right, and there is no room that belongs to none."""
@@ -130,12 +130,6 @@ def ref(number: int) -> BlockRef:
 
 def refs(numbers: range) -> list[BlockRef]:
     return [ref(number) for number in numbers]
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not reached():  # noqa: ASYNC110
-            await asyncio.sleep(0.002)
 
 
 Scene = Callable[[Bench], Awaitable[None]]
@@ -274,13 +268,13 @@ def test_a_process_that_is_killed_loses_nothing_and_is_replaced(
             proxy.add(*(Fault(path=f"/{n:03}", delay=60) for n in numbers))
             killed, asked = bench.pid, len(proxy.requests)
             ahead = asyncio.ensure_future(bench.fetcher.ahead(refs(numbers)))
-            await until(lambda asked=asked: len(proxy.requests) == asked + 10)  # type: ignore[misc]
+            await until_async(lambda asked=asked: len(proxy.requests) == asked + 10)  # type: ignore[misc]
             os.kill(killed, signal.SIGKILL)
             outcomes = await ahead
-            await until(lambda: not bench.carrying._processes)
+            await until_async(lambda: not bench.carrying._processes)
             await bench.check(numbers, outcomes)
             bench.carrying._start_more()
-            await until(lambda: bench.carrying._pick() is not None)
+            await until_async(lambda: bench.carrying._pick() is not None)
         outcomes = await bench.fetcher.ahead(refs(range(21, 31)))
         await bench.check(range(21, 31), outcomes)
         assert bench.carried == 10
@@ -302,7 +296,7 @@ def test_a_process_that_stands_still_delays_no_reader(
         await bench.prepare()
         os.kill(bench.pid, signal.SIGSTOP)
         ahead = asyncio.ensure_future(bench.fetcher.ahead(refs(ALL)))
-        await until(lambda: bench.carrying.status()[0].in_flight == bench.fetcher.ahead_slots)
+        await until_async(lambda: bench.carrying.status()[0].in_flight == bench.fetcher.ahead_slots)
         outcomes = await bench.fetcher.demand(refs(ALL), 20)
         assert all(isinstance(one, Location) for one in outcomes)
         assert await ahead == outcomes
@@ -324,7 +318,7 @@ def test_what_a_process_that_stands_still_was_to_bring_comes_though_nobody_waits
         monkeypatch.setattr(carrying, "_DEAD", 0.5)
         os.kill(bench.pid, signal.SIGSTOP)
         outcomes = await bench.fetcher.ahead(refs(ALL))
-        await until(lambda: not bench.carrying._processes)  # it was killed
+        await until_async(lambda: not bench.carrying._processes)  # it was killed
         await bench.check(ALL, outcomes)
 
     play(root, proxy.endpoint, scene)
@@ -341,7 +335,7 @@ def test_without_processes_everything_works_and_the_log_says_so_once(
         await bench.prepare(ready=False)
         for half in (range(1, 21), range(21, COUNT + 1)):
             outcomes = await bench.fetcher.ahead(refs(half))
-            await until(lambda: not bench.carrying._is_starting and not bench.carrying._processes)
+            await until_async(lambda: not bench.carrying._is_starting and not bench.carrying._processes)
             await bench.check(half, outcomes)
 
     with caplog.at_level(logging.DEBUG):
@@ -357,7 +351,7 @@ def test_a_process_with_nothing_to_do_ends_and_the_log_says_nothing(
     async def scene(bench: Bench) -> None:
         await bench.prepare()
         monkeypatch.setattr(carrying, "_IDLE", 0.0)
-        await until(lambda: not bench.carrying._processes)
+        await until_async(lambda: not bench.carrying._processes)
 
     with caplog.at_level(logging.INFO):
         play(root, proxy.endpoint, scene)
@@ -404,7 +398,7 @@ def test_what_a_dataset_may_take_is_kept(killed: bool, root: Path, proxy: Faulty
         asked = len(proxy.requests)
         ahead = asyncio.ensure_future(bench.fetcher.ahead(refs(range(1, 11))))
         if killed:
-            await until(lambda: len(proxy.requests) == asked + 10)
+            await until_async(lambda: len(proxy.requests) == asked + 10)
             os.kill(bench.pid, signal.SIGKILL)
         await bench.check(range(1, 11), await ahead)
         limited = bench.store.tiering.unlocked.quotas._limited["d"]
@@ -447,7 +441,7 @@ def test_what_was_written_when_the_daemon_was_killed_is_found_at_the_next_start(
         monkeypatch.setattr(bench.store.storage.rooms, "enter", lambda written: [forgotten] * len(written))
         proxy.add(*(Fault(path=f"/{number:03}", delay=60, times=None) for number in range(31, COUNT + 1)))
         ahead = asyncio.ensure_future(bench.fetcher.ahead(refs(ALL)))
-        await until(lambda: bench.carried >= 22)
+        await until_async(lambda: bench.carried >= 22)
         ahead.cancel()
 
     play(root, proxy.endpoint, scene)
@@ -476,7 +470,7 @@ def test_servers_with_tls_and_without_credentials(root: Path, monkeypatch: pytes
         bench.listed = {number: ObjectRange(b"%d" % number, b"e", SIZE, 0, SIZE) for number in ALL}
         await bench.fetcher.ahead([ref(2)])
         bench.carrying._start_more()
-        await until(lambda: bench.carrying._pick() is not None)
+        await until_async(lambda: bench.carrying._pick() is not None)
         outcomes = await bench.fetcher.ahead([ref(1)])
         await bench.check(range(1, 2), outcomes)
         assert bench.carried == 1
@@ -505,11 +499,11 @@ def under_way(daemon: Daemon, proxy: FaultyProxy) -> DatasetView:
     # The first one shows the way, and with the next one processes are started.
     for number in (FIRST, 1):
         warm(daemon, number)
-    wait_until(lambda: len(daemon.status().fetch_processes) == 2)
+    until(lambda: len(daemon.status().fetch_processes) == 2)
     warm(daemon, 2)  # credentials are looked at again where that was long ago
     proxy.add(*(Fault(path=f"/{number:03}", delay=60) for number in ALL if number > COUNT // 2))
     list(daemon.client.stream(WARMUP, Warmup(dataset="d", wait=False)))
-    wait_until(lambda: carried_by(daemon) and sum(one.in_flight for one in daemon.status().fetch_processes) >= 5)
+    until(lambda: carried_by(daemon) and sum(one.in_flight for one in daemon.status().fetch_processes) >= 5)
     return view
 
 
@@ -519,13 +513,6 @@ def warm(daemon: Daemon, number: int) -> None:
 
 def carried_by(daemon: Daemon) -> int:
     return sum(one.blocks for one in daemon.status().fetch_processes)
-
-
-def wait_until(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def is_there(pid: int) -> bool:
@@ -542,7 +529,7 @@ def test_a_daemon_that_is_killed_leaves_no_process_and_loses_nothing(
     pids = [one.pid for one in daemon.status().fetch_processes]
     os.kill(pids[0], signal.SIGSTOP)
     daemon.kill9()
-    wait_until(lambda: not any(map(is_there, pids)))
+    until(lambda: not any(map(is_there, pids)))
     proxy.clear()
     daemon.start()
     for number in ALL:

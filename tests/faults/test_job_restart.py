@@ -16,6 +16,7 @@ from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.rpc import JOB_CANCEL, JOB_EPOCH, JOB_LIST, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW
 from tests.daemon import Daemon
 from tests.mounting import mounted
+from tests.waiting import until
 
 FILES, SIZE = 500, 100_000
 SMALL = {
@@ -44,20 +45,15 @@ def jobs(daemon: Daemon) -> list[str]:
 
 
 def wait_for(daemon: Daemon, is_right: Callable[[ConsumerView], bool]) -> ConsumerView:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+    def consumer() -> ConsumerView:
         [view] = daemon.client.call(JOB_SHOW, JobName(job="train")).consumers
-        if is_right(view):
-            return view
-        time.sleep(0.02)
-    raise AssertionError(f"the consumer does not get there: {view}")
+        return view
+
+    return until(consumer, "the consumer is right", is_right=is_right)
 
 
 def wait_for_files(daemon: Daemon, is_right: Callable[[set[str]], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_right(found := {path.name for path in (daemon.home / "state/jobs").glob("*")}):
-        assert time.monotonic() < deadline, found
-        time.sleep(0.05)
+    until(lambda: {path.name for path in (daemon.home / "state/jobs").glob("*")}, is_right=is_right)
 
 
 def test_a_job_goes_on_where_it_was_when_the_daemon_was_killed(tmp_path: Path) -> None:
@@ -141,10 +137,7 @@ def test_who_is_gone_is_forgotten(tmp_path: Path) -> None:
         assert consumer.consumer == "0"
         assert "is gone" in daemon.log.read_text()
         wait_for_files(daemon, lambda found: not any(name.startswith("gone") for name in found))
-        deadline = time.monotonic() + 60
-        while daemon.client.call(JOB_SHOW, JobName(job="leased")).state == "running":
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        until(lambda: daemon.client.call(JOB_SHOW, JobName(job="leased")).state != "running")
 
 
 @pytest.mark.parametrize("damage", [b"", b"garbage", b"x" * 8 + b"\x80"])

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from cachefs.rpc import EVICT, NODE, STATUS
 from tests.daemon import COMMAND, Daemon
 from tests.mounting import COMMAND as MOUNT
 from tests.mounting import counters, drop_pages, frozen, mount_pid, mounted, read_tree, run_mount
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_what_is_on_the_node_is_served_without_a_daemon(daemon: Daemon, tree: Pa
         assert read_tree(mount) == expected
         # The daemon commits what it has stored a few milliseconds later, or more on a loaded machine.
         files = [mount / os.fsdecode(name) for name, content in expected.items() if content]
-        _wait_for(lambda: all(b"origin" not in os.getxattr(file, "user.cachefs.tier") for file in files))
+        until(lambda: all(b"origin" not in os.getxattr(file, "user.cachefs.tier") for file in files))
         daemon.kill9()
         drop_pages(mount)
         assert read_tree(mount) == expected
@@ -135,7 +136,7 @@ def test_flipped_bytes_are_never_read_and_are_repaired(daemon: Daemon, tree: Pat
 def test_a_killed_mount_is_recovered_by_mounting_again(daemon: Daemon, tree: Path, tmp_path: Path) -> None:
     with mounted(daemon.socket, "tree", tmp_path / "mnt") as mount:
         os.kill(mount_pid(daemon.client, mount), signal.SIGKILL)
-        _wait_for(lambda: kernel.is_dead(mount))
+        until(lambda: kernel.is_dead(mount))
         with mounted(daemon.socket, "tree", mount) as again:
             assert (again / "large").read_bytes() == (tree / "large").read_bytes()
 
@@ -181,7 +182,7 @@ def test_readers_of_a_mount_that_ends_get_errors_and_no_empty_directory(daemon: 
         assert not reader.is_alive()
         assert set(errors) <= {errno.ENOTCONN, errno.ECONNABORTED, errno.EIO}
         assert errors
-        _wait_for(lambda: not Path(f"/proc/{pid}").exists())
+        until(lambda: not Path(f"/proc/{pid}").exists())
         assert kernel.is_dead(mount)
 
 
@@ -268,10 +269,3 @@ def test_sighup_unmounts(daemon: Daemon, tmp_path: Path) -> None:
         mount.send_signal(signal.SIGHUP)
         assert mount.wait(60) == 0
     assert tmp_path / "mnt" not in [point.path for point in mount_points()]
-
-
-def _wait_for(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -21,6 +21,7 @@ from cachefs.rpc import DATASET_REFRESH, NODE, STATUS
 from tests.daemon import Daemon
 from tests.mounting import counters, drop_pages, mount_pid, mounted, read_tree
 from tests.pushing import cloned_device
+from tests.waiting import until
 
 KILLS = 20
 READERS = 4
@@ -118,9 +119,9 @@ def test_readers_do_not_notice_that_workers_are_killed(
                     if alive:
                         rng.choice(alive).send_signal(rng.choice((signal.SIGKILL, signal.SIGTERM)))
                 time.sleep(rng.uniform(0, 0.2))
-            _wait_for(lambda: readers.reads > KILLS)
+            until(lambda: readers.reads > KILLS)
         assert not readers.failures
-        _wait_for(lambda: len(workers(supervisor)) == 2)
+        until(lambda: len(workers(supervisor)) == 2)
         assert read_tree(mount) == expected
 
 
@@ -137,7 +138,7 @@ def test_a_request_in_the_hands_of_a_killed_worker_is_answered_by_the_next(
             reader.start()
             time.sleep(0.5)
             worker.kill()
-            _wait_for(lambda: worker.pid not in [other.pid for other in workers(supervisor)])
+            until(lambda: worker.pid not in [other.pid for other in workers(supervisor)])
         finally:
             daemon.process.send_signal(signal.SIGCONT)
         reader.join(60)
@@ -152,7 +153,7 @@ def test_a_worker_that_stands_still_is_replaced(
         (worker,) = workers(supervisor)
         worker.suspend()
         assert (mount / "004.bin").read_bytes() == expected[b"004.bin"]
-        _wait_for(lambda: not worker.is_running())
+        until(lambda: not worker.is_running())
 
 
 def test_when_the_supervisor_is_killed_readers_get_an_error(
@@ -164,12 +165,12 @@ def test_when_the_supervisor_is_killed_readers_get_an_error(
         with reading(mount, expected) as readers:
             time.sleep(0.3)
             supervisor.kill()
-            _wait_for(lambda: len(readers.failures) == READERS)
+            until(lambda: len(readers.failures) == READERS)
         assert {error.errno for error in readers.failures if isinstance(error, OSError)} <= {
             errno.ENOTCONN, errno.ECONNABORTED,
         }  # fmt: skip
-        _wait_for(lambda: not any(process.is_running() for process in family))
-        _wait_for(lambda: kernel.is_dead(mount))
+        until(lambda: not any(process.is_running() for process in family))
+        until(lambda: kernel.is_dead(mount))
 
 
 @pytest.mark.parametrize("survivor", ["guard", "pusher"])
@@ -182,7 +183,7 @@ def test_when_all_processes_are_stopped_and_the_supervisor_is_killed_readers_get
         # Keeps the connection alive, as a process does that cannot die.
         stack.callback(os.close, cloned_device(supervisor.pid))
         for watches in (_is_watching_guard, _is_watching_pusher):
-            _wait_for(lambda watches=watches: any(map(watches, supervisor.children())))  # type: ignore[misc]
+            until(lambda watches=watches: any(map(watches, supervisor.children())))  # type: ignore[misc]
         family = [supervisor, *supervisor.children()]
         for process in family:
             process.suspend()
@@ -190,12 +191,12 @@ def test_when_all_processes_are_stopped_and_the_supervisor_is_killed_readers_get
         reader = subprocess.Popen(["cat", mount / "005.bin"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         stack.enter_context(reader)
         stack.callback(reader.kill)
-        _wait_for(lambda: "wait" in Path(f"/proc/{reader.pid}/wchan").read_text())
+        until(lambda: "wait" in Path(f"/proc/{reader.pid}/wchan").read_text())
         if survivor == "pusher":
             next(process for process in family if _name(process) == "guard").kill()
         supervisor.kill()
         assert b"connect" in reader.communicate(timeout=20)[1]
-        _wait_for(lambda: not any(process.is_running() for process in family))
+        until(lambda: not any(process.is_running() for process in family))
 
 
 @pytest.mark.parametrize("lazy", [False, True])
@@ -204,8 +205,8 @@ def test_unmounting_ends_all_processes(daemon: Daemon, tmp_path: Path, lazy: boo
         supervisor = supervisor_of(daemon, mount)
         family = [supervisor, *supervisor.children()]
         kernel.unmount(mount, lazy=lazy)
-        _wait_for(lambda: not any(process.is_running() for process in family))
-        _wait_for(lambda: not daemon.client.call(STATUS, Empty()).mounts)
+        until(lambda: not any(process.is_running() for process in family))
+        until(lambda: not daemon.client.call(STATUS, Empty()).mounts)
 
 
 def test_a_guard_that_is_killed_is_replaced(daemon: Daemon, tmp_path: Path) -> None:
@@ -214,8 +215,8 @@ def test_a_guard_that_is_killed_is_replaced(daemon: Daemon, tmp_path: Path) -> N
         guards = [child for child in supervisor.children() if _name(child) == "guard"]
         assert len(guards) == 1
         guards[0].kill()
-        _wait_for(lambda: not guards[0].is_running())
-        _wait_for(lambda: "guard" in [_name(child) for child in supervisor.children()])
+        until(lambda: not guards[0].is_running())
+        until(lambda: "guard" in [_name(child) for child in supervisor.children()])
 
 
 def test_counters_are_summed_over_workers_and_their_deaths(
@@ -228,7 +229,7 @@ def test_counters_are_summed_over_workers_and_their_deaths(
             read_tree(mount)
             before = counters(daemon.client, mount)["read"]
             workers(supervisor)[0].kill()
-            _wait_for(lambda: len(workers(supervisor)) == 2)
+            until(lambda: len(workers(supervisor)) == 2)
         assert before >= 2 * len(expected)
         assert counters(daemon.client, mount)["read"] >= before
         assert len(daemon.client.call(STATUS, Empty()).mounts) == 1
@@ -242,14 +243,14 @@ def test_workers_agree_on_datasets_that_come_and_change(daemon: Daemon, tree: Pa
             other.mkdir()
             (other / "file").write_bytes(b"%d" % number)
             daemon.add_dataset(f"other{number}", f"file://{other}")
-            _wait_for(lambda name=f"other{number}": name in os.listdir(mount))  # type: ignore[misc]
+            until(lambda name=f"other{number}": name in os.listdir(mount))  # type: ignore[misc]
             # Names, attributes and bytes are each answered by whoever comes first.
             assert (mount / f"other{number}" / "file").read_bytes() == b"%d" % number
         before = os.stat(mount / "other1" / "file").st_ino
         with open(mount / "other1" / "file", "rb") as opened:
             (tmp_path / "other1" / "file").write_bytes(b"fresh")
             list(daemon.client.stream(DATASET_REFRESH, DatasetName(name="other1")))
-            _wait_for(lambda: os.stat(mount / "other1" / "file").st_size == 5)
+            until(lambda: os.stat(mount / "other1" / "file").st_size == 5)
             for worker in workers(supervisor):
                 worker.kill()
             assert (mount / "other1" / "file").read_bytes() == b"fresh"
@@ -355,7 +356,7 @@ def test_a_mount_whose_workers_hang_in_the_kernel_ends_and_its_readers_get_error
         readers = [threading.Thread(target=read, args=(number,)) for number in range(4)]
         for reader in readers:
             reader.start()
-        _wait_for(lambda: not supervisor.is_running())
+        until(lambda: not supervisor.is_running())
         for reader in readers:
             reader.join(30)
         assert len(failed) == len(readers)
@@ -382,7 +383,7 @@ def test_a_worker_that_starts_without_daemon_and_index_serves_and_finds_the_inde
             supervisor = supervisor_of(daemon, mount)
             assert (mount / "003.bin").read_bytes() == expected[b"003.bin"]
             # A reader has the bytes of a small block before it is in a tier.
-            _wait_for(lambda: any(tier.blocks for tier in daemon.status().tiers))
+            until(lambda: any(tier.blocks for tier in daemon.status().tiers))
             drop_pages(mount)
             daemon.kill9()
             index.rename(f"{index}.away")
@@ -395,7 +396,7 @@ def test_a_worker_that_starts_without_daemon_and_index_serves_and_finds_the_inde
             assert log.count("is replaced") == 1
             assert log.count("cannot be read") <= 2  # and not with every beat
             Path(f"{index}.away").rename(index)
-            _wait_for(lambda: _read(mount / "003.bin") == expected[b"003.bin"])
+            until(lambda: _read(mount / "003.bin") == expected[b"003.bin"])
             assert _read(mount / "004.bin") is None
             assert supervisor.is_running()
 
@@ -423,9 +424,9 @@ def test_a_mount_that_no_worker_can_serve_ends_when_it_is_unmounted(daemon: Daem
         (worker,) = workers(supervisor)
         worker.kill()
         log = Path(f"{mount}.log")
-        _wait_for(lambda: "before it served" in log.read_text())
+        until(lambda: "before it served" in log.read_text())
         kernel.unmount(mount, lazy=True)
-        _wait_for(lambda: not supervisor.is_running())
+        until(lambda: not supervisor.is_running())
         said = log.read_text()
         assert "it is forbidden" in said
         assert "nobody has served" not in said
@@ -462,10 +463,3 @@ def _name(process: psutil.Process) -> str:
         return Path(f"/proc/{process.pid}/comm").read_text().strip()
     except OSError:
         return ""
-
-
-def _wait_for(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

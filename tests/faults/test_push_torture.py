@@ -26,6 +26,7 @@ from tests.daemon import Daemon
 from tests.faults.tortured_reader import HEARTBEAT
 from tests.mounting import drop_pages, mount_again, mount_pid
 from tests.page_cache_lock import try_to_empty_page_cache
+from tests.waiting import until
 
 # A read that takes longer hangs: everything that was killed is back by then, on a busy machine too.
 LONGEST_READ: Final = 30.0
@@ -245,17 +246,10 @@ def test_no_event_makes_a_reader_hang_or_read_wrong_bytes(tmp_path: Path, count:
                 event()
                 torture.after()
             before = [reader.state()[1] for reader in torture.readers]
-            wait_for(lambda: all(reader.state()[1] > old for reader, old in zip(torture.readers, before, strict=True)))
+            until(lambda: all(reader.state()[1] > old for reader, old in zip(torture.readers, before, strict=True)))
             processes = torture.processes()
         finally:
             torture.stop()
         gone, alive = psutil.wait_procs(processes, 15)
         assert not alive, [(process.pid, process.status(), process.cmdline()) for process in alive]
         assert len(gone) >= 3  # supervisor, workers, pusher
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

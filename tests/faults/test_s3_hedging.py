@@ -12,6 +12,8 @@ from cachefs_daemon.origin.http_pool import HttpPool, Server
 from cachefs_daemon.origin.http_race import Races
 from cachefs_daemon.origin.http_tls import Tls
 
+from tests.waiting import until_async
+
 ROOM = 100
 BUSY = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 2\r\n\r\nno"
 CUT = b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\ncu"
@@ -60,14 +62,10 @@ class Bench:
         return asyncio.create_task(self.races.ask(self.pool, b"GET / HTTP/1.1\r\n\r\n", ROOM))
 
     async def until_asked(self, count: int) -> None:
-        async with asyncio.timeout(20):
-            while len(self.asked) < count:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        await until_async(lambda: len(self.asked) >= count)
 
     async def until_open(self, count: int) -> None:
-        async with asyncio.timeout(20):
-            while self.open != count:  # noqa: ASYNC110
-                await asyncio.sleep(0.001)
+        await until_async(lambda: self.open == count)
 
     @property
     def counts(self) -> tuple[int, int, int]:

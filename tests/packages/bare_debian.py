@@ -2,11 +2,12 @@
 
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+
+from tests.waiting import until
 
 MIRROR: Final = "http://deb.debian.org/debian"
 SECONDS: Final = 600
@@ -66,10 +67,7 @@ class BareDebian:
 
 def _wait_until_inside(first: int) -> None:
     """Only then its root is the directory."""
-    deadline = time.monotonic() + SECONDS
-    while Path(f"/proc/{first}/comm").read_text() != "sleep\n":
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: Path(f"/proc/{first}/comm").read_text() == "sleep\n")
 
 
 @contextmanager

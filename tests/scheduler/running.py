@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from cachefs.errors import DaemonUnavailable
 from cachefs.messages import Message
 from cachefs.scheduling_messages import NODES, STATUS, NodesStatus, SchedulerStatus
 from tests.scheduler.observed import SCHEDULER
+from tests.waiting import until
 
 COMMAND = Path(sys.executable).with_name("cachefs-scheduler")
 SECONDS = 60.0
@@ -75,11 +75,12 @@ class Scheduler:
 
     def until(self, true: Any) -> None:
         """Wait until it holds. Raises AssertionError with the end of the log where it never does."""
-        end = time.monotonic() + SECONDS
-        while not true():
-            assert time.monotonic() < end, self.log.read_text()[-3000:]
+
+        def holds() -> bool:
             assert self.process is None or self.process.poll() is None, self.log.read_text()[-3000:]
-            time.sleep(0.05)
+            return bool(true())
+
+        until(holds, lambda: self.log.read_text()[-3000:])
 
 
 @contextmanager

@@ -3,8 +3,6 @@
 import asyncio
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +18,7 @@ from tests.daemon import Daemon
 from tests.scheduler.observed import SCHEDULER
 from tests.scheduler.running import scheduler
 from tests.servers.ports import free_port, free_ports
+from tests.waiting import until
 
 CACHECTL = Path(sys.executable).with_name("cachectl")
 
@@ -41,13 +40,6 @@ class Files:
     @property
     def settings(self) -> dict[str, str]:
         return {"tls_ca": str(self.ca), "tls_cert": str(self.cert), "tls_key": str(self.key)}
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def test_the_api_over_tcp_uses_new_certificates_without_a_restart(tmp_path: Path) -> None:

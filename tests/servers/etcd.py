@@ -6,7 +6,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import time
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,9 +16,9 @@ from cachefs_tools.scratch_node import memory_directory
 
 from tests.servers.ports import free_port
 from tests.servers.process import start, stop
+from tests.waiting import until
 
 _INSTALL = "apt-get install -y --no-install-recommends etcd-server"
-_WAIT = 60.0  # seconds until it answers
 
 
 class Etcd:
@@ -46,12 +45,13 @@ class Etcd:
         ]  # fmt: skip
         log = self.home / "etcd.log"
         self._process = start(command, log)
-        deadline = time.monotonic() + _WAIT
-        while time.monotonic() < deadline and self._process.poll() is None:
-            if self._answers():
-                return
-            time.sleep(0.02)
-        raise RuntimeError(f"etcd does not start:\n{log.read_text(errors='replace')[-2000:]}")
+
+        def answers() -> bool:
+            assert self._process is not None
+            assert self._process.poll() is None, log.read_text(errors="replace")[-2000:]
+            return self._answers()
+
+        until(answers, lambda: f"etcd answers:\n{log.read_text(errors='replace')[-2000:]}")
 
     def _answers(self) -> bool:
         if self._is_secret:

@@ -4,12 +4,12 @@ import ctypes
 import signal
 import socket
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tests.servers.ports import free_port as free_port
 from tests.servers.ports import free_ports as free_ports
+from tests.waiting import until
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
@@ -24,14 +24,17 @@ def start(command: Sequence[str], log: Path, env: Mapping[str, str] | None = Non
 
 
 def wait_for_port(port: int, process: subprocess.Popen[bytes], log: Path, seconds: float = 30) -> None:
-    """Wait until the process accepts connections. Raises RuntimeError with the end of the log where it does not."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and process.poll() is None:
+    """Wait until the process accepts connections. A failure has the end of the log."""
+
+    def log_end() -> str:
+        return f"{process.args!r} listens on port {port}:\n{log.read_text(errors='replace')[-2000:]}"
+
+    def listens() -> bool:
+        assert process.poll() is None, log_end()
         with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) == 0:
-                return
-        time.sleep(0.01)
-    raise RuntimeError(f"{process.args!r} does not listen on port {port}:\n{log.read_text(errors='replace')[-2000:]}")
+            return probe.connect_ex(("127.0.0.1", port)) == 0
+
+    until(listens, log_end, seconds=seconds)
 
 
 def stop(process: subprocess.Popen[bytes], seconds: float = 5) -> None:

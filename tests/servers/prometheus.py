@@ -3,7 +3,6 @@
 import json
 import shutil
 import tempfile
-import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.servers.process import free_port, start, stop, wait_for_port
+from tests.waiting import until
 
 _CONFIGURATION = """
 global: {{scrape_interval: 500ms, scrape_timeout: 500ms}}
@@ -36,10 +36,8 @@ class Prometheus:
 
     def until(self, query: str, is_right: Callable[[float], bool]) -> float:
         """The value, once it is right. Raises AssertionError."""
-        deadline = time.monotonic() + 60
-        while (value := self.ask(query)) is None or not is_right(value):
-            assert time.monotonic() < deadline, f"{query} stays at {value}"
-            time.sleep(0.1)
+        value = until(lambda: self.ask(query), query, is_right=lambda value: value is not None and is_right(value))
+        assert value is not None
         return value
 
 

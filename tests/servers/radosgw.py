@@ -12,7 +12,6 @@ On a busy machine, a gateway sometimes listens and never answers. Then another o
 import os
 import shutil
 import subprocess
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,6 +22,7 @@ from cachefs_tools.scratch_node import memory_directory
 
 from tests.servers.process import free_port, start, stop, wait_for_port
 from tests.servers.s3 import S3Server
+from tests.waiting import until
 
 # Gateways that are started at most, and seconds in which one has to answer its first request.
 _GATEWAYS = 3
@@ -157,9 +157,9 @@ def _answers(port: int) -> bool:
 
 
 def _wait_until_active(log: Path, osd: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and osd.poll() is None:
-        if log.exists() and "state: booting -> active" in log.read_text(errors="replace"):
-            return
-        time.sleep(0.02)
-    raise RuntimeError(f"the OSD does not start; see {log}")
+
+    def is_active() -> bool:
+        assert osd.poll() is None, f"the OSD has ended; see {log}"
+        return log.exists() and "state: booting -> active" in log.read_text(errors="replace")
+
+    until(is_active, f"the OSD starts; see {log}")

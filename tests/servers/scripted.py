@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager, suppress
 from ssl import SSLContext
 from typing import Final
 
+from tests.waiting import until_async
+
 # Pieces that are not sent: the connection is reset after those before (of TLS, ended without a word), or the server
 # sends no more on it and goes on to read.
 RESET: Final = b"<reset>"
@@ -67,7 +69,7 @@ class ScriptedServer:
 
 
 async def _reset(writer: asyncio.StreamWriter) -> None:
-    await until(lambda: not writer.transport.get_write_buffer_size())
+    await until_async(lambda: not writer.transport.get_write_buffer_size())
     link = writer.get_extra_info("socket")
     link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
@@ -86,11 +88,4 @@ async def scripted(
     finally:
         listening.close()
         server.drop_all()
-        await until(lambda: not server.open)
-
-
-async def until(reached: Callable[[], bool]) -> None:
-    """Wait until it is so."""
-    async with asyncio.timeout(20):
-        while not reached():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until_async(lambda: not server.open)

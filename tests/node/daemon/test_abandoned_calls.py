@@ -1,7 +1,7 @@
 """Calls whose caller goes away while the daemon changes several things for it."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
@@ -15,17 +15,12 @@ from cachefs_daemon.store.block_store import Put
 from cachefs_daemon.store.storage import Foresight, Storage
 
 from cachefs.messages import DatasetAdd, DatasetName, Selection
+from tests.waiting import until_async
 
 
 async def end(stream: AsyncGenerator[object, None]) -> None:
     async for _ in stream:
         pass
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not true():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 async def abandoned(node: Node, work: "asyncio.Task[object]", monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +71,7 @@ def test_a_refresh_and_a_removal_are_done_to_their_end(tmp_path: Path, monkeypat
         before = node.catalog.snapshot("d").id
         refresh = asyncio.create_task(end(service.dataset_refresh(DatasetName(name="d"))))
         await abandoned(node, refresh, monkeypatch)
-        await until(lambda: pinned() == 2)
+        await until_async(lambda: pinned() == 2)
         assert node.catalog.snapshot("d").id != before
         keys = [
             key
@@ -87,7 +82,7 @@ def test_a_refresh_and_a_removal_are_done_to_their_end(tmp_path: Path, monkeypat
             storage.blocks.put_many([Put(key, b"x")])
         removal = asyncio.create_task(service.dataset_remove(DatasetName(name="d")))
         await abandoned(node, removal, monkeypatch)
-        await until(lambda: not storage.index.count())
+        await until_async(lambda: not storage.index.count())
         with storage.tiering as tiering:
             assert tiering.unpinned(keys) == keys
         await node.stop()

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,15 +14,7 @@ from cachefs.rpc import CLUSTER, DATASET_LIMIT, DATASET_LIST, DATASET_REMOVE, ST
 from cachefs.snapshot import Snapshot
 from tests.daemon import Daemon
 from tests.servers.process import free_ports
-
-WAIT = 60.0
-
-
-def until(condition: Callable[[], object], what: str = "it does not come true") -> None:
-    deadline = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
+from tests.waiting import until
 
 
 @contextlib.contextmanager

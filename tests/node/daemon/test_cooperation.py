@@ -14,7 +14,8 @@ from cachefs.rpc import JOB_PROGRESS, JOB_PUBLISH
 from cachefs.snapshot import Snapshot
 from tests.daemon import Daemon
 from tests.fetching import FetchClient
-from tests.node.daemon.test_cluster_datasets import datasets, two_daemons, until
+from tests.node.daemon.test_cluster_datasets import datasets, two_daemons
+from tests.waiting import until
 
 FILES, EPOCHS, BATCH = 400, 3, 10
 SPEC = SamplerSpec(kind="torch-distributed", size=FILES, epochs=EPOCHS, replicas=2)

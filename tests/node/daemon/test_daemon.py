@@ -9,7 +9,6 @@ import signal
 import socket
 import stat
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -53,6 +52,7 @@ from cachefs.segment import segment_path
 from tests.daemon import Daemon, block_ref
 from tests.fetching import FetchClient, fetch
 from tests.node.daemon.test_jobs import wait_until
+from tests.waiting import until
 
 FILES = 30
 
@@ -121,10 +121,7 @@ def test_many_readers_of_one_block_cost_one_request(daemon: Daemon, view: Datase
 def test_blocks_ahead_arrive_without_anybody_waiting(daemon: Daemon, view: DatasetView) -> None:
     refs = [block_ref(view, "large", number) for number in range(3)]
     assert fetch(daemon.socket, refs, ahead=True) == []
-    deadline = time.monotonic() + 60
-    while daemon.status().index_blocks < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: daemon.status().index_blocks >= 3)
 
 
 def test_one_bad_reference_does_not_spoil_the_others(daemon: Daemon, view: DatasetView) -> None:
@@ -246,10 +243,8 @@ def test_a_daemon_that_was_killed_knows_its_mounts_at_once(daemon: Daemon, view:
     daemon.report("m", spec="images")
     daemon.report("gone", spec="images")
     daemon.report("gone", spec="images", closing=True)
-    saved, deadline = daemon.home / "state" / "mounts.json", time.monotonic() + 60
-    while not saved.exists() or [one["id"] for one in json.loads(saved.read_bytes())] != ["m"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    saved = daemon.home / "state" / "mounts.json"
+    until(lambda: saved.exists() and [one["id"] for one in json.loads(saved.read_bytes())] == ["m"])
     daemon.kill9()
     daemon.start()
     assert [(mount.mountpoint, mount.pid, mount.alive) for mount in daemon.status().mounts] == [
@@ -363,10 +358,7 @@ def test_a_warmup_takes_no_more_than_fits_and_fetches_little_in_vain(tmp_path: P
 def test_a_warmup_in_the_background(daemon: Daemon, view: DatasetView) -> None:
     replies = list(daemon.client.stream(WARMUP, Warmup(dataset="images", wait=False), timeout=20))
     assert [reply.blocks_total for reply in replies] == [FILES + 4]
-    deadline = time.monotonic() + 60
-    while daemon.status().warmups:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: not daemon.status().warmups)
     assert daemon.status().index_blocks == FILES + 4
 
 
@@ -533,10 +525,7 @@ def test_the_service_manager_is_told(tmp_path: Path) -> None:
         listener.start()
         watched = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
         with Daemon(tmp_path / "node", environment=watched) as daemon:
-            deadline = time.monotonic() + 60
-            while said.count("WATCHDOG=1") < 3:
-                assert time.monotonic() < deadline
-                time.sleep(0.02)
+            until(lambda: said.count("WATCHDOG=1") >= 3)
             daemon.stop()
         listener.join(60)
     assert said[0] == "READY=1"

@@ -11,11 +11,12 @@ from cachefs.errors import CachefsError, ConfigError
 from cachefs.messages import DatasetName, DatasetReached, DatasetSet, Empty, OriginChange, OriginOptions
 from cachefs.rpc import DATASET_LIST, DATASET_SET, DATASET_SHOW
 from tests.daemon import Daemon
-from tests.node.daemon.test_cluster_datasets import datasets, two_daemons, until
+from tests.node.daemon.test_cluster_datasets import datasets, two_daemons
 from tests.servers import faulty
 from tests.servers.faulty import Fault, FaultyProxy
 from tests.servers.process import free_port
 from tests.servers.s3 import S3Server
+from tests.waiting import until
 
 OBJECTS = {f"set/{number:02}": bytes([number]) * 50_000 for number in range(10)}
 

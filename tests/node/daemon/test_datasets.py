@@ -28,6 +28,7 @@ from cachefs.errors import CachefsError, ConfigError, OriginAccessDenied
 from cachefs.messages import BlockRef, DatasetAdd, Empty, ListingProgress, OriginOptions, Warmup
 from cachefs.rpc import DATASET_ADD, DATASET_LIST, WARMUP
 from tests.daemon import Daemon, block_ref
+from tests.waiting import until
 
 
 def with_datasets(state: Path, scene: Callable[[Catalog], Awaitable[None]]) -> None:
@@ -240,10 +241,7 @@ def test_a_listing_ends_with_its_caller(tmp_path: Path) -> None:
         next(listing)
         listing.close()
         cachefsd = psutil.Process(daemon.process.pid)
-        deadline = time.monotonic() + 60
-        while cachefsd.children() or list((daemon.home / "state" / "snapshots").iterdir()):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: not cachefsd.children() and not list((daemon.home / "state" / "snapshots").iterdir()))
         assert daemon.client.call(DATASET_LIST, Empty()).datasets == []
         assert daemon.add_dataset("d", f"file://{tmp_path}/origin").files == 20_000
         assert "Traceback" not in daemon.log.read_text()
@@ -259,10 +257,7 @@ def test_a_warmup_ends_with_its_caller(tmp_path: Path) -> None:
         warmup = daemon.client.stream(WARMUP, Warmup(dataset="d"), timeout=60)
         next(warmup)
         warmup.close()
-        deadline = time.monotonic() + 60
-        while daemon.status().warmups:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: not daemon.status().warmups)
         assert "warmup 1 of d cancelled" in daemon.log.read_text()
         assert daemon.status().index_blocks < 3000
         assert "Traceback" not in daemon.log.read_text()

@@ -4,8 +4,7 @@ import json
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from tests.daemon import Daemon
 from tests.servers import etcd as etcd_server
 from tests.servers.etcd import Etcd
 from tests.servers.ports import free_ports
+from tests.waiting import until
 
 CACHECTL = Path(sys.executable).with_name("cachectl")
 
@@ -44,13 +44,6 @@ def cluster(daemon: Daemon) -> ClusterStatus:
 
 def states(daemon: Daemon) -> dict[str, str]:
     return {member.name: member.state for member in cluster(daemon).members}
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it has not come"
-        time.sleep(0.05)
 
 
 def test_nodes_start_die_come_back_and_leave(tmp_path: Path, etcd: Etcd) -> None:

@@ -23,10 +23,11 @@ from cachefs_daemon.cluster.view import ClusterView, NodeRecord, encode_record
 
 from cachefs.errors import ConfigError
 from tests.certificates import Authority
-from tests.members import all_active, member_id, member_record, on_loop, one_epoch, ring, state, until
+from tests.members import all_active, member_id, member_record, on_loop, one_epoch, ring, state
 from tests.servers import etcd as etcd_server
 from tests.servers.etcd import Etcd
 from tests.servers.ports import free_port
+from tests.waiting import until_async
 
 PREFIX: Final = "/cachefs/tests"
 SECONDS: Final = 3.0
@@ -84,17 +85,17 @@ async def test_nodes_join_drain_and_leave(etcd: Etcd) -> None:
         before = first.view.epoch
         revision = etcd.put("/other", "")
         await third.announce("draining")
-        await until(lambda: ring(first) == ring(second) == ring(third) == [1, 2])
+        await until_async(lambda: ring(first) == ring(second) == ring(third) == [1, 2])
         # Its record, and the ring; more only where a busy machine has lost a lease: nothing is written for nothing.
         assert before < first.view.epoch <= revision + 4
         assert state(first, 3) == "draining"
         await third.stop()
         assert list(etcd.keys(f"{PREFIX}/nodes/")) == [f"{PREFIX}/nodes/{member_id(number)}" for number in (1, 2)]
-        await until(lambda: state(first, 3) == "gone")
+        await until_async(lambda: state(first, 3) == "gone")
         # Who leaves without having drained keeps its place for the time of grace, but is not asked.
         await second.stop()
-        await until(lambda: state(first, 2) == "away")
-        await until(lambda: ring(first) == [1])
+        await until_async(lambda: state(first, 2) == "away")
+        await until_async(lambda: ring(first) == [1])
     assert ["away" in {each.state for each in view.members} for view in seen].count(True) >= 1
     assert etcd.keys(f"{PREFIX}/nodes/") == {}
 
@@ -104,12 +105,12 @@ async def test_a_node_that_is_back_within_the_grace_moves_nothing(etcd: Etcd) ->
     async with nodes(etcd, 1, 2, grace=60) as (first, second):
         epoch = first.view.epoch
         await second.stop()
-        await until(lambda: state(first, 2) == "away")
+        await until_async(lambda: state(first, 2) == "away")
         again = membership(etcd, member_record(2, incarnation=2), 60)
         try:
             await again.start()
             await again.announce("active")
-            await until(lambda: state(first, 2) == "active")
+            await until_async(lambda: state(first, 2) == "active")
             assert first.view.epoch == epoch == again.view.epoch
             assert first.view.get(member_id(2)) == dataclasses.replace(member_record(2, incarnation=2), state="active")
         finally:
@@ -123,9 +124,9 @@ async def test_a_node_that_died_vanishes_with_its_lease(etcd: Etcd) -> None:
         dead = dataclasses.replace(member_record(2), state="active")
         client.put_if(f"{PREFIX}/nodes/{dead.id}".encode(), encode_record(dead), client.grant(1, 20), 0, 20)
         client.close()
-        await until(lambda: ring(first) == [1, 2])
-        await until(lambda: state(first, 2) == "away" or ring(first) == [1])
-        await until(lambda: ring(first) == [1] and state(first, 2) == "gone")
+        await until_async(lambda: ring(first) == [1, 2])
+        await until_async(lambda: state(first, 2) == "away" or ring(first) == [1])
+        await until_async(lambda: ring(first) == [1] and state(first, 2) == "gone")
 
 
 @on_loop
@@ -133,10 +134,10 @@ async def test_nodes_whose_leases_or_records_are_taken_away_join_again(etcd: Etc
     async with nodes(etcd, 1, 2, grace=60) as found:
         epoch = found[0].view.epoch
         etcd.revoke_all()
-        await until(lambda: len(etcd.keys(f"{PREFIX}/nodes/")) == 2)
+        await until_async(lambda: len(etcd.keys(f"{PREFIX}/nodes/")) == 2)
         etcd.delete(f"{PREFIX}/nodes/{member_id(1)}")
-        await until(lambda: len(etcd.keys(f"{PREFIX}/nodes/")) == 2)
-        await until(lambda: all(state(each, number) == "active" for each in found for number in (1, 2)))
+        await until_async(lambda: len(etcd.keys(f"{PREFIX}/nodes/")) == 2)
+        await until_async(lambda: all(state(each, number) == "active" for each in found for number in (1, 2)))
         assert [each.view.epoch for each in found] == [epoch, epoch]
 
 
@@ -146,16 +147,16 @@ async def test_while_etcd_is_stopped_the_view_stays_and_says_so(etcd: Etcd, capl
     async with nodes(etcd, 1, 2, grace=60) as found:
         before = found[0].view
         etcd.pause()
-        await until(lambda: all("does not answer" in each.view.problem for each in found))
+        await until_async(lambda: all("does not answer" in each.view.problem for each in found))
         assert [each.view.members for each in found] == [before.members] * 2
         assert [each.view.epoch for each in found] == [before.epoch] * 2
         begun = time.monotonic()
         await found[0].refresh()
         assert time.monotonic() - begun < 10  # a second, on a machine with nothing else to do
         etcd.resume()
-        await until(lambda: all(not each.view.problem for each in found))
+        await until_async(lambda: all(not each.view.problem for each in found))
         await found[1].announce("draining")
-        await until(lambda: ring(found[0]) == [1])
+        await until_async(lambda: ring(found[0]) == [1])
     said = [message.getMessage() for message in caplog.records]
     assert sum("the cluster goes on as it was known before" in line for line in said) == 2  # once for each node
     assert sum("etcd answers again" in line for line in said) == 2
@@ -167,13 +168,13 @@ async def test_an_etcd_that_comes_back_with_nothing_learns_all_again(etcd: Etcd)
         for number in range(20):
             etcd.put("/other", str(number))  # revisions that the new etcd does not have
         etcd.kill()
-        await until(lambda: all("does not answer" in each.view.problem for each in found))
+        await until_async(lambda: all("does not answer" in each.view.problem for each in found))
         etcd.wipe()
         etcd.start()
-        await until(lambda: len(etcd.keys(f"{PREFIX}/")) == 3 and one_epoch(found))
-        await until(lambda: all(not each.view.problem and ring(each) == [1, 2] for each in found))
+        await until_async(lambda: len(etcd.keys(f"{PREFIX}/")) == 3 and one_epoch(found))
+        await until_async(lambda: all(not each.view.problem and ring(each) == [1, 2] for each in found))
         await found[1].announce("draining")
-        await until(lambda: ring(found[0]) == ring(found[1]) == [1])
+        await until_async(lambda: ring(found[0]) == ring(found[1]) == [1])
 
 
 @on_loop
@@ -181,9 +182,11 @@ async def test_a_start_without_etcd_goes_on_with_what_was_known_last(etcd: Etcd)
     async with nodes(etcd, 1, 2, grace=60) as (first, second):
         before = second.view
         saved = etcd.home / f"node-{member_id(2)}"
-        await until(lambda: (known := last_known.load(saved, member_id(2))) is not None and is_saved(known, before))
+        await until_async(
+            lambda: (known := last_known.load(saved, member_id(2))) is not None and is_saved(known, before)
+        )
         etcd.kill()
-        await until(lambda: bool(first.view.problem))
+        await until_async(lambda: bool(first.view.problem))
         again = membership(etcd, member_record(2, incarnation=2), 60)
         unknown = membership(etcd, member_record(5))  # of no other test
         try:
@@ -200,7 +203,7 @@ async def test_a_start_without_etcd_goes_on_with_what_was_known_last(etcd: Etcd)
             assert (unknown.view.epoch, ring(unknown), state(unknown, 5)) == (0, [], "active")
             assert "does not answer" in unknown.view.problem
             etcd.start()
-            await until(lambda: all(ring(each) == [1, 2, 5] for each in (first, again, unknown)))
+            await until_async(lambda: all(ring(each) == [1, 2, 5] for each in (first, again, unknown)))
         finally:
             await again.stop()
             await unknown.stop()
@@ -223,7 +226,7 @@ async def test_endpoints_that_are_dead_or_silent_are_passed_over(etcd: Etcd) -> 
         try:
             await node.start()
             await node.announce("active")
-            await until(lambda: ring(node) == [1])
+            await until_async(lambda: ring(node) == [1])
         finally:
             await node.stop()
 
@@ -248,9 +251,9 @@ async def test_a_node_takes_over_from_its_killed_daemon_at_once(etcd: Etcd) -> N
         # Should somebody start a copy while this one runs, it keeps the id, and says so.
         copy = dataclasses.replace(member_record(1, incarnation=9), host="127.0.0.9")
         etcd.put(f"{PREFIX}/nodes/{member_id(1)}", encode_record(copy).decode())
-        await until(lambda: "runs with the id of this one" in first.view.problem)
+        await until_async(lambda: "runs with the id of this one" in first.view.problem)
         etcd.delete(f"{PREFIX}/nodes/{member_id(1)}")
-        await until(lambda: not first.view.problem)
+        await until_async(lambda: not first.view.problem)
 
 
 @on_loop
@@ -279,9 +282,9 @@ async def test_two_clusters_below_one_prefix_stay_apart_and_say_so(
 
         blue = [await started(number, "blue") for number in (1, 2)]
         old = await started(3, "")  # of the last release, which knows no such thing
-        await until(lambda: all(ring(each) == [1, 2, 3] for each in (*blue, old)))
+        await until_async(lambda: all(ring(each) == [1, 2, 3] for each in (*blue, old)))
         green = [await started(number, "green") for number in (4, 5)]
-        await until(lambda: all(each.view.problem for each in (*blue, *green)))
+        await until_async(lambda: all(each.view.problem for each in (*blue, *green)))
         for each in green:
             assert "nodes of cluster 'blue' (node1, node2) are in the same place of etcd" in each.view.problem
             assert each.view.problem.endswith("until then this node shares nothing")
@@ -292,12 +295,12 @@ async def test_two_clusters_below_one_prefix_stay_apart_and_say_so(
             assert {int(one.id, 16) for one in each.view.members} == {1, 2, 3}
         # Nobody replaces the ring of the others: it changes only as its own nodes do.
         changed = etcd.put("/other", "")
-        await until(lambda: all("green" in each.view.problem for each in blue))
+        await until_async(lambda: all("green" in each.view.problem for each in blue))
         assert etcd.put("/other", "") <= changed + 4
         # The cluster that was there goes: the other one begins.
         for each in (*blue, old):
             await each.stop()
-        await until(lambda: all(ring(each) == [4, 5] and not each.view.problem for each in green))
+        await until_async(lambda: all(ring(each) == [4, 5] and not each.view.problem for each in green))
     said = [one.getMessage() for one in caplog.records if "in the same place" in one.getMessage()]
     assert 4 <= len(said) <= 8  # each node of the two, once, and again where it was shut out
 
@@ -307,9 +310,9 @@ async def test_refresh_brings_what_a_watch_has_not(etcd: Etcd) -> None:
     """A refresh takes effect at once, also where nothing is new."""
     async with nodes(etcd, 1, 2) as (first, second):
         await second.announce("draining")
-        await until(lambda: ring(second) == [1])
+        await until_async(lambda: ring(second) == [1])
         await first.refresh()
-        await until(lambda: first.view.epoch == second.view.epoch)
+        await until_async(lambda: first.view.epoch == second.view.epoch)
 
 
 def test_a_watch_below_a_compaction_ends(etcd: Etcd) -> None:

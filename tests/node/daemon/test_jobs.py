@@ -20,6 +20,7 @@ from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
 from cachefs.rpc import JOB_CANCEL, JOB_EPOCH, JOB_LIST, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW, STALL_LIST
 from cachefs.snapshot import Snapshot
 from tests.daemon import Daemon
+from tests.waiting import until
 
 
 def write_files(directory: Path, count: int, size: int = 20_000) -> None:
@@ -29,23 +30,18 @@ def write_files(directory: Path, count: int, size: int = 20_000) -> None:
 
 
 def wait_for_state(daemon: Daemon, job: str, state: str) -> JobView:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        view = daemon.client.call(JOB_SHOW, JobName(job=job))
-        if view.state == state:
-            return view
-        time.sleep(0.05)
-    raise AssertionError(f"job {job} does not become {state}: {view}")
+    def view() -> JobView:
+        return daemon.client.call(JOB_SHOW, JobName(job=job))
+
+    return until(view, f"job {job} is {state}", is_right=lambda view: view.state == state)
 
 
 def wait_for_consumer(daemon: Daemon, job: str, is_right: Callable[[ConsumerView], bool]) -> ConsumerView:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+    def consumer() -> ConsumerView:
         [view] = daemon.client.call(JOB_SHOW, JobName(job=job)).consumers
-        if is_right(view):
-            return view
-        time.sleep(0.02)
-    raise AssertionError(f"the consumer does not get there: {view}")
+        return view
+
+    return until(consumer, f"the consumer of job {job} is right", is_right=is_right)
 
 
 def publish(daemon: Daemon, spec: SamplerSpec | None, **fields: Any) -> JobView:
@@ -218,22 +214,15 @@ def test_a_job_ends_with_its_process_or_its_lease(tmp_path: Path) -> None:
 # --- prefetch -----------------------------------------------------------------------------------------------------
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_what_fits_is_fetched_before_anybody_reads(tmp_path: Path) -> None:
     write_files(tmp_path / "origin", 300)
     with Daemon(tmp_path / "node") as daemon:
         daemon.add_dataset("images", f"file://{tmp_path}/origin")
         publish(daemon, SamplerSpec(kind="numpy", size=200, epochs=2))
-        wait_until(lambda: daemon.status().fetched_blocks == 200)
+        until(lambda: daemon.status().fetched_blocks == 200)
         view = wait_for_consumer(daemon, "train", lambda view: view.ahead_bytes == 200 * 20_000)
         assert view.state == "waiting"
-        wait_until(lambda: daemon.client.call(JOB_SHOW, JobName(job="train")).fetched_bytes == 200 * 20_000)
+        until(lambda: daemon.client.call(JOB_SHOW, JobName(job="train")).fetched_bytes == 200 * 20_000)
         time.sleep(0.3)
         assert daemon.status().fetched_blocks == 200
 

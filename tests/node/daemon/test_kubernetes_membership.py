@@ -14,9 +14,10 @@ from cachefs_daemon.cluster.view import NodeRecord, encode_record
 
 from cachefs.errors import ConfigError
 from tests.certificates import Authority
-from tests.members import all_active, member_id, member_record, on_loop, one_epoch, ring, state, until
+from tests.members import all_active, member_id, member_record, on_loop, one_epoch, ring, state
 from tests.scheduler.kube.manifests import DEPLOY, manifest
 from tests.servers.api_server import ApiServer, running
+from tests.waiting import until_async
 
 NAMESPACE: Final = "training"
 SECONDS: Final = 3.0
@@ -67,11 +68,11 @@ async def test_nodes_join_drain_leave_and_die(server: ApiServer, account: Path) 
     async with nodes(server, account, 1, 2, 3) as (first, second, third):
         epoch = first.view.epoch
         await third.announce("draining")
-        await until(lambda: ring(first) == ring(second) == ring(third) == [1, 2])
+        await until_async(lambda: ring(first) == ring(second) == ring(third) == [1, 2])
         assert first.view.epoch > epoch
         await third.stop()
         assert held(server) == [member_id(1), member_id(2), "ring"]
-        await until(lambda: state(first, 3) == "gone")
+        await until_async(lambda: state(first, 3) == "gone")
         # A node that dies leaves its Lease, which nobody renews: it goes out of the ring, and is removed.
         dead = dataclasses.replace(member_record(4), state="active")
         name = next(iter(server.leases(NAMESPACE))).rpartition("-")[0] + f"-{dead.id}"
@@ -79,9 +80,9 @@ async def test_nodes_join_drain_leave_and_die(server: ApiServer, account: Path) 
         lease = {**lease, "metadata": {**lease["metadata"], "name": name}}
         lease["metadata"]["annotations"] = {RECORD: encode_record(dead).decode()}
         server.put_lease(lease, NAMESPACE)
-        await until(lambda: ring(first) == [1, 2, 4])
-        await until(lambda: ring(first) == ring(second) == [1, 2])
-        await until(lambda: held(server) == [member_id(1), member_id(2), "ring"])
+        await until_async(lambda: ring(first) == [1, 2, 4])
+        await until_async(lambda: ring(first) == ring(second) == [1, 2])
+        await until_async(lambda: held(server) == [member_id(1), member_id(2), "ring"])
 
 
 @on_loop
@@ -90,10 +91,10 @@ async def test_a_watch_that_is_too_old_lists_again(server: ApiServer, account: P
         for _ in range(3):
             server.compact()
         await found[1].announce("draining")
-        await until(lambda: ring(found[0]) == [1])
+        await until_async(lambda: ring(found[0]) == [1])
         assert found[0].view.problem == ""
         server.remove("leases", next(name for name in server.leases(NAMESPACE) if name.endswith(member_id(1))))
-        await until(lambda: held(server) == [member_id(1), member_id(2), "ring"])
+        await until_async(lambda: held(server) == [member_id(1), member_id(2), "ring"])
 
 
 @on_loop
@@ -101,21 +102,21 @@ async def test_while_the_api_server_is_away_the_view_stays(server: ApiServer, ac
     async with nodes(server, account, 1, 2, grace=60) as found:
         before = found[0].view
         server.down = True
-        await until(lambda: all("API server" in each.view.problem for each in found))
+        await until_async(lambda: all("API server" in each.view.problem for each in found))
         assert [each.view.members for each in found] == [before.members] * 2
         await found[0].refresh()
         server.down = False
-        await until(lambda: all(not each.view.problem for each in found))
-        await until(lambda: one_epoch(found) and ring(found[0]) == [1, 2])
+        await until_async(lambda: all(not each.view.problem for each in found))
+        await until_async(lambda: one_epoch(found) and ring(found[0]) == [1, 2])
 
 
 @on_loop
 async def test_a_token_is_read_again(server: ApiServer, account: Path) -> None:
     async with nodes(server, account, 1) as (first,):
         server.token = "second"
-        await until(lambda: "401: Unauthorized" in first.view.problem)
+        await until_async(lambda: "401: Unauthorized" in first.view.problem)
         (account / "token").write_text("second")
-        await until(lambda: not first.view.problem)
+        await until_async(lambda: not first.view.problem)
 
 
 @on_loop
@@ -127,9 +128,9 @@ async def test_a_second_node_with_the_same_id_does_not_start(server: ApiServer, 
         assert first.view.problem == ""
         again = membership(server, account, member_record(1, incarnation=3))  # at the same address: the first is dead
         await again.start()
-        await until(lambda: "runs with the id" in first.view.problem)
+        await until_async(lambda: "runs with the id" in first.view.problem)
         await again.stop()
-        await until(lambda: not first.view.problem)
+        await until_async(lambda: not first.view.problem)
 
 
 @on_loop
@@ -138,7 +139,7 @@ async def test_what_the_service_account_may_not_do_is_said(server: ApiServer, ac
     store = KubernetesStore(ApiSettings(server.url, "other", account), "tests", mine.id, SECONDS)
     node = SharedMembership(store, mine, GRACE, account)
     await node.start()
-    await until(lambda: "its role needs get, list, watch, create, update and delete" in node.view.problem)
+    await until_async(lambda: "its role needs get, list, watch, create, update and delete" in node.view.problem)
     await node.stop()
 
 
@@ -162,8 +163,8 @@ async def test_a_ca_that_is_not_there_yet_is_waited_for(server: ApiServer, accou
     found = SharedMembership(store, mine, GRACE, account, vanishing=0.5)
     try:
         await found.start()
-        await until(lambda: "ca.crt" in found.view.problem)
+        await until_async(lambda: "ca.crt" in found.view.problem)
         (Authority(account / "authority")._path).rename(account / "ca.crt")
-        await until(lambda: found.view.problem and "ca.crt" not in found.view.problem)  # it is no TLS server
+        await until_async(lambda: found.view.problem and "ca.crt" not in found.view.problem)  # it is no TLS server
     finally:
         await found.stop()

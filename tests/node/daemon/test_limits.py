@@ -2,7 +2,6 @@
 
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from cachefs.messages import DatasetDetail, DatasetLimit, DatasetName, DatasetVi
 from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.rpc import DATASET_LIMIT, DATASET_REMOVE, DATASET_SHOW, JOB_PROGRESS, JOB_PUBLISH, WARMUP
 from tests.daemon import Daemon
+from tests.waiting import until
 
 FILES, SIZE = 200, 100_000
 MEMORY, SSD = 8 << 20, 16 << 20
@@ -47,13 +47,6 @@ def warm(daemon: Daemon, name: str) -> int:
     return list(daemon.client.stream(WARMUP, Warmup(dataset=name)))[-1].blocks
 
 
-def wait_until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
 def within(daemon: Daemon, name: str, share: float) -> bool:
     cached = show(daemon, name).cached
     return cached["memory"] <= share * MEMORY and cached["ssd"] <= share * SSD
@@ -75,7 +68,7 @@ def test_a_share_is_kept_over_restarts_and_leaves_room_for_others(tmp_path: Path
         assert within(daemon, "small", 0.25)
         assert warm(daemon, "large") > 2 * few
         limit(daemon, "small", share=0.1)
-        wait_until(lambda: within(daemon, "small", 0.1))
+        until(lambda: within(daemon, "small", 0.1))
         daemon.client.call(DATASET_REMOVE, DatasetName(name="small"))
         daemon.add_dataset("small", f"file://{tmp_path}/small")
         assert show(daemon, "small").dataset.share == 1
@@ -93,7 +86,7 @@ def test_a_number_of_bytes_is_kept_over_restarts(tmp_path: Path) -> None:
         daemon.start()
         assert show(daemon, "small").dataset.most == 2 << 20
         limit(daemon, "small", most=1 << 20)
-        wait_until(lambda: max(show(daemon, "small").cached.values()) <= 1 << 20)
+        until(lambda: max(show(daemon, "small").cached.values()) <= 1 << 20)
         assert limit(daemon, "small", most=0, ttl=60).most == 0
         with pytest.raises(ConfigError, match="expected a number of bytes"):
             limit(daemon, "small", most=-1)
@@ -107,7 +100,7 @@ def test_prefetching_keeps_to_a_share_and_fetches_nothing_twice(tmp_path: Path) 
         request = JobPublish(job="train", dataset="images", spec=spec, pid=os.getpid())
         daemon.client.call(JOB_PUBLISH, request)
         fitting = MEMORY // 2 // (SIZE + 4096)
-        wait_until(lambda: daemon.status().fetched_blocks >= fitting - 8)
+        until(lambda: daemon.status().fetched_blocks >= fitting - 8)
         time.sleep(3)
         assert daemon.status().fetched_blocks <= fitting + 8
         assert within(daemon, "images", 0.5)
@@ -115,7 +108,7 @@ def test_prefetching_keeps_to_a_share_and_fetches_nothing_twice(tmp_path: Path) 
             daemon.client.call(JOB_PROGRESS, JobProgress(job="train", consumer="0", epoch=0, position=position))
             time.sleep(0.02)
         # What was read gave way for what is read next, and nothing else did.
-        wait_until(lambda: daemon.status().fetched_blocks >= FILES - 8)
+        until(lambda: daemon.status().fetched_blocks >= FILES - 8)
         time.sleep(3)
         assert daemon.status().fetched_blocks <= FILES + fitting
         assert within(daemon, "images", 0.5)
@@ -130,7 +123,7 @@ def test_what_nobody_reads_is_dropped_after_its_time(tmp_path: Path) -> None:
         warm(daemon, "long")
         warm(daemon, "short")
         before = sum(show(daemon, "long").cached.values())
-        wait_until(lambda: not sum(show(daemon, "short").cached.values()))
+        until(lambda: not sum(show(daemon, "short").cached.values()))
         assert sum(show(daemon, "long").cached.values()) == before
         assert limit(daemon, "short", share=0.5, ttl=0).ttl == 0
         assert limit(daemon, "short", ttl=60).share == 0.5

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import aclosing
 from pathlib import Path
@@ -19,6 +18,7 @@ from cachefs.errors import CachefsError, NotFound, OriginAccessDenied, OriginUna
 from cachefs.messages import ListingProgress, OriginOptions
 from cachefs.snapshot import Snapshot
 from tests.servers.s3 import S3Server
+from tests.waiting import until
 
 BLOCK_SIZE = 4 << 20
 
@@ -148,10 +148,7 @@ def test_the_child_dies_with_its_parent(tree: Path) -> None:
     (child,) = psutil.Process(parent.pid).children()
     os.kill(parent.pid, signal.SIGKILL)
     parent.communicate()
-    deadline = time.monotonic() + 60
-    while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
 
 
 class Held(ListingServer):

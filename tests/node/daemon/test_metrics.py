@@ -26,6 +26,7 @@ from tests.servers.faulty import Fault, FaultyProxy
 from tests.servers.ports import free_port
 from tests.servers.prometheus import Prometheus
 from tests.servers.s3 import S3Server
+from tests.waiting import until
 
 BLOCK = 128 << 10
 FILES = {f"{number:02}": 60_000 + 10_000 * number for number in range(24)}
@@ -63,10 +64,7 @@ def scraped(port: int) -> dict[str, dict[tuple[str, ...], float]]:
 
 def settled(daemon: Daemon, proxy: FaultyProxy, seen: Prometheus) -> None:
     """What Prometheus has seen is what the proxy has, and it adds up."""
-    deadline = time.monotonic() + 60
-    while daemon.status().in_flight_blocks:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    until(lambda: not daemon.status().in_flight_blocks)
     assert seen.until(SENT, lambda value: value == len(proxy.requests)) == len(proxy.requests)
     assert seen.until("sum(cachefs_origin_requests_in_flight)", lambda value: not value) == 0
     received = seen.ask(RECEIVED)

@@ -15,10 +15,11 @@ from cachefs.messages import BlockRef, FetchedBlock, OriginOptions, Warmup
 from cachefs.rpc import WARMUP
 from cachefs.snapshot import Snapshot
 from tests.daemon import Daemon
-from tests.node.daemon.test_cluster_datasets import datasets, two_daemons, until
+from tests.node.daemon.test_cluster_datasets import datasets, two_daemons
 from tests.servers import faulty
 from tests.servers.faulty import Fault, FaultyProxy
 from tests.servers.s3 import S3Server
+from tests.waiting import until
 
 COUNT = 40
 SIZE = 50_000

@@ -10,7 +10,7 @@ import pytest
 from cachefs.messages import Warmup
 from cachefs.rpc import WARMUP
 from tests.daemon import Daemon
-from tests.node.daemon.test_cluster_datasets import until
+from tests.waiting import until
 
 CACHECTL = Path(sys.executable).with_name("cachectl")
 

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -28,6 +27,7 @@ from tests.servers import browser as browsers
 from tests.servers.browser import PATIENCE, Browser
 from tests.servers.ports import free_port
 from tests.servers.process import free_ports
+from tests.waiting import until
 from tests.web_scene import MARKUP, Scene, Work
 
 RESNET = Work("resnet50-seed1", "imagenet", 600, 30.0)
@@ -113,10 +113,7 @@ def told(port: int, path: str) -> Any:
 
 def until_read(scene: Scene, job: str) -> None:
     """The job has a history with something in it."""
-    deadline = time.monotonic() + 120
-    while not any(told(scene.port, f"job?name={job}")["history"].get("samples", [])[2:]):
-        assert time.monotonic() < deadline
-        time.sleep(0.3)
+    until(lambda: any(told(scene.port, f"job?name={job}")["history"].get("samples", [])[2:]))
 
 
 # --- who is answered, and with what -----------------------------------------------------------------------------------
@@ -306,10 +303,7 @@ def test_pictures_for_the_documentation(scene: Scene, chromium: Browser, tmp_pat
     directory, are_kept = Path(os.environ.get(PICTURES, tmp_path)), PICTURES in os.environ
     pause = 3000 if are_kept else 0  # rates of the node are of some seconds
     if are_kept:
-        deadline = time.monotonic() + 120
-        while told(scene.port, f"job?name={RESNET.job}")["history"].get("epoch", [0])[-1] < 3:
-            assert time.monotonic() < deadline
-            time.sleep(0.5)
+        until(lambda: told(scene.port, f"job?name={RESNET.job}")["history"].get("epoch", [0])[-1] >= 3)
     with chromium.page(place(scene)) as page:
         live(page)
         expect(page.locator("#cells i").first).to_be_visible()

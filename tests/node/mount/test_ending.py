@@ -20,6 +20,7 @@ from cachefs.mount_table import mount_points, mount_seen_at
 from cachefs.rpc import JOB_CANCEL, JOB_PUBLISH
 from tests.daemon import COMMAND, Daemon
 from tests.mounting import mount_again, mount_pid, mounted, run_mount
+from tests.waiting import until
 
 FILES = 6
 # Opens a file each second, for longer than a mount must be quiet, and says of each what came of it.
@@ -105,10 +106,10 @@ cachefs.mount.open_watch.watch_opens = refuse
 def test_the_daemon_knows_of_a_mount_that_was_told_to_end(daemon: Daemon, tmp_path: Path) -> None:
     with mounted(daemon.socket, "tree", tmp_path / "m") as directory, held_open(directory / "0.bin"):
         os.kill(mount_pid(daemon.client, directory), signal.SIGTERM)
-        deadline = time.monotonic() + 20
-        while not (view := next(one for one in daemon.status().mounts if one.mountpoint == str(directory))).ending:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        view = until(
+            lambda: next(one for one in daemon.status().mounts if one.mountpoint == str(directory)),
+            is_right=lambda view: view.ending,
+        )
         assert view.alive
         assert mount_state(view) == "ending"
 

@@ -4,8 +4,7 @@ import os
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,16 +13,9 @@ from cachefs.mount_table import mount_points
 from cachefs.troubles import way_out
 from tests.daemon import Daemon
 from tests.mounting import mounted, read_tree, run_mount
+from tests.waiting import until
 
 CACHECTL = Path(sys.executable).with_name("cachectl")
-WAIT = 60.0
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
 
 
 def cachectl(daemon: Daemon, *command: str) -> str:

@@ -17,8 +17,8 @@ from cachefs_tools.bench.resident_pages import resident_bytes
 from cachefs.messages import Empty, GuessCounts
 from cachefs.rpc import JOB_LIST
 from tests.daemon import Daemon, Sections, block_ref
-from tests.helper_process import wait_until
 from tests.mounting import counters, mounted
+from tests.waiting import until
 
 DIRECTORIES, FILES = 3, 100
 SIZE = 40_000
@@ -132,7 +132,7 @@ def test_what_is_guessed_is_pushed_into_the_page_cache(tmp_path: Path, tree: Pat
             if resident_bytes(ahead):
                 break
             if number >= 4:
-                wait_until(partial(is_seen, number - 4, ahead))
+                until(partial(is_seen, number - 4, ahead))
         assert resident_bytes(ahead), "pages of files that nobody has read"
         assert counters(daemon.client, mount)["push_guessed_blocks"] > 0
 
@@ -184,7 +184,7 @@ def test_what_is_read_in_any_order_is_brought_once_and_shown(tmp_path: Path, tre
         for first in range(0, 150, 2):
             read_whole(mount, tree, [order[first]])
             read_whole(other, tree, [order[first + 1]])
-        wait_until(are_all_here)  # of a set of which half was read, all is wanted
+        until(are_all_here)  # of a set of which half was read, all is wanted
         read_whole(mount, tree, order[150::2])
         read_whole(other, tree, order[151::2])
         counters(daemon.client, other)
@@ -212,7 +212,7 @@ def test_who_reads_here_and_there_in_large_blocks_gets_its_bytes_first(tmp_path:
             os.posix_fadvise(tokens.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
             for start in np.random.default_rng(3).integers(0, len(content) - 5000, 60).tolist():
                 assert os.pread(tokens.fileno(), 5000, start) == content[start : start + 5000]
-        wait_until(lambda: daemon.status().fetched_blocks == len(content) // block)
+        until(lambda: daemon.status().fetched_blocks == len(content) // block)
         assert daemon.status().origin_requests > len(content) // block, "blocks came in parts"
         assert (mount / "tokens").read_bytes() == content
         assert daemon.status().fetched_blocks == len(content) // block
@@ -234,7 +234,7 @@ def test_the_rest_of_a_file_comes_also_after_a_restart_of_the_daemon(tmp_path: P
         daemon.start()
         read(mount, numbers[3:8])
         # What a kill takes of the blocks that were just fetched comes again.
-        wait_until(lambda: daemon.status().fetched_blocks >= LARGE - 3)
+        until(lambda: daemon.status().fetched_blocks >= LARGE - 3)
         read(mount, numbers)
         assert rows(daemon, mount)["rest"].right > 0
         assert daemon.status().fetched_blocks <= LARGE, "none comes twice"
@@ -249,7 +249,7 @@ def test_a_refresh_in_the_middle_brings_the_rest_of_what_the_mount_shows(tmp_pat
         (home / "d1" / "0000").write_bytes(b"other")
         daemon.refresh_dataset("data")
         read_whole(mount, home, names[10:60])
-        wait_until(lambda: daemon.status().fetched_blocks >= FILES)
+        until(lambda: daemon.status().fetched_blocks >= FILES)
         read_whole(mount, home, names[60:])
         assert rows(daemon, mount)["set"].right > 0
 

@@ -9,7 +9,6 @@ import shutil
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from cachefs.mount_table import mount_points
 from cachefs.snapshot import Snapshot
 from tests.daemon import Daemon
 from tests.mounting import counters, drop_pages, mounted, read_tree
+from tests.waiting import until
 
 DEPTH = 300
 COPY = "import shutil, sys; shutil.copytree(*sys.argv[1:])"
@@ -350,7 +350,7 @@ def test_what_is_asked_for_ahead_comes_without_anybody_waiting(tree: Path, tmp_p
                 nursery.cancel_scope.cancel()
 
         trio.run(ask)
-        _eventually(lambda: daemon.status().fetched_blocks == 4)
+        until(lambda: daemon.status().fetched_blocks == 4)
 
 
 def test_several_datasets_come_and_go(daemon: Daemon, tree: Path, tmp_path: Path) -> None:
@@ -361,19 +361,12 @@ def test_several_datasets_come_and_go(daemon: Daemon, tree: Path, tmp_path: Path
         assert os.listdir(directory) == ["tree"]
         assert (directory / "tree" / "one byte").read_bytes() == b"x"
         daemon.add_dataset("second", f"file://{origin}")
-        _eventually(lambda: sorted(os.listdir(directory)) == ["second", "tree"])
+        until(lambda: sorted(os.listdir(directory)) == ["second", "tree"])
         held = (directory / "second" / "file").open("rb")
         (origin / "file").write_bytes(b"changed")
         (origin / "new").touch()
         daemon.refresh_dataset("second")
-        _eventually(lambda: sorted(os.listdir(directory / "second")) == ["file", "new"])
+        until(lambda: sorted(os.listdir(directory / "second")) == ["file", "new"])
         assert (directory / "second" / "file").read_bytes() == b"changed"
         assert os.fstat(held.fileno()).st_size == len(b"first")
         held.close()
-
-
-def _eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

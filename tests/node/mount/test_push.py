@@ -17,8 +17,8 @@ from cachefs.messages import Empty, MountView, Selection, Warmup
 from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
 from cachefs.rpc import CACHED, EVICT, JOB_CANCEL, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW, STATUS, WARMUP
 from tests.daemon import Daemon
-from tests.helper_process import wait_until
 from tests.mounting import counters, mounted
+from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("steady_page_cache")
 
@@ -85,10 +85,7 @@ class Training:
         return resident_bytes(self.paths(0))
 
     def eventually(self, is_so: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 60
-        while not is_so():
-            assert time.monotonic() < deadline, (self.mount.counters, self.consumer)
-            time.sleep(0.05)
+        until(lambda: is_so(), lambda: (self.mount.counters, self.consumer))
 
 
 @pytest.fixture
@@ -265,7 +262,7 @@ def test_what_pages_hold_makes_room_in_memory_for_the_rest(tree: Path, tmp_path:
             pass
         training = Training(daemon, tmp_path / "mount")
         # What is in the page cache does not come into memory as well, so memory is first.
-        wait_until(lambda: len(in_memory(daemon)) > 200)
+        until(lambda: len(in_memory(daemon)) > 200)
         with mounted(daemon.socket, "images", training.directory, "page_cache_budget=12MiB"):
             training.eventually(lambda: len(doubly_cached(training)) > 200)
             settled(training)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +20,7 @@ from cachefs.mount import kernel
 from tests.daemon import Daemon
 from tests.mounting import counters, mount_pid, mounted
 from tests.pushing import Orders, Pusher, cloned_device, orders, pusher
+from tests.waiting import until
 
 PAGE = 4096
 SIZES = [1, 100, 4095, 4096, 4097, 110_000, 131_073, (1 << 20) - 1, (1 << 20) + 5]
@@ -86,13 +87,6 @@ pytestmark = pytest.mark.usefixtures("steady_page_cache", "process")
 
 def whole_pages(size: int) -> int:
     return -(-size // PAGE) * PAGE
-
-
-def eventually(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
 
 
 def waits_for_a_page(pid: int) -> bool:
@@ -183,7 +177,7 @@ def test_a_mount_of_several_datasets(
     other = daemon.add_dataset("other", f"file://{tree}/d0")
     daemon.read(other, "0")
     assert daemon_side.failed(daemon_side.give(view, FILES)) == []
-    eventually(lambda: daemon_side.failed(daemon_side.give(other, ["0"])) == [], "the mount does not show the other")
+    until(lambda: daemon_side.failed(daemon_side.give(other, ["0"])) == [], "the mount does not show the other")
     assert resident_bytes([mount / "tree" / name for name in FILES]) == sum(map(whole_pages, SIZES))
     assert resident_bytes([mount / "other" / "0"]) == whole_pages(SIZES[0])
     assert (mount / "other" / "0").read_bytes() == (tree / FILES[0]).read_bytes()
@@ -215,7 +209,7 @@ def test_a_kernel_that_takes_no_pages_is_named_once(
         pusher(os.dup(refuses.fileno()), tmp_path / "other", "tree", mount) as idle,
     ):
         side.give(view, FILES)
-        eventually(lambda: "takes no pages" in log.read_text(), "it does not say so")
+        until(lambda: "takes no pages" in log.read_text(), "it does not say so")
         side.give(view, FILES)
         time.sleep(0.5)
         assert idle.process.is_running()
@@ -263,11 +257,11 @@ def test_a_mount_that_dies_takes_readers_and_a_waiting_pusher_along(
     for server in servers:
         server.suspend()
     reader = subprocess.Popen(["cat", str(mount / LARGE)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    eventually(lambda: waits_for_a_page(reader.pid), "the reader has no page locked")
+    until(lambda: waits_for_a_page(reader.pid), "the reader has no page locked")
     daemon_side.give(view, [LARGE])
-    eventually(lambda: waits_for_a_page(process.process.pid), "the pusher does not wait")
+    until(lambda: waits_for_a_page(process.process.pid), "the pusher does not wait")
     os.kill(process.supervisor.pid, signal.SIGKILL)
     for server in servers:
         server.kill()
     assert b"not connected" in reader.communicate(timeout=60)[1]
-    eventually(lambda: not Path(f"/proc/{process.process.pid}").exists(), "the pusher lives on")
+    until(lambda: not Path(f"/proc/{process.process.pid}").exists(), "the pusher lives on")

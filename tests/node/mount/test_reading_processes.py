@@ -18,6 +18,7 @@ from cachefs.read_messages import FileRead, ReadsAsked
 from cachefs.rpc import ASK_READS, NODE
 from tests.daemon import Daemon
 from tests.mounting import mounted
+from tests.waiting import until
 
 FILES = 40
 # Reads files as a library in C does, one for each line that it gets, and says when that is done.
@@ -75,10 +76,7 @@ class Asker:
             self.told += self.daemon.client.call(ASK_READS, self.asked).reads
 
     def wait_for(self, what: Callable[[list[FileRead]], bool]) -> None:
-        deadline = time.monotonic() + 60
-        while not what(self.told):
-            assert time.monotonic() < deadline, self.told
-            time.sleep(0.05)
+        until(lambda: what(self.told), lambda: self.told)
 
 
 @contextlib.contextmanager
@@ -150,10 +148,7 @@ def test_nothing_is_told_once_nobody_asks(node: tuple[Daemon, Path], fresh: Call
         with asking(daemon, one.namespace, one.pid) as asker:
             read_until_told(one, asker, fresh)
             assert daemon.client.call(NODE, Empty()).asking == [os.getuid()]
-        deadline = time.monotonic() + 60
-        while daemon.client.call(NODE, Empty()).asking:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        until(lambda: not daemon.client.call(NODE, Empty()).asking)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes a pid namespace")

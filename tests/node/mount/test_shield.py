@@ -8,8 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -21,6 +20,7 @@ from cachefs.mount_spec import MountSpec
 from cachefs.mount_table import MountPoint, mount_points
 from tests.daemon import Daemon
 from tests.mounting import counters, mount_pid, mounted, read_tree, run_mount
+from tests.waiting import until
 
 TCGETS = 0x5401
 FILES = 20
@@ -61,13 +61,6 @@ def ask_whether_terminals(directory: Path) -> None:
         with path.open("rb", buffering=0) as file, pytest.raises(OSError, match="Inappropriate ioctl") as caught:
             fcntl.ioctl(file, TCGETS, bytes(64))
         assert caught.value.errno == errno.ENOTTY
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_no_ioctl_reaches_a_mount_with_a_shield(daemon: Daemon, mount: Path, tree: Path) -> None:
@@ -155,7 +148,7 @@ def test_a_lazy_unmount_leaves_open_files_alone(daemon: Daemon, tmp_path: Path) 
 def test_a_killed_mount_answers_with_errors_and_is_recovered(daemon: Daemon, tmp_path: Path) -> None:
     with mounted(daemon.socket, "tree", tmp_path / "m", "shield=on") as directory:
         os.kill(mount_pid(daemon.client, directory), signal.SIGKILL)
-        eventually(lambda: kernel.is_dead(directory))
+        until(lambda: kernel.is_dead(directory))
         with pytest.raises(OSError, match=r"Transport endpoint is not connected|Software caused connection abort"):
             (directory / "class1" / "004.bin").read_bytes()
         with mounted(daemon.socket, "tree", directory, "shield=on") as again:

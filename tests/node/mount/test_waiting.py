@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from cachefs.mount import kernel
 from cachefs.mount.fuse_control import ControlFiles
 from tests.daemon import Daemon
 from tests.mounting import counters, drop_pages, mounted
+from tests.waiting import until
 
 # More than the tasks that pyfuse3 has unless it is told otherwise, and than the kernel sends unless it is told so.
 READERS = 120
@@ -56,10 +56,7 @@ def test_reads_that_wait_keep_nobody_from_reading_what_is_here(daemon: Daemon, t
         try:
             for reader in readers:
                 reader.start()
-            deadline = time.monotonic() + 60
-            while connection.waiting() < READERS:
-                assert time.monotonic() < deadline, connection.waiting()
-                time.sleep(0.01)
+            until(lambda: connection.waiting() >= READERS, lambda: connection.waiting())
             assert (mount / "here.bin").read_bytes() == b"here"
             assert not answers
         finally:

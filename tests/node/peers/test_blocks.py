@@ -9,7 +9,8 @@ from cachefs_daemon.peers.answers import NotHere, PeerBlock
 
 from cachefs.block import MEMORY
 from tests.blockstore import data_of
-from tests.peering import ServingNode, asker, until, wanted
+from tests.peering import ServingNode, asker, wanted
+from tests.waiting import until_async
 
 
 def test_blocks_that_are_there_come_and_others_do_not(root: Path) -> None:
@@ -59,6 +60,6 @@ def test_a_peer_that_seemed_slow_while_this_node_stood_still_is_asked_again(
                 peer.measure(600.0, 1, 60.0, asyncio.get_running_loop().time())
             assert 0.5 < peer.latency <= 1.0
             assert one.client.expected_seconds(node.record, 100_000) > 1
-            await until(lambda: one.client.expected_seconds(node.record, 100_000) < 0.01, "it is asked again")
+            await until_async(lambda: one.client.expected_seconds(node.record, 100_000) < 0.01, "it is asked again")
 
     asyncio.run(run())

@@ -33,8 +33,9 @@ from cachefs import errors
 from cachefs.block import Location, piece_checksums
 from cachefs.segment import segment_path
 from tests.blockstore import data_of, key_of
-from tests.peering import DEADLINE, ME, ServingNode, asker, node_id, record, until, view_of, wanted
+from tests.peering import DEADLINE, ME, ServingNode, asker, node_id, record, view_of, wanted
 from tests.servers.ports import free_port
+from tests.waiting import until_async
 
 Write = Callable[[bytes], None]
 
@@ -97,7 +98,7 @@ def test_dead_peer_costs_one_failure_and_is_asked_again_once_a_probe_gets_throug
                 # It comes up at the address that the client knows: only the probes find that out.
                 peer = one.client._peers[dead.id]
                 peer.record = node.record
-                await until(lambda: one.client.usable(dead.id), "a probe gets through")
+                await until_async(lambda: one.client.usable(dead.id), "a probe gets through")
                 assert isinstance(await one.ask(node.record, wanted(1)), PeerBlock)
 
     asyncio.run(run())
@@ -114,7 +115,7 @@ def test_stopped_server_is_noticed_by_its_silence(root: Path, monkeypatch: pytes
             [pid] = node.servers.pids
             os.kill(pid, signal.SIGSTOP)
             try:
-                await until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "it stops")
+                await until_async(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED, "it stops")
                 answer = await one.ask(node.record, wanted(2))
                 assert isinstance(answer, Failed)
                 assert answer.why == Why.AWAY
@@ -123,7 +124,7 @@ def test_stopped_server_is_noticed_by_its_silence(root: Path, monkeypatch: pytes
                 assert one.client.in_flight == (0, 0)
             finally:
                 os.kill(pid, signal.SIGCONT)
-            await until(lambda: one.client.usable(node.record.id), "a probe gets through")
+            await until_async(lambda: one.client.usable(node.record.id), "a probe gets through")
             assert isinstance(await one.ask(node.record, wanted(2)), PeerBlock)
 
     asyncio.run(run())
@@ -136,7 +137,7 @@ def test_killed_server_is_started_again(root: Path) -> None:
             assert isinstance(await one.ask(node.record, wanted(1)), PeerBlock)
             [pid] = node.servers.pids
             os.kill(pid, signal.SIGKILL)
-            await until(lambda: node.servers.pids not in ([], [pid]), "another server runs")
+            await until_async(lambda: node.servers.pids not in ([], [pid]), "another server runs")
             assert "is started again" in node.complaints()
 
             async def comes() -> bool:
@@ -236,7 +237,7 @@ def test_old_epoch_is_told_and_refreshed(root: Path) -> None:
             # And one that is newer than the server's is served, and the server's daemon looks for it.
             one.membership.view = dataclasses.replace(one.membership.view, epoch=8)
             assert isinstance(await one.ask(node.record, wanted(1)), PeerBlock)
-            await until(lambda: node.membership.refreshed, "the server's daemon refreshes")
+            await until_async(lambda: node.membership.refreshed, "the server's daemon refreshes")
 
     asyncio.run(run())
 
@@ -274,7 +275,7 @@ def test_node_that_is_no_member_is_refused_with_a_line(root: Path) -> None:
 
             while not await refused():  # noqa: ASYNC110  # the server learns it over its pipe
                 await asyncio.sleep(0.01)
-            await until(lambda: f"knows no member {ME}" in node.complaints(), "a line")
+            await until_async(lambda: f"knows no member {ME}" in node.complaints(), "a line")
 
     asyncio.run(asyncio.wait_for(run(), 3 * DEADLINE))
 
@@ -328,20 +329,22 @@ def test_a_node_that_brings_a_block_gives_signs_while_its_daemon_lives(
             name, now = node.record.id, asyncio.get_running_loop().time
             began = now()
             asks = [one.begin(node.record, wanted(number), fetch=True) for number in (10, 11)]
-            await until(lambda: one.client.last_sign(name, fetch=True) > began + 0.3, "signs come again and again")
+            await until_async(
+                lambda: one.client.last_sign(name, fetch=True) > began + 0.3, "signs come again and again"
+            )
             heard = PeerServers._take
             monkeypatch.setattr(PeerServers, "_take", lambda *_: None)  # the daemon hangs, and its server does not
-            await until(lambda: now() - one.client.last_sign(name, fetch=True) > 0.6, "no more signs come")
+            await until_async(lambda: now() - one.client.last_sign(name, fetch=True) > 0.6, "no more signs come")
             last = one.client.last_sign(name, fetch=True)
             assert isinstance(await one.ask(node.record, wanted(1)), PeerBlock)  # what it has it gives
             doubted = now()
             one.client.doubt(name)
-            await until(lambda: one.client.last_sign(name, fetch=False) > doubted, "its server answers the probe")
+            await until_async(lambda: one.client.last_sign(name, fetch=False) > doubted, "its server answers the probe")
             assert one.client.last_sign(name, fetch=True) == last
             assert one.client.usable(name)
             monkeypatch.setattr(PeerServers, "_take", heard)
             one.client.doubt(name)
-            await until(lambda: one.client.last_sign(name, fetch=True) > last, "signs come again")
+            await until_async(lambda: one.client.last_sign(name, fetch=True) > last, "signs come again")
             for ask in asks:
                 ask.cancel()
 
@@ -357,11 +360,11 @@ def test_a_node_of_which_no_sign_comes_counts_as_dead_without_any_question(root:
             os.kill(pid, signal.SIGSTOP)
             try:
                 one.client.doubt(node.record.id)
-                await until(lambda: not one.client.usable(node.record.id), "the probe comes to nothing")
+                await until_async(lambda: not one.client.usable(node.record.id), "the probe comes to nothing")
                 dead = asyncio.get_running_loop().time()
             finally:
                 os.kill(pid, signal.SIGCONT)
-            await until(lambda: one.client.usable(node.record.id), "a probe gets through")
+            await until_async(lambda: one.client.usable(node.record.id), "a probe gets through")
             assert one.client.last_sign(node.record.id, fetch=True) > dead, "or readers pass it over for a minute"
             assert isinstance(await one.ask(node.record, wanted(2)), PeerBlock)
 
@@ -380,10 +383,10 @@ def test_deadline_and_cancellation_let_go_of_everything(root: Path) -> None:
             told: list[object] = []
             how = client_module.How(loop.time() + DEADLINE, fetch=True)
             ask = one.client.ask(node.record, wanted(2), how, told.append)
-            await until(lambda: len(node.asked) == 2, "the daemon is asked")
+            await until_async(lambda: len(node.asked) == 2, "the daemon is asked")
             ask.cancel()
             ask.cancel()
-            await until(lambda: one.client.in_flight == (0, 0), "nothing is on the way")
+            await until_async(lambda: one.client.in_flight == (0, 0), "nothing is on the way")
             assert not told
             assert one.client.usable(node.record.id)
 
@@ -432,7 +435,9 @@ def test_nodes_that_have_left_are_forgotten(root: Path) -> None:
         async with ServingNode(root) as node, asker(node.record) as one:
             node.put(1)
             assert isinstance(await one.ask(node.record, wanted(1)), PeerBlock)
-            await until(lambda: not any(peer.batches for peer in one.client._peers.values()), "the answer has ended")
+            await until_async(
+                lambda: not any(peer.batches for peer in one.client._peers.values()), "the answer has ended"
+            )
             one.membership.set(view_of(ME, [record(int(ME, 16), 1)], 8))
             assert one.client._peers == {}
 

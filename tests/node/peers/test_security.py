@@ -21,7 +21,8 @@ from cachefs_daemon.peers.tls import Certificates
 from cachefs.block import piece_checksums
 from tests.blockstore import data_of
 from tests.certificates import Authority
-from tests.peering import DEADLINE, ME, ServingNode, asker, node_id, record, until, wanted
+from tests.peering import DEADLINE, ME, ServingNode, asker, node_id, record, wanted
+from tests.waiting import until_async
 
 SIZE = 100_000
 
@@ -118,17 +119,17 @@ def test_strangers_are_refused_each_with_a_line(root: Path, authority: Authority
             without = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             without.check_hostname, without.verify_mode = False, ssl.CERT_NONE
             await refused(without)
-            await until(lambda: "peer did not return a certificate" in node.complaints(), "a line")
+            await until_async(lambda: "peer did not return a certificate" in node.complaints(), "a line")
 
             foreign = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             foreign.check_hostname, foreign.verify_mode = False, ssl.CERT_NONE
             files = other.issue("asker")
             foreign.load_cert_chain(files.cert, files.key)
             await refused(foreign)
-            await until(lambda: "unable to get local issuer certificate" in node.complaints(), "a line")
+            await until_async(lambda: "unable to get local issuer certificate" in node.complaints(), "a line")
 
             await refused(Certificates(nobody).client())
-            await until(
+            await until_async(
                 lambda: "certificate names mallory, which is no member of cluster test" in node.complaints(), "a line"
             )
 
@@ -198,7 +199,7 @@ def test_flood_and_slow_requests_cost_only_who_sends_them(root: Path) -> None:
                 link = socket.create_connection(("127.0.0.1", node.servers.port), DEADLINE)
                 link.sendall(b"POST /blocks HTTP/1.1\r\nX-Slow: ")
                 links.append(link)
-            await until(lambda: "the oldest one goes" in node.complaints(), "a line")
+            await until_async(lambda: "the oldest one goes" in node.complaints(), "a line")
             # Who is a member already goes on, and another connection of one comes in.
             for number in range(8):
                 assert isinstance(await one.ask(node.record, wanted(number)), PeerBlock)
@@ -285,7 +286,7 @@ def test_with_a_secret_only_those_who_know_it_are_answered_and_believed(root: Pa
                     refused = await stranger.ask(node.record, wanted(1))
                     assert isinstance(refused, Failed)
                     assert "cluster.secret_file" in refused.reason
-            await until(lambda: "another secret" in node.complaints(), "the server says whom it has refused")
+            await until_async(lambda: "another secret" in node.complaints(), "the server says whom it has refused")
         async with ServingNode(root / "plain") as impostor:
             impostor.put(1)
             async with asker(impostor.record, secret=key) as deceived:

@@ -18,8 +18,8 @@ from cachefs.rpc import JOB_LIST, JOB_SHOW
 from tests.as_user import NOBODY, public_directory
 from tests.containers import DATA, contained
 from tests.daemon import Daemon
-from tests.helper_process import wait_until
 from tests.mounting import mount_pid, mounted
+from tests.waiting import until
 
 FILES = 12
 SAMPLES = 200_000
@@ -47,7 +47,7 @@ class Node:
             found[:] = [self.daemon.client.call(JOB_SHOW, JobName(job=job.job)) for job in jobs if job.job == name]
             return bool(found) and bool(seen(found[0]))
 
-        wait_until(is_so)
+        until(is_so)
         return found[0]
 
 

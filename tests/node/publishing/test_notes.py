@@ -1,8 +1,8 @@
 """`cachefs run` says of each loader that is not understood what would help: once on stderr, and in `job show`."""
 
+import contextlib
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from cachefs_tools.cachectl.job_page import describe
@@ -13,6 +13,7 @@ from cachefs.rpc import JOB_SHOW
 from tests.daemon import Daemon
 from tests.mounting import mounted
 from tests.node.publishing.strange_loaders import hashed
+from tests.waiting import until
 
 SCRIPT = Path(__file__).with_name("strange_loaders.py")
 CACHEFS = Path(sys.executable).with_name("cachefs")
@@ -61,14 +62,11 @@ def test_what_is_not_understood_is_said_once_with_what_would_help(tmp_path: Path
 
 def wait_for_notes(daemon: Daemon, many: int) -> dict[str, str]:
     """The notes of the job's consumers, by name, once there are so many."""
-    deadline = time.monotonic() + SECONDS
-    notes: dict[str, str] = {}
-    while len(notes) < many and time.monotonic() < deadline:
-        time.sleep(0.1)
-        try:
+
+    def notes() -> dict[str, str]:
+        with contextlib.suppress(NotFound):
             view = daemon.client.call(JOB_SHOW, JobName(job="strange"))
-        except NotFound:
-            continue
-        notes = {one.consumer: one.note for one in view.consumers if one.note}
-    assert len(notes) == many, notes
-    return notes
+            return {one.consumer: one.note for one in view.consumers if one.note}
+        return {}
+
+    return until(notes, f"{many} notes", is_right=lambda found: len(found) == many)

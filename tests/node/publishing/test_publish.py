@@ -20,9 +20,10 @@ from cachefs.rpc import JOB_LIST
 from cachefs.snapshot import Snapshot
 from tests.as_user import NOBODY, as_user, public_directory
 from tests.daemon import Daemon
-from tests.helper_process import helper_process, wait_until
+from tests.helper_process import helper_process
 from tests.mounting import mounted
 from tests.recording import Recording, recording
+from tests.waiting import until
 
 CACHEFS = Path(sys.executable).with_name("cachefs")
 SCRIPT = Path(__file__).with_name("training_script.py")
@@ -77,7 +78,7 @@ def run(node: Node, job: str, code: str, *options: str, **variables: str) -> str
     )
     stdout, stderr = process.communicate(timeout=60)
     assert (process.returncode, stderr) == (0, "")
-    wait_until(lambda: helper_process(process.pid) is None)
+    until(lambda: helper_process(process.pid) is None)
     return stdout
 
 
@@ -106,7 +107,7 @@ def test_a_directory_and_a_spec(node: Node) -> None:
     ) as job:
         assert job.stdin is not None
         for ended in (False, True):
-            wait_until(lambda ended=ended: ended in [said.ended for said in node.record.of(JobProgress, "spec")])  # type: ignore[misc]
+            until(lambda ended=ended: ended in [said.ended for said in node.record.of(JobProgress, "spec")])  # type: ignore[misc]
             job.stdin.write("\n")
             job.stdin.flush()
     assert job.returncode == 0
@@ -205,12 +206,12 @@ def test_a_sampler_publishes_what_it_says(node: Node, tmp_path: Path) -> None:
         assert job.stdout is not None
         for epoch in (4, 5):
             read = json.loads(job.stdout.readline())
-            wait_until(lambda epoch=epoch: orders(node, "sampler").get(epoch))  # type: ignore[misc]
+            until(lambda epoch=epoch: orders(node, "sampler").get(epoch))  # type: ignore[misc]
             assert orders(node, "sampler")[epoch] == read
             job.stdin.write("\n")
             job.stdin.flush()
         assert job.wait(60) == 0
-        wait_until(lambda: helper_process(job.pid) is None)
+        until(lambda: helper_process(job.pid) is None)
     assert node.record.of(JobProgress, "sampler")[-1].epoch == 5
 
 
@@ -278,7 +279,7 @@ def test_a_user_who_may_not_use_the_socket_publishes_through_the_mount(node: Nod
         text=True,
     )
     try:
-        wait_until(lambda: any(one.job == "nobody~control" for one in node.daemon.client.call(JOB_LIST, Empty()).jobs))
+        until(lambda: any(one.job == "nobody~control" for one in node.daemon.client.call(JOB_LIST, Empty()).jobs))
         assert job.communicate("", timeout=60) == ("the end\n", "")
     finally:
         job.kill()
@@ -424,8 +425,8 @@ def test_a_rank_that_begins_later_is_told_what_was_learned(node: Node, tmp_path:
         for rank in ("0", "1"):
             variables = {**environment(node, "late"), "RANK": rank, "WORLD_SIZE": "2"}
             ranks.append(subprocess.Popen([sys.executable, "-c", code, rank], env=variables))
-            wait_until(lambda: helper_process(ranks[-1].pid))
-        wait_until(lambda: _is_all_known(node, "late"))
+            until(lambda: helper_process(ranks[-1].pid))
+        until(lambda: _is_all_known(node, "late"))
     finally:
         (tmp_path / "known").touch()
         assert [rank.wait(60) for rank in ranks] == [0, 0]

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import venv
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from tests.helper_process import helper_process
 from tests.mounting import mounted
 from tests.node.publishing.said import complaints
 from tests.recording import Recording, recording
+from tests.waiting import until
 
 SCRIPT = Path(__file__).with_name("training_script.py")
 CACHEFS = Path(sys.executable).with_name("cachefs")
@@ -218,10 +218,7 @@ def test_progress_follows_the_reading(node: Node, epochs: Epochs, scenario: str)
 
 
 def test_the_job_ends_with_its_process(node: Node, epochs: Epochs) -> None:
-    deadline = time.monotonic() + 60
-    while (view := node.show("all")).state == "running":
-        assert time.monotonic() < deadline, view
-        time.sleep(0.1)
+    view = until(lambda: node.show("all"), is_right=lambda view: view.state != "running")
     assert view.state == "ended"
     assert view.source == "cachefs run"
 
@@ -239,10 +236,7 @@ def test_a_stream_that_lists_its_shards_is_left_to_the_daemon(node: Node) -> Non
 
 def helper_of(process: subprocess.Popen[str], node: Node, job: str) -> int:
     """The process number of the helper, once it has published."""
-    deadline = time.monotonic() + 60
-    while not (publishes := node.record.of(JobPublish, job)):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    publishes = until(lambda: node.record.of(JobPublish, job))
     assert publishes[0].pid == process.pid
     helper = helper_process(process.pid)
     assert helper is not None
@@ -319,13 +313,13 @@ def test_a_restarted_daemon_is_told_again(node: Node, tmp_path: Path) -> None:
 
 
 def wait_for_job(daemon: Daemon, job: str) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+    def is_published() -> bool:
         with contextlib.suppress(CachefsError):
-            if any(consumer.known_epochs for consumer in daemon.client.call(JOB_SHOW, JobName(job=job)).consumers):
-                return
-        time.sleep(0.1)
-    raise AssertionError(f"job {job} is not published")
+            consumers = daemon.client.call(JOB_SHOW, JobName(job=job)).consumers
+            return any(consumer.known_epochs for consumer in consumers)
+        return False
+
+    until(is_published, f"job {job} is published")
 
 
 # --- the command ------------------------------------------------------------------------------------------------

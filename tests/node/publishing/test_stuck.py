@@ -26,7 +26,7 @@ from tests.servers import faulty
 from tests.servers.faulty import Fault, FaultyProxy
 from tests.servers.process import free_ports
 from tests.servers.s3 import S3Server
-from tests.seven_places import SCRIPT, Job, Places, until
+from tests.seven_places import SCRIPT, Job, Places, until_found
 
 FILES = {f"{number:03}": random.Random(number).randbytes(50_000) for number in range(80)}
 # Where it is set, what all places have said is written there, for the documentation.
@@ -80,7 +80,7 @@ def all_say(of: Node, wanted: str, *, fails: bool = False) -> dict[str, str]:
             have_a_read_fail(of.mount)
         return ask()
 
-    return {place: until(functools.partial(asked, ask), wanted) for place, ask in of.places.all().items()}
+    return {place: until_found(functools.partial(asked, ask), wanted) for place, ask in of.places.all().items()}
 
 
 def have_a_read_fail(mount: Path) -> None:
@@ -105,10 +105,10 @@ def test_an_origin_that_does_not_answer(rclone: S3Server, tmp_path: Path, worker
         here.proxy.add(Fault(drop=True, times=None))
         with training(here, workers=workers) as job:
             wanted = r"S3 at \S+ has not answered for \d+ s; \d+ reads? waits? for it, (the first )?for \d+ s"
-            said = {"stderr": until(job.said, f"cachefs: {wanted}"), **all_say(here, wanted)}
-            assert until(lambda: here.places.ctl("stalls"), "origin")
+            said = {"stderr": until_found(job.said, f"cachefs: {wanted}"), **all_say(here, wanted)}
+            assert until_found(lambda: here.places.ctl("stalls"), "origin")
             here.proxy.clear()
-            until(job.said, r"cachefs: S3 at \S+ answers again, after \d+ s")
+            until_found(job.said, r"cachefs: S3 at \S+ answers again, after \d+ s")
             summary = job.finish()
         assert job.process.returncode == 0
         assert "bandwidth" not in summary
@@ -195,7 +195,7 @@ def test_a_disk_that_others_fill(rclone: S3Server, tmp_path: Path) -> None:
             list(here.daemon.client.stream(WARMUP, Warmup(dataset="pets")))
             with training(here, epochs=8) as job:
                 wanted = r"the ssd tier (takes no new blocks|has no more room)"
-                said = {"stderr": until(job.said, f"cachefs: {wanted}"), **all_say(here, wanted)}
+                said = {"stderr": until_found(job.said, f"cachefs: {wanted}"), **all_say(here, wanted)}
                 summary = job.finish()
             assert summary.count("cachefs: the ssd tier") >= 2
             note("disk full", {**said, "summary": summary})
@@ -210,7 +210,7 @@ def test_reads_that_wait_for_a_slot(rclone: S3Server, tmp_path: Path) -> None:
             throttle.limit(Limits(latency=4))
             with training(here, workers=4) as job:
                 wanted = r"\d reads? waits? for a free request to S3 at \S+, .*for \d+ s \(it gets 1 of 1 requests"
-                said = {"stderr": until(job.said, f"cachefs: {wanted}"), **all_say(here, wanted)}
+                said = {"stderr": until_found(job.said, f"cachefs: {wanted}"), **all_say(here, wanted)}
                 throttle.limit(Limits())
                 summary = job.finish()
             assert "for a free request to S3 at" in summary
@@ -228,7 +228,7 @@ def test_another_node_that_is_away(rclone: S3Server, tmp_path: Path) -> None:
         Daemon(tmp_path / "b", {"cluster": own[1]}, rclone.environment) as other,
         node(rclone, tmp_path, "away", {"cluster": own[0]}) as here,
     ):
-        until(lambda: str(list(datasets(other))), "pets")
+        until_found(lambda: str(list(datasets(other))), "pets")
         assert other.process is not None
         processes = [other.process.pid, *_children(other.process.pid)]
         for pid in processes:
@@ -236,7 +236,7 @@ def test_another_node_that_is_away(rclone: S3Server, tmp_path: Path) -> None:
         try:
             with training(here, epochs=8) as job:
                 wanted = r"node b has not answered for \d+ s"
-                said = {"stderr": until(job.said, f"cachefs: {wanted}"), **all_say(here, wanted)}
+                said = {"stderr": until_found(job.said, f"cachefs: {wanted}"), **all_say(here, wanted)}
                 summary = job.finish()
             assert "node b did not answer for" in summary
             note("peer away", {**said, "summary": summary})

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy
@@ -17,6 +16,7 @@ from tests.mounting import mounted
 from tests.node.publishing.said import complaints
 from tests.node.publishing.two_loaders import EPOCHS, hashed
 from tests.recording import Recording, recording
+from tests.waiting import until
 
 SCRIPT = Path(__file__).with_name("two_loaders.py")
 CACHEFS = Path(sys.executable).with_name("cachefs")
@@ -76,12 +76,10 @@ def parts(epochs: list[list[int]]) -> list[list[int]]:
 
 def wait_for_the_end(daemon: Daemon) -> dict[str, ConsumerView]:
     """The job's consumers by name, once all are shown in the last epoch."""
-    deadline = time.monotonic() + SECONDS
-    while True:
-        views = {one.consumer: one for one in daemon.client.call(JOB_SHOW, JobName(job="two")).consumers}
-        if all(one.epoch == EPOCHS - 1 for one in views.values()) or time.monotonic() > deadline:
-            return views
-        time.sleep(0.1)
+    return until(
+        lambda: {one.consumer: one for one in daemon.client.call(JOB_SHOW, JobName(job="two")).consumers},
+        is_right=lambda views: all(one.epoch == EPOCHS - 1 for one in views.values()),
+    )
 
 
 def published(record: Recording, snapshot: Snapshot) -> dict[str, dict[int, list[int]]]:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.helper_process import helper_process, wait_until
+from tests.helper_process import helper_process
+from tests.waiting import until
 
 
 def alone(code: str) -> subprocess.CompletedProcess[str]:
@@ -97,7 +98,7 @@ time.sleep(60)
         assert job.stdout.readline() == "no child\n"
         helper = helper_process(job.pid)
         assert helper is not None
-        wait_until(lambda: helper.cwd() == "/")  # it may just have begun
+        until(lambda: helper.cwd() == "/")  # it may just have begun
         ours = {"/dev/null", "anon_inode:[eventpoll]", "/memfd:cachefs-page (deleted)"}
         assert open_files(helper.pid) & open_files(job.pid) <= ours
         helper.suspend()
@@ -105,7 +106,7 @@ time.sleep(60)
         job.kill()
     assert job.communicate(timeout=60) == ("", "")  # nobody else has them open
     helper.resume()
-    wait_until(lambda: not helper.is_running())
+    until(lambda: not helper.is_running())
 
 
 def test_a_helper_that_was_killed_leaves_nothing_once_its_job_has_ended(tmp_path: Path) -> None:
@@ -126,7 +127,7 @@ input()
             helper = helper_process(job.pid)
             assert helper is not None
             helper.kill()
-            wait_until(lambda: not helper.is_running())
+            until(lambda: not helper.is_running())
             assert directory.exists()
             job.communicate("\n", timeout=60)
         finally:

@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 from cachefs_tools.bench.own_process import in_own_process
+
+from tests.waiting import until
 
 
 # By what it can be seen that processes of theirs run: in Python, with a handler of their own for SIGINT.
@@ -46,13 +46,6 @@ def runs(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
-
-
-def until(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 40
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_measurement_in_a_process_of_its_own() -> None:

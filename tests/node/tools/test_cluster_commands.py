@@ -2,7 +2,6 @@
 
 import json
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,8 @@ from cachefs.planning.sequences.sampler_spec import SamplerSpec
 from cachefs.rpc import JOB_PUBLISH
 from tests.daemon import Daemon
 from tests.servers.process import free_ports
+from tests.waiting import until
 
-WAIT = 20.0
 MIB = 1 << 20
 
 
@@ -65,10 +64,7 @@ def test_a_cluster_has_a_ring_and_knows_what_its_jobs_need(tmp_path: Path) -> No
             1, "cachectl: no node of the ring is called 'z'; see `cachectl ring`\n",
         )  # fmt: skip
         publish(second, tmp_path / "files")
-        deadline = time.monotonic() + WAIT
-        while (hint := document(first, "scale-hint"))["needed"] != size:
-            assert time.monotonic() < deadline, hint
-            time.sleep(0.1)
+        hint = until(lambda: document(first, "scale-hint"), is_right=lambda hint: hint["needed"] == size)
         assert (hint["now"]["nodes"], hint["nodes_needed"], hint["now"]["kept"]) == (2, 1, size)
         assert hint["now"]["capacity"] == sum(one["capacity"] for one in hint["nodes"]) > 1000 * MIB
 
@@ -82,9 +78,6 @@ def test_a_node_alone_has_no_ring_but_knows_how_many_nodes_its_jobs_need(tmp_pat
         assert "in no cluster" in done.output
         assert "nothing is needed" in cachectl(daemon, "scale-hint").output
         publish(daemon, tmp_path / "files")
-        deadline = time.monotonic() + WAIT
-        while (hint := document(daemon, "scale-hint"))["needed"] != size:
-            assert time.monotonic() < deadline, hint
-            time.sleep(0.1)
+        hint = until(lambda: document(daemon, "scale-hint"), is_right=lambda hint: hint["needed"] == size)
         assert hint["one_fewer"] is None
         assert "1 node with room for" in cachectl(daemon, "scale-hint").output

@@ -7,13 +7,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cachefs.mount_table import mount_points
 from tests.daemon import Daemon
+from tests.waiting import until
 
 CACHECTL = Path(sys.executable).with_name("cachectl")
 
@@ -111,10 +112,3 @@ def test_killed_it_leaves_nothing_mounted(daemon: Daemon, tmp_path: Path) -> Non
         until(lambda: daemon.status().fetched_blocks > 0)  # the job reads
         running.kill()
     until(lambda: not any(point.path.is_relative_to(work) for point in mount_points()))
-
-
-def until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -21,6 +20,7 @@ from cachefs.job_messages import JobEpoch, JobPublish
 from tests.daemon import Daemon
 from tests.mounting import mounted
 from tests.recording import Recording, recording
+from tests.waiting import until
 
 CACHEFS = Path(sys.executable).with_name("cachefs")
 FILES = 64
@@ -102,10 +102,10 @@ def test_a_program_computes_the_same_and_its_order_is_published(node: Node, tmp_
             line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(tmp_path)
         )
         try:
-            deadline = time.monotonic() + SECONDS
-            while process.poll() is None and not any(epoch <= expected for epoch in epochs_published(record, name)):
-                assert time.monotonic() < deadline, "no order was published"
-                time.sleep(0.05)
+            until(
+                lambda: process.poll() is not None or any(at <= expected for at in epochs_published(record, name)),
+                "an order is published", seconds=SECONDS,
+            )  # fmt: skip
             go.touch()
             stdout, stderr = process.communicate(timeout=SECONDS)
         finally:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ import pytest
 from cachefs_tools.cachectl.display import size
 
 from tests.daemon import Daemon
+from tests.waiting import until
 
 CACHECTL = Path(sys.executable).with_name("cachectl")
 FILES = 20
@@ -77,10 +77,7 @@ def test_from_the_beginning_to_the_end_over_a_restart(url: str, tmp_path: Path) 
         assert "there is no warmup 7" in run(daemon, "warmups", "--cancel", "7", status=1)
 
         kept = daemon.home / "state/warmups.msgpack"
-        deadline = time.monotonic() + 60
-        while not kept.exists() or b"data/3" in kept.read_bytes():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: kept.exists() and b"data/3" not in kept.read_bytes())
         daemon.kill9()
         daemon.start()
         assert [(one["dataset"], one["state"], one["blocks_total"]) for one in listed(daemon)] == [
@@ -90,9 +87,7 @@ def test_from_the_beginning_to_the_end_over_a_restart(url: str, tmp_path: Path) 
         Gate.opened.set()
         assert f"web: {FILES} of {FILES} blocks here" in run(daemon, "warmups", "--watch", "1")
         assert " done " in run(daemon, "warmups")
-        while kept.read_bytes() != b"\x90":  # an empty list: nothing goes on after the next start
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: kept.read_bytes() == b"\x90")
 
 
 def test_progress_in_a_pipe_and_what_an_interrupted_command_says(url: str, tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from tests.advising import FakeAdvice
 from tests.scheduler.kube.manifests import DEPLOY, manifest
 from tests.scheduler.kube.pods import asked, pod
 from tests.scheduler.kube.serving import Served, serving
-from tests.scheduler.kube.waiting import until
 from tests.servers.api_server import ApiServer, problems, running
+from tests.waiting import until
 
 ACCESS = DEPLOY / "base" / "scheduler-access.yaml"
 GATE = {"name": "cachefs.io/copy-slot"}

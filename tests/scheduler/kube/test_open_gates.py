@@ -17,8 +17,8 @@ from tests.advising import FakeAdvice
 from tests.scheduler.kube.manifests import DEPLOY, manifest
 from tests.scheduler.kube.pods import pod
 from tests.scheduler.kube.serving import serving
-from tests.scheduler.kube.waiting import until
 from tests.servers.api_server import ApiServer, running
+from tests.waiting import until
 
 ACCESS = DEPLOY / "base" / "open-gates.yaml"
 GATE = {"name": "cachefs.io/copy-slot"}

@@ -1,8 +1,7 @@
 """A Slurm with job_submit.lua, and cachefs-slurm-hint beside its controller."""
 
 import subprocess
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,8 +11,8 @@ from cachefs_tools.scratch_node import program
 
 from tests.scheduler.slurm.service_double import ServiceDouble, running_double
 from tests.servers.process import start, stop
+from tests.waiting import until
 
-SECONDS = 60.0
 _QUICK = {"interval": 0.3, "calls_per_second": 50, "hints_last": 60}
 
 
@@ -121,11 +120,3 @@ def with_lua(place: Path, hints: Path) -> None:
     (place / "cachefs.lua").write_text((PLUGIN / "cachefs.lua").read_text())
     text = (PLUGIN / "job_submit.lua").read_text()
     (place / "job_submit.lua").write_text(text + f'\nif loaded then cachefs.file = "{hints}" end\n')
-
-
-def until(reached: Callable[[], bool], what: str) -> None:
-    """Wait for it."""
-    deadline = time.monotonic() + SECONDS
-    while not reached():
-        assert time.monotonic() < deadline, f"not within {SECONDS:.0f} s: {what}"
-        time.sleep(0.05)

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.scheduler.slurm.hinted import HintedSlurm, hinted_slurm, until
+from tests.scheduler.slurm.hinted import HintedSlurm, hinted_slurm
+from tests.waiting import until
 
 READS = "--comment=cachefs:imagenet"
 WAITS = "--comment=cachefs:imagenet,policy=suspend"

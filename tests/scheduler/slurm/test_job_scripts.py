@@ -4,8 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,16 +12,10 @@ from cachefs_scheduler.slurm.hint import PLUGIN
 from cachefs_tools.lab.slurm import Slurm, running_slurm
 
 from tests.daemon import Daemon
+from tests.waiting import until
 
 BIN = Path(sys.executable).parent
 WAIT = 60.0
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.1)
 
 
 @pytest.fixture

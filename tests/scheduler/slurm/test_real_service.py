@@ -11,7 +11,8 @@ from cachefs.observe_messages import Order, OrderKind
 from cachefs.scheduling_messages import EXPLAIN, QUEUE, Explanation, QueueStatus
 from tests.scheduler.observed import Observed, made_files, observed
 from tests.scheduler.running import Scheduler, scheduler
-from tests.scheduler.slurm.hinted import HintedSlurm, slurm_asking, until
+from tests.scheduler.slurm.hinted import HintedSlurm, slurm_asking
+from tests.waiting import until
 
 READS = "--comment=cachefs:set"
 WAITS = "--comment=cachefs:set,policy=suspend,max-jobs-per-copy=1"

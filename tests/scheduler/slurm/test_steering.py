@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 from cachefs_scheduler.slurm.hint import PLUGIN
 
-from tests.scheduler.slurm.hinted import HintedSlurm, hinted_slurm, until
+from tests.scheduler.slurm.hinted import HintedSlurm, hinted_slurm
+from tests.waiting import until
 
 READS = "--comment=cachefs:imagenet"
 DIRECTIVE = "#!/bin/sh\n#SBATCH --ntasks=4\n#CACHEFS dataset=imagenet@latest policy=prefer\nsleep 600\n"

@@ -1,6 +1,5 @@
 """How `cachectl top` asks the daemon: what one picture costs is bounded, and nothing that fails ends it."""
 
-import time
 from typing import Any, cast
 
 import pytest
@@ -11,6 +10,7 @@ from cachefs.job_messages import JobList
 from cachefs.messages import DatasetCached, DatasetList, DatasetNames, DatasetsCached
 from cachefs.rpc import DATASET_CACHED, DATASET_LIST, JOB_LIST, STATUS, DaemonClient
 from tests.unit.tools.pictures import dataset, job, status
+from tests.waiting import until
 
 
 class Daemon:
@@ -100,10 +100,3 @@ def test_while_the_daemon_is_away_the_last_picture_stays() -> None:
         assert asker.answer.picture is not first
     finally:
         asker.stop()
-
-
-def until(true: Any) -> None:
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

@@ -31,7 +31,8 @@ from cachefs.errors import Busy, NotFound
 from cachefs.messages import BlockRef, MountElsewhere, OriginOptions
 from cachefs.snapshot_builder import ListedObject, build
 from tests.blockstore import BLOCK_SIZE, OpenStore, opened, store_config
-from tests.sharing import SharingNode, introduce, node_record, until
+from tests.sharing import SharingNode, introduce, node_record
+from tests.waiting import until_async
 
 NAME = "set"
 ADDED = [Stamp(1, f"{1:016x}", 1)]
@@ -165,7 +166,7 @@ def test_what_another_node_reads_is_brought_and_kept_until_no_node_reads_it(
         with pytest.raises(NotFound):
             other.held.source(block)
         reader.reading.append(mount(old))
-        await until(lambda: other.has(old) and not other.used.is_behind)
+        await until_async(lambda: other.has(old) and not other.used.is_behind)
         # Its blocks are the dataset's here as well, and come from its origin.
         assert other.held.source(block).origin is other.catalog.get(NAME).origin
         assert [one.id for one in other.catalog.generations(other.catalog.get(NAME))] == [current, newer, old]
@@ -173,7 +174,7 @@ def test_what_another_node_reads_is_brought_and_kept_until_no_node_reads_it(
         assert other.used.is_read(old)
         assert reader.used.is_read(old)
         joined = await bench.node([current])
-        await until(lambda: joined.has(old))
+        await until_async(lambda: joined.has(old))
         assert joined.used.problems() == other.used.problems() == []
         assert other.used.mounts_behind(NAME, current) == [MountElsewhere("node-1", "/mnt", old)]
         with pytest.raises(Busy, match="set is mounted at /mnt on node node-1; unmount that first"):
@@ -184,14 +185,14 @@ def test_what_another_node_reads_is_brought_and_kept_until_no_node_reads_it(
         await again.close()
 
         reader.reading.clear()
-        await until(lambda: not other.used.is_read(old))
+        await until_async(lambda: not other.used.is_read(old))
         await other.prune()
         assert other.has(old), "the node may come back"
         monkeypatch.setattr(used_snapshots, "GRACE_SECONDS", 0.0)
         reader.reading.append(mount(old))
-        await until(lambda: other.used.is_read(old))
+        await until_async(lambda: other.used.is_read(old))
         reader.reading.clear()
-        await until(lambda: not other.used.is_read(old))
+        await until_async(lambda: not other.used.is_read(old))
         other.used.check_unused(NAME)
         other.used._until.clear()  # the grace that began before
         await other.prune()
@@ -213,7 +214,7 @@ def test_a_dataset_that_was_removed_is_kept_out_of_sight_while_another_node_read
         # The node with the mount was away; it has learnt of the removal, and keeps the dataset until it is unmounted.
         await reader.catalog.note_removed(NAME, ADDED)
         reader.reading.append(mount(current))
-        await until(lambda: other.has(current) and not other.used.is_behind)
+        await until_async(lambda: other.has(current) and not other.used.is_behind)
         assert list(other.catalog) == []
         assert other.catalog.find(NAME) is None
         assert other.held.source(BlockRef(current, 3, 0)).snapshot == current
@@ -228,7 +229,7 @@ def test_a_dataset_that_was_removed_is_kept_out_of_sight_while_another_node_read
         # A node that never had the dataset has heard of its removal, and keeps the snapshot too.
         fresh = await bench.node([])
         await fresh.catalog.note_removed(NAME, ADDED)
-        await until(lambda: fresh.has(current))
+        await until_async(lambda: fresh.has(current))
 
     on_bench(tmp_path, scene)
 
@@ -242,7 +243,7 @@ def test_what_cannot_be_kept_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
         reader = await bench.node([current, first, second])
         reader.reading.append(mount(first, second, stays=False))
         other = await bench.node([current])
-        await until(lambda: other.has(kept) and other.used.problems())
+        await until_async(lambda: other.has(kept) and other.used.problems())
         assert other.used.problems() == [
             f"dataset set: snapshot {beyond[:12]}, which node-1 reads, is not on this node, so other nodes bring its "
             "blocks: 1 older snapshots are kept already; mount datasets anew where they are read"
@@ -251,8 +252,8 @@ def test_what_cannot_be_kept_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert other.used.mounts_behind(NAME, current) == [], "they follow refreshes"
         monkeypatch.setattr(used_snapshots, "MOST_BYTES", 1000)
         small = await bench.node([current])
-        await until(lambda: any("older snapshots may take 1000 B" in line for line in small.used.problems()))
-        await until(lambda: small.errors.views())
+        await until_async(lambda: any("older snapshots may take 1000 B" in line for line in small.used.problems()))
+        await until_async(lambda: small.errors.views())
         (error,) = small.errors.views()
         assert error.subject == "dataset set"
         assert f"snapshot {kept[:12]}, which node-1 reads, cannot be had: its file has" in error.message
@@ -268,7 +269,7 @@ def test_a_peer_makes_this_node_keep_nothing_but_snapshots_of_datasets_of_the_cl
         peer.reading.append(mount(old))
         strange = await bench.node([])
         same = await bench.node([current])
-        await until(lambda: same.has(old))
+        await until_async(lambda: same.has(old))
         assert set(strange.sharing.shared.values(USED)[f"{1:016x}"]) == {old}
         assert not strange.has(old)
         assert strange.used.problems() == []
@@ -284,10 +285,10 @@ def test_what_comes_as_a_current_snapshot_is_not_brought_a_second_time(tmp_path:
         other = await bench.node([current])
         other.coming.add(old)
         reader.reading.append(mount(old))
-        await until(lambda: other.used.is_read(old))
+        await until_async(lambda: other.used.is_read(old))
         assert not other.used.is_coming(old)
         other.coming.clear()
-        await until(lambda: other.has(old))
+        await until_async(lambda: other.has(old))
 
     on_bench(tmp_path, scene)
 
@@ -315,14 +316,14 @@ def test_snapshots_that_wait_for_their_turn_are_looked_at_again_when_it_comes(
         other = await bench.node([current])
         monkeypatch.setattr(SnapshotFiles, "fetch_older", fetch)
         reader.reading.append(mount(first, second, third))
-        await until(lambda: all(other.used.is_coming(one) for one in (first, second, third)))
+        await until_async(lambda: all(other.used.is_coming(one) for one in (first, second, third)))
         # One of them is not read any more when the turns come.
         reader.reading[:] = [mount(first, second)]
-        await until(lambda: not other.used.is_read(third))
+        await until_async(lambda: not other.used.is_read(third))
         for _ in range(3):
             turns.release()
-        await until(lambda: not other.used.is_coming(third))
-        await until(lambda: len(fetched) == 2)
+        await until_async(lambda: not other.used.is_coming(third))
+        await until_async(lambda: len(fetched) == 2)
         assert {one for one, _ in fetched} == {first, second}
         assert sum(allowed for _, allowed in fetched) <= 3 * size, "the bound is of all of them"
 
@@ -336,7 +337,7 @@ def test_a_removal_that_is_followed_leaves_what_another_node_reads(tmp_path: Pat
         reader = await bench.node([current, old])
         other = await bench.node([current, old])
         reader.reading.append(mount(current))
-        await until(lambda: other.used.keep_if_read(current))
+        await until_async(lambda: other.used.keep_if_read(current))
         source = other.held.source(BlockRef(current, 3, 0))
         assert other.store.put(source.key, b"x" * 1000) is not None
         other.store.index.commit()
@@ -378,11 +379,11 @@ def test_a_current_snapshot_that_comes_since_it_is_read_is_not_brought_a_second_
         fresh = reader.catalog.get(NAME)
         fresh.record = msgspec.structs.replace(fresh.record, listed=Stamp(1000, f"{1:016x}", 1))
         reader.catalog.on_change(NAME)
-        await until(lambda: current in asked)
+        await until_async(lambda: current in asked)
         assert not shared.is_coming(current)
         assert not other.has(current)
         coming.clear()
-        await until(lambda: other.has(current))
+        await until_async(lambda: other.has(current))
 
     on_bench(tmp_path, scene)
 
@@ -429,10 +430,10 @@ def test_a_snapshot_is_not_fetched_for_nothing_while_its_dataset_is_listed_here(
             reader.catalog.on_change(NAME)
         else:
             reader.reading.append(mount(old))
-        await until(lambda: len(refused) >= 5)
+        await until_async(lambda: len(refused) >= 5)
         assert len(fetched) == (begins == "meanwhile")
         listing.close()
-        await until(lambda: other.has(current if which == "current" else old))
+        await until_async(lambda: other.has(current if which == "current" else old))
         assert len(fetched) == 1 + (begins == "meanwhile")
 
     other: Node
@@ -457,7 +458,7 @@ def test_a_current_snapshot_does_not_wait_for_older_ones_also_where_it_was_first
         other = await bench.node([previous])
         monkeypatch.setattr(SnapshotFiles, "_fetch", slow)
         reader.reading.append(mount(*olds, current))
-        await until(lambda: len(fetched) == 1 and all(other.used.is_coming(one) for one in (*olds, current)))
+        await until_async(lambda: len(fetched) == 1 and all(other.used.is_coming(one) for one in (*olds, current)))
         shared: list[SharedDatasets] = []
         for node in (reader, other):
             one = SharedDatasets(node.sharing.shared, node.used._files, node.used._here, node.used.is_fetched)
@@ -468,10 +469,10 @@ def test_a_current_snapshot_does_not_wait_for_older_ones_also_where_it_was_first
         fresh = reader.catalog.get(NAME)
         fresh.record = msgspec.structs.replace(fresh.record, listed=Stamp(1000, f"{1:016x}", 1))
         reader.catalog.on_change(NAME)
-        await until(lambda: other.has(current))
+        await until_async(lambda: other.has(current))
         assert len(set(fetched) & set(olds)) == 1
         held_up.set()
-        await until(lambda: all(other.has(one) for one in olds))
+        await until_async(lambda: all(other.has(one) for one in olds))
         assert sorted(fetched) == sorted([*olds, current]), "each is fetched once"
 
     on_bench(tmp_path, scene)
@@ -483,7 +484,7 @@ def test_a_snapshot_that_is_being_kept_stays_though_the_others_of_its_dataset_ar
     async def scene(bench: Bench) -> None:
         reader, other = await bench.node([current, read]), await bench.node([current, read])
         reader.reading.append(mount(read))
-        await until(lambda: other.used.keep_if_read(read))
+        await until_async(lambda: other.used.keep_if_read(read))
         await other.changes.remove(NAME)
         record = DatasetRecord(NAME, f"file://{bench.root}", OriginOptions(), [], added=ADDED)
         with other.held.receiving() as path:

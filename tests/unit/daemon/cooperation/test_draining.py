@@ -15,7 +15,8 @@ from cachefs_daemon.sharing.sections import FILLING, FILLING_NAME, FillingFacts
 
 from cachefs.errors import ConfigError
 from tests.members import on_loop
-from tests.sharing import SharingNode, introduce, node_record, until
+from tests.sharing import SharingNode, introduce, node_record
+from tests.waiting import until_async
 
 
 class Drained(SharingNode):
@@ -56,7 +57,9 @@ async def drained_nodes(count: int) -> AsyncIterator[list[Drained]]:
         introduce(nodes)
         tasks = [asyncio.create_task(node.draining.run()) for node in nodes]
         for node in nodes:
-            await until(lambda node=node: all(node.shared.has_heard(one.id) for one in node.membership.view.others))
+            await until_async(
+                lambda node=node: all(node.shared.has_heard(one.id) for one in node.membership.view.others)
+            )
         yield nodes
     finally:
         for task in tasks:
@@ -84,7 +87,7 @@ async def test_of_nodes_that_all_drain_at_once_the_first_by_name_stays_and_the_o
         for node in nodes:
             with contextlib.suppress(ConfigError):  # the first one may have taken its drain back already
                 assert not (await node.draining.drain_here()).done
-        await until(lambda: first.record.state == "active")
+        await until_async(lambda: first.record.state == "active")
         assert [one.record.state for one in others] == ["draining"] * (count - 1)
         with pytest.raises(ConfigError, match=r"drains? too"):
             await first.draining.drain_here()
@@ -111,7 +114,7 @@ async def test_a_node_that_drains_waits_for_one_that_is_away_and_counts_and_stay
         assert not (await one.draining.drain_here()).done
         assert one.record.state == "draining"
         one.see([one.record, away])  # it counts no more
-        await until(lambda: one.record.state == "active")
+        await until_async(lambda: one.record.state == "active")
 
 
 @on_loop
@@ -122,4 +125,4 @@ async def test_a_node_that_was_to_stay_and_does_not_is_followed_by_the_next(monk
         await two.draining.drain_here()
         # With a static list a node that has left is seen as draining for good.
         two.see([dataclasses.replace(one.record, state="draining"), two.record])
-        await until(lambda: two.record.state == "active")
+        await until_async(lambda: two.record.state == "active")

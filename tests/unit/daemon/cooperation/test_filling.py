@@ -26,7 +26,8 @@ from cachefs.planning.cluster.rendezvous import Member, space_hashes
 from cachefs.planning.cluster.standing import Standing
 from cachefs.planning.sequences.plan import Plan
 from tests.blockstore import OpenStore, data_of, store_config
-from tests.peering import KnownMembership, node_id, record, until, view_of
+from tests.peering import KnownMembership, node_id, record, view_of
+from tests.waiting import until_async
 
 FILES = 1200
 SIZE = 1000
@@ -114,10 +115,10 @@ def test_what_a_node_that_leaves_holds_is_had_also_where_another_one_comes_meanw
         try:
             others.is_hanging = True
             filling.follow(without)
-            await until(lambda: others.asked, "it asks")
+            await until_async(lambda: others.asked, "it asks")
             filling.follow(after)
             others.go_on()
-            await until(
+            await until_async(
                 lambda: shared.told[-1].ring == ring_digest(after.ids) and not shared.told[-1].blocks, "it is done"
             )
             space = BlockSpace.of(cast(Any, Listing()))
@@ -153,7 +154,7 @@ def filled(tmp_path: Path, others: Others, *listings: Listing, free: int = 1 << 
         assert all(filling.is_filling(one.id) for one in listings)
         task = asyncio.create_task(filling.run())
         try:
-            await until(lambda: len(filling._seen) == len(listings), "it is done")
+            await until_async(lambda: len(filling._seen) == len(listings), "it is done")
             assert all(filling.is_filling(one.id) == (free < SIZE) for one in listings)
             return {key for key in others.asked if store.blocks.get(key) is not None}
         finally:

@@ -25,7 +25,7 @@ from cachefs.errors import CachefsError, ObjectChanged, OriginUnavailable
 from cachefs.messages import BlockRef
 from cachefs.snapshot_builder import ListedObject
 from tests.blockstore import OpenStore
-from tests.members import until
+from tests.waiting import until_async
 
 BLOCK = 2 << 20
 CONTENT = bytes(range(256)) * (BLOCK // 256)
@@ -105,7 +105,7 @@ class Bench:
 
     async def on_node(self, number: int) -> bytes | None:
         """The block, once it is in a tier."""
-        await until(lambda: self.store.blocks.get(key_of(number)) is not None)
+        await until_async(lambda: self.store.blocks.get(key_of(number)) is not None)
         location = self.store.blocks.get(key_of(number))
         assert location is not None
         return self.store.read(key_of(number), location)
@@ -144,7 +144,7 @@ def test_a_read_in_the_middle_gets_its_pieces_and_the_rest_follows(store: OpenSt
         assert sum(length for _, length in bench.origin.reads) == BLOCK  # no byte twice
         assert isinstance(await bench.read(3, start), Location)
         tally = bench.fetcher.bringing.tally
-        await until(lambda: dict(tally.bytes) == {(ORIGIN, Became.STORED): BLOCK})
+        await until_async(lambda: dict(tally.bytes) == {(ORIGIN, Became.STORED): BLOCK})
 
     on_bench(store, scene)
 
@@ -163,7 +163,7 @@ def test_a_third_read_of_a_block_waits_for_all_of_it(store: OpenStore) -> None:
         # The rest of block 9, which nobody waits for, keeps that of block 3 from coming.
         bench.origin.held[9 * BLOCK] = hold = asyncio.Event()
         await bench.read(9, PIECE_SIZE)
-        await until(lambda: (9 * BLOCK, PIECE_SIZE) in bench.origin.reads)
+        await until_async(lambda: (9 * BLOCK, PIECE_SIZE) in bench.origin.reads)
         bench.fetcher.part_reads._background.most = lambda *, is_waited_for: 1  # type: ignore[union-attr,method-assign]
         answers = [await bench.read(3, piece * PIECE_SIZE) for piece in (2, 9, 13)]
         assert [type(one) for one in answers] == [PassingBlock, PassingBlock, Location]
@@ -212,7 +212,7 @@ def test_an_error_of_the_rest_is_told_to_the_next_reader_and_counted(store: Open
         bench.origin.held[3 * BLOCK] = hold = asyncio.Event()
         bench.origin.broken[3 * BLOCK] = ObjectChanged("it has changed")
         await bench.read(3, 2 * PIECE_SIZE)
-        await until(lambda: len(bench.origin.reads) == 3)  # the part, and what is before and behind it
+        await until_async(lambda: len(bench.origin.reads) == 3)  # the part, and what is before and behind it
         hold.set()
         assert isinstance(await bench.read(3, 7 * PIECE_SIZE), ObjectChanged)
         tally = bench.fetcher.bringing.tally
@@ -225,13 +225,13 @@ def test_of_a_rest_only_what_has_not_come_is_asked_for_again(store: OpenStore) -
     async def scene(bench: Bench) -> None:
         bench.origin.held[3 * BLOCK] = hold = asyncio.Event()
         await bench.read(3, 2 * PIECE_SIZE)
-        await until(lambda: len(bench.origin.reads) == 3)
+        await until_async(lambda: len(bench.origin.reads) == 3)
         bench.origin.broken[3 * BLOCK] = OriginUnavailable("out of order")
         hold.set()
         assert await bench.on_node(3) == CONTENT
         assert bench.origin.reads[3:] == [(3 * BLOCK, 2 * PIECE_SIZE)]
         slots = bench.fetcher.bringing._slots
-        await until(lambda: (slots.in_use, slots.bytes_in_use) == (0, 0))  # soon after the block is there
+        await until_async(lambda: (slots.in_use, slots.bytes_in_use) == (0, 0))  # soon after the block is there
 
     on_bench(store, scene)
 
@@ -258,7 +258,7 @@ def test_parts_that_begin_alike_both_get_a_slot(store: OpenStore) -> None:
         blocks = range(10, 18)  # as many as there are slots
         bench.origin.held = dict.fromkeys((number * BLOCK for number in blocks), hold)
         others = [asyncio.create_task(bench.read(number, 0)) for number in blocks]
-        await until(lambda: len(bench.origin.reads) == len(blocks))
+        await until_async(lambda: len(bench.origin.reads) == len(blocks))
         sizes = (PIECE_SIZE, 3 * PIECE_SIZE)
         reads = [asyncio.create_task(bench.read(3, 2 * PIECE_SIZE, size)) for size in sizes]
         await asyncio.sleep(0.05)

@@ -11,7 +11,7 @@ import pytest
 from cachefs_daemon.fetch.slots import ASKER, FetchSlots, Slot
 
 from cachefs.planning.requests.ahead_bytes import LEAST
-from tests.members import until
+from tests.waiting import until_async
 
 
 @dataclass(eq=False)
@@ -41,7 +41,7 @@ class Crowd:
         await settle()
 
     async def until_admitted(self, name: str) -> None:
-        await until(lambda: name in self.admitted)
+        await until_async(lambda: name in self.admitted)
 
     async def leave(self, name: str) -> None:
         self._leave[name].set()

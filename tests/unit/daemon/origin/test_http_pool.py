@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 
 from tests.servers import faulty
 from tests.servers.process import free_port
-from tests.servers.scripted import HALF_CLOSE, RESET, Script, ScriptedServer, scripted, until
+from tests.servers.scripted import HALF_CLOSE, RESET, Script, ScriptedServer, scripted
+from tests.waiting import until_async
 
 CERTIFICATE = Path(faulty.__file__).parent / "localhost.pem"
 BODY = bytes(range(200))
@@ -208,7 +209,7 @@ def test_an_answer_that_comes_byte_by_byte_is_waited_for_and_given_up_without_a_
         assert (await ask(pool)).body == BODY
         server.pause = 10.0
         asking = asyncio.create_task(ask(pool))
-        await until(lambda: len(server.requests) == 2)
+        await until_async(lambda: len(server.requests) == 2)
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(asking, 0.05)
         assert not pool._free
@@ -271,7 +272,7 @@ def test_bytes_between_two_answers_end_the_connection() -> None:
         await ask(pool)
         (writer,) = server._writers
         writer.write(ANSWER)
-        await until(lambda: not server.open)
+        await until_async(lambda: not server.open)
         await ask(pool)
         assert server.connections == 2
 
@@ -281,11 +282,11 @@ def test_bytes_between_two_answers_end_the_connection() -> None:
 def test_who_stops_waiting_leaves_no_connection_behind() -> None:
     async def scene(server: ScriptedServer, pool: HttpPool) -> None:
         asking = asyncio.create_task(ask(pool))
-        await until(lambda: len(server.requests) > 0)
+        await until_async(lambda: len(server.requests) > 0)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        await until(lambda: not server.open)
+        await until_async(lambda: not server.open)
         server.script = always(ANSWER)
         assert (await ask(pool)).body == BODY
 
@@ -307,7 +308,7 @@ def test_what_is_not_used_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def scene(server: ScriptedServer, pool: HttpPool) -> None:
         await ask(pool)
-        await until(lambda: not server.open)
+        await until_async(lambda: not server.open)
         assert not pool._all
 
     play(always(ANSWER), scene)
@@ -316,7 +317,7 @@ def test_what_is_not_used_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_there_are_as_many_connections_as_allowed_and_whoever_waits_gets_one() -> None:
     async def scene(server: ScriptedServer, pool: HttpPool) -> None:
         asking = [asyncio.create_task(pool.ask(b"GET / HTTP/1.1\r\n\r\n", 200)) for _ in range(50)]
-        await until(lambda: len(server.requests) > 1)
+        await until_async(lambda: len(server.requests) > 1)
         cancelled = sum(one.cancel() for one in asking[::3])
         found = await asyncio.gather(*asking, return_exceptions=True)
         assert sum(isinstance(one, Answer) for one in found) == 50 - cancelled
@@ -379,7 +380,7 @@ def test_a_server_that_does_not_answer_a_tls_handshake_is_given_up() -> None:
             pool = HttpPool(Server("127.0.0.1", server.port, True), limits, Tls(True))
             with pytest.raises(ConnectTimeoutError):
                 await ask(pool)
-            await until(lambda: not server.open)
+            await until_async(lambda: not server.open)
             assert (pool._all, pool._coming) == (set(), 0)
 
     asyncio.run(run())
@@ -406,7 +407,7 @@ def test_tls_with_a_session_that_goes_on() -> None:
         for _ in range(3):
             assert (await ask(pool)).body == BODY
             server.drop_all()
-            await until(lambda: not server.open and not pool._free)
+            await until_async(lambda: not server.open and not pool._free)
         assert (server.connections, server.resumed) == (3, 2)
 
     play(always(ANSWER), scene, verify=str(CERTIFICATE))

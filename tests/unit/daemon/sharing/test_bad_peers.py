@@ -23,7 +23,8 @@ from cachefs_daemon.sharing.sections import MOUNTED, MountedDataset
 from cachefs_daemon.sharing.wire import ANSWERED_BY, CLUSTER, NODE, SENDER, Part, StateAnswer
 
 from tests.certificates import Authority
-from tests.sharing import SharingNode, introduce, node_record, sharing_nodes, until
+from tests.sharing import SharingNode, introduce, node_record, sharing_nodes
+from tests.waiting import until_async
 
 VALUE = MountedDataset("/mnt/data")
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -61,7 +62,7 @@ def test_nodes_with_different_lists_tell_each_other() -> None:
             for node in nodes:
                 await node.start()
             introduce(nodes)
-            await until(lambda: all(node.shared.problems() for node in nodes))
+            await until_async(lambda: all(node.shared.problems() for node in nodes))
             for node in nodes:
                 [problem] = node.shared.problems().values()
                 assert "make cluster.nodes the same" in problem
@@ -77,19 +78,19 @@ def test_a_node_that_starts_anew_has_said_nothing_yet() -> None:
     async def scenario() -> None:
         async with sharing_nodes(2) as (first, second):
             first.shared.publish(MOUNTED, "data", VALUE)
-            await until(lambda: second.shared.values(MOUNTED))
+            await until_async(lambda: second.shared.values(MOUNTED))
             port = first.shared.endpoint.port
             await first.shared.stop()
             threads = Threads()
             again = SharingNode(node_record(1, incarnation=2), threads)
             try:
-                await until(lambda: second.shared.problems())
+                await until_async(lambda: second.shared.problems())
                 assert second.shared.values(MOUNTED), "what it has said holds while it is away"
                 await again.start(port)
                 again.meet(second)
                 again.shared.publish(MOUNTED, "other", VALUE)
-                await until(lambda: list(second.shared.values(MOUNTED).get(again.record.id, ())) == ["other"])
-                await until(lambda: not second.shared.problems())
+                await until_async(lambda: list(second.shared.values(MOUNTED).get(again.record.id, ())) == ["other"])
+                await until_async(lambda: not second.shared.problems())
                 assert second.membership.lost_ones
             finally:
                 await again.shared.stop()
@@ -104,9 +105,9 @@ def test_a_new_incarnation_in_the_view_has_said_nothing_yet() -> None:
             heard: list[Any] = []
             second.shared.listen(MOUNTED, lambda *news: heard.append(news))
             first.shared.publish(MOUNTED, "data", VALUE)
-            await until(lambda: heard)
+            await until_async(lambda: heard)
             second.membership.tell(second.record, [node_record(1, port=1, incarnation=7)])
-            await until(lambda: len(heard) == 2)
+            await until_async(lambda: len(heard) == 2)
             assert heard[1] == (first.record.id, "data", None)
 
     asyncio.run(scenario())
@@ -119,9 +120,9 @@ def test_what_a_node_has_said_goes_with_it() -> None:
             second.shared.listen(MOUNTED, lambda *news: heard.append(news))
             first.shared.publish(MOUNTED, "data", VALUE)
             third.shared.publish(MOUNTED, "data", VALUE)
-            await until(lambda: len(heard) == 2)
+            await until_async(lambda: len(heard) == 2)
             second.meet(third)
-            await until(lambda: len(heard) == 3)
+            await until_async(lambda: len(heard) == 3)
             assert heard[2] == (first.record.id, "data", None)
             assert list(second.shared.values(MOUNTED)) == [third.record.id]
             assert second.shared.node(first.record.id) is None
@@ -133,14 +134,14 @@ def test_a_partitioned_node_learns_everything_when_it_is_back() -> None:
     async def scenario() -> None:
         async with sharing_nodes(2) as (first, second):
             first.shared.publish(MOUNTED, "data", VALUE)
-            await until(lambda: second.shared.values(MOUNTED))
+            await until_async(lambda: second.shared.values(MOUNTED))
             # Nobody is at that port.
             second.membership.tell(second.record, [node_record(1, port=1)])
-            await until(lambda: second.shared.problems())
+            await until_async(lambda: second.shared.problems())
             first.shared.remove(MOUNTED, "data")
             first.shared.publish(MOUNTED, "later", VALUE)
             second.meet(first)
-            await until(lambda: list(second.shared.values(MOUNTED).get(first.record.id, ())) == ["later"])
+            await until_async(lambda: list(second.shared.values(MOUNTED).get(first.record.id, ())) == ["later"])
 
     asyncio.run(scenario())
 
@@ -167,11 +168,11 @@ def test_what_makes_no_sense_is_a_problem_of_that_node(what: str) -> None:
 
         async with impostor(answer) as record, sharing_nodes(2) as (first, second):
             first.membership.tell(first.record, [record, second.record])
-            await until(lambda: list(first.shared.problems()) == [record.id])  # the other one is just beginning
+            await until_async(lambda: list(first.shared.problems()) == [record.id])  # the other one is just beginning
             assert "\x1b" not in first.shared.problems()[record.id]
             assert "\n" not in first.shared.problems()[record.id]
             second.shared.publish(MOUNTED, "data", VALUE)
-            await until(lambda: first.shared.values(MOUNTED))
+            await until_async(lambda: first.shared.values(MOUNTED))
             assert list(first.shared.values(MOUNTED)) == [second.record.id]
 
     asyncio.run(scenario())
@@ -189,7 +190,7 @@ def test_a_node_that_answers_at_once_for_nothing_is_asked_ever_more_rarely() -> 
         with patch.object(follower, "MOST_IN_VAIN", 3):
             async with impostor(answer) as record, sharing_nodes(1) as (first,):
                 first.membership.tell(first.record, [record])
-                await until(lambda: first.shared.problems())
+                await until_async(lambda: first.shared.problems())
                 assert "no news" in first.shared.problems()[record.id]
                 assert asked < 10
 
@@ -206,8 +207,8 @@ def test_a_node_that_hangs_holds_up_nobody() -> None:
             with patch.object(follower, "SLACK", 0.2), patch("cachefs_daemon.sharing.wire.POLL_SECONDS", 0.2):
                 first.membership.tell(first.record, [record, second.record])
                 second.shared.publish(MOUNTED, "data", VALUE)
-                await until(lambda: first.shared.values(MOUNTED))
-                await until(lambda: record.id in first.shared.problems())
+                await until_async(lambda: first.shared.values(MOUNTED))
+                await until_async(lambda: record.id in first.shared.problems())
             counters = await first.shared.node_counters(0.2)
             assert isinstance(counters[record.id], PeerFailed)
 
@@ -254,7 +255,7 @@ def test_a_node_has_one_poll_at_a_time() -> None:
             async with session.get(f"{poll}&since=0&wait=0", headers=headers) as answer:
                 version = msgspec.msgpack.decode(await answer.read(), type=StateAnswer).facts.version
             waiting = asyncio.create_task(ask())
-            await until(lambda: session.connector and len(first.shared._polls) == 1)
+            await until_async(lambda: session.connector and len(first.shared._polls) == 1)
             again = asyncio.create_task(ask())
             assert await asyncio.wait_for(waiting, 20) == 200, "the earlier one is answered"
             again.cancel()
@@ -305,7 +306,7 @@ def test_a_connection_that_does_not_say_who_it_is_is_closed() -> None:
             assert await asyncio.wait_for(reader.read(), 20) == b""
             writer.close()
             # A member's stays: the poll of the other node, which has come before, and waits.
-            await until(lambda: len(first.shared.endpoint.limits) == 1)
+            await until_async(lambda: len(first.shared.endpoint.limits) == 1)
 
     with patch.object(endpoint, "UNKNOWN_SECONDS", 0.3):
         asyncio.run(scenario())
@@ -330,14 +331,14 @@ def test_with_certificates_only_members_are_answered(tmp_path: Path, caplog: pyt
                 await each.start()
             introduce(members)
             members[0].shared.publish(MOUNTED, "data", VALUE)
-            await until(lambda: members[1].shared.values(MOUNTED))
+            await until_async(lambda: members[1].shared.values(MOUNTED))
             for each in [*others, plain]:
                 with pytest.raises(PeerFailed):
                     await each.shared.http.get(members[0].record, "/state?of=-&since=0&progress=-1&wait=0", 20, 1 << 20)
             # Nor does a member talk to somebody else at a member's address.
             moved = dataclasses.replace(members[0].record, control_port=others[0].record.control_port)
             members[1].membership.tell(members[1].record, [moved])
-            await until(lambda: members[1].shared.problems())
+            await until_async(lambda: members[1].shared.problems())
             assert "certificate" in members[1].shared.problems()[members[0].record.id]
         finally:
             for each in everybody:

@@ -10,7 +10,8 @@ from cachefs_daemon.sharing.sections import CONSUMERS, ConsumerFacts, OrderRef
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.sharing import sharing_nodes, until
+from tests.sharing import sharing_nodes
+from tests.waiting import until_async
 
 
 @given(st.binary(max_size=400), st.sampled_from([1, 4]))
@@ -42,7 +43,7 @@ def test_an_order_is_had_when_it_is_needed_and_checked() -> None:
             refs = [OrderRef(3, digest, 5000), OrderRef(4, "0" * 32, 5000)]
             facts = ConsumerFacts(job="j", consumer="0", dataset="d", snapshot="0" * 32, orders=refs)
             first.shared.publish(CONSUMERS, "j/0", facts)
-            await until(second.consumers.remote_consumers)
+            await until_async(second.consumers.remote_consumers)
             (remote,) = second.consumers.remote_consumers()
             (own,) = first.consumers.own_consumers()
             for consumer in (remote, own):

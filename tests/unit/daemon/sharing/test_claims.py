@@ -8,7 +8,8 @@ from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.sharing.claims import SAID_SECONDS, Claims
 from cachefs_daemon.sharing.sections import MOUNTED, MountedDataset
 
-from tests.sharing import SharingNode, node_record, until
+from tests.sharing import SharingNode, node_record
+from tests.waiting import until_async
 
 FIRST, SECOND = (f"{number:016x}" for number in (1, 2))
 NODE = node_record(5)
@@ -46,7 +47,7 @@ def test_both_hear_what_is_new_and_others_say_that_there_are_two(caplog: pytest.
             for number in range(4):
                 told.shared.publish(MOUNTED, "data", MountedDataset(f"/mnt/{number}"))
                 for twin in twins:
-                    await until(
+                    await until_async(
                         lambda twin=twin, number=number: (
                             (value := twin.shared.value(MOUNTED, told.record.id, "data")) is not None
                             and value.mountpoint == f"/mnt/{number}"

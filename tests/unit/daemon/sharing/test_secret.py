@@ -11,7 +11,8 @@ from cachefs_daemon.sharing.peer_http import PeerFailed
 from cachefs_daemon.sharing.security import Security
 from cachefs_daemon.sharing.wire import CLUSTER, NODE, SENDER
 
-from tests.sharing import sharing_nodes, until
+from tests.sharing import sharing_nodes
+from tests.waiting import until_async
 
 KEY = ClusterSecret(b"0123456789abcdef")
 OTHER = ClusterSecret(b"another-secret-of-it")
@@ -21,7 +22,7 @@ ALIKE = repeat(Security(secret=KEY))
 def test_nodes_with_one_secret_hear_each_other_also_after_another_start() -> None:
     async def scenario() -> None:
         async with sharing_nodes(2, ALIKE) as (one, two):
-            await until(lambda: one.shared.has_heard(two.record.id) and two.shared.has_heard(one.record.id))
+            await until_async(lambda: one.shared.has_heard(two.record.id) and two.shared.has_heard(one.record.id))
             # The other node runs with another incarnation than this one knows, or this one knows none (a static list).
             for known in ("", "e" * 16):
                 two.record = dataclasses.replace(two.record, incarnation="d" * 16)

@@ -17,7 +17,8 @@ from cachefs_daemon.sharing.snapshot_files import SnapshotFiles
 from cachefs.errors import SnapshotDamaged, StoreFull
 from cachefs.snapshot import FOOTER, MAGIC, Meta
 from cachefs.snapshot_builder import ListedObject, build
-from tests.sharing import SharingNode, introduce, node_record, until
+from tests.sharing import SharingNode, introduce, node_record
+from tests.waiting import until_async
 
 
 def most() -> int:
@@ -136,7 +137,7 @@ def test_what_cannot_be_had_is_an_error_with_a_reason(tmp_path: Path) -> None:
         async with nodes(None, None, path) as found:
             (received := tmp_path / "received").touch()
             others = [f"{2:016x}", f"{3:016x}"]
-            await until(lambda: all(map(found[0][0].shared.has_heard, others)))
+            await until_async(lambda: all(map(found[0][0].shared.has_heard, others)))
             with patch.object(snapshot_files, "ROUNDS", 1), patch.object(snapshot_files, "FIRST_PAUSE", 0.0):
                 with pytest.raises(PeerFailed, match="is not to be had: node node-"):
                     await found[0][1].fetch("0" * 32, [], received, most)

@@ -9,7 +9,8 @@ from cachefs_daemon.sharing.sections import (
     MountedDataset,
 )
 
-from tests.sharing import sharing_nodes, until
+from tests.sharing import sharing_nodes
+from tests.waiting import until_async
 
 DIGEST = "0123456789abcdef" * 2
 
@@ -27,10 +28,10 @@ def test_what_one_node_publishes_all_others_learn():
             value = MountedDataset(mountpoint="/mnt/data")
             first.shared.publish(MOUNTED, "data", value)
             for other in others:
-                await until(lambda other=other: other.shared.value(MOUNTED, first.record.id, "data") == value)
+                await until_async(lambda other=other: other.shared.value(MOUNTED, first.record.id, "data") == value)
             first.shared.remove(MOUNTED, "data")
             for other in others:
-                await until(lambda other=other: not other.shared.values(MOUNTED))
+                await until_async(lambda other=other: not other.shared.values(MOUNTED))
             assert heard == [(first.record.id, "data", value), (first.record.id, "data", None)]
 
     asyncio.run(scenario())
@@ -41,13 +42,13 @@ def test_progress_goes_to_those_who_follow_the_job():
         async with sharing_nodes(2) as (first, second):
             first.shared.publish(CONSUMERS, "train/0", facts())
             first.shared.publish(PROGRESS, "train/0", ConsumerProgress(0, 17, 100.0))
-            await until(lambda: second.consumers.remote_consumers())
-            await until(lambda: second.consumers.remote_consumers()[0].progress)
+            await until_async(lambda: second.consumers.remote_consumers())
+            await until_async(lambda: second.consumers.remote_consumers()[0].progress)
             (consumer,) = second.consumers.remote_consumers()
             assert consumer.facts == facts()
             assert consumer.progress == ConsumerProgress(0, 17, 100.0)
             first.shared.publish(PROGRESS, "train/0", ConsumerProgress(1, 3, 100.0))
-            await until(lambda: second.consumers.remote_consumers()[0].progress == ConsumerProgress(1, 3, 100.0))
+            await until_async(lambda: second.consumers.remote_consumers()[0].progress == ConsumerProgress(1, 3, 100.0))
 
     asyncio.run(scenario())
 
