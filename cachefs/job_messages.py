@@ -55,6 +55,9 @@ class JobPublish(Message, frozen=True):
     heartbeats: bool = False
     # Device number of the mount it reads through, as in cachefs.mount_table; empty where its publisher does not say.
     mount_device: str = ""
+    # The id of the user who has sent it through a control file, as the mount knows; None: not known. It counts for
+    # nothing in what comes in another way.
+    sent_by: int | None = None
 
 
 class JobEpoch(Message, frozen=True):

@@ -103,8 +103,9 @@ def understand(said: Publish | Epoch | Progress, datasets: Mapping[str, str]) ->
     return Said(said.job, said.consumer, method, request)
 
 
-def understand_call(call: Call, encoded: bytes, datasets: Mapping[str, str]) -> Said:
-    """encoded: the request. Raises CachefsError with what is wrong with it; the daemon looks at the rest."""
+def understand_call(call: Call, encoded: bytes, datasets: Mapping[str, str], user: int | None = None) -> Said:
+    """encoded: the request; user: who has sent it, as the kernel says, None where that is not known. Raises
+    CachefsError with what is wrong with it; the daemon looks at the rest."""
     method = METHODS.get(call.method)
     if method is None:
         raise ConfigError(f"no call {call.method!r:.80} goes through the control file")
@@ -118,7 +119,8 @@ def understand_call(call: Call, encoded: bytes, datasets: Mapping[str, str]) -> 
     if isinstance(request, JobPublish):
         if datasets.get(request.dataset) != request.snapshot:
             raise NotFound(f"this mount does not show dataset {request.dataset!r:.80} at {request.snapshot!r:.80}")
-        request = msgspec.structs.replace(request, source=f"{SOURCE}: {request.source}"[:MAX_CONSUMER_NAME])
+        source = f"{SOURCE}: {request.source}"[:MAX_CONSUMER_NAME]
+        request = msgspec.structs.replace(request, source=source, sent_by=user)
     encode(request)
     return Said(request.job, consumer, method, request, call)
 

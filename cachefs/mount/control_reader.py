@@ -8,7 +8,6 @@ most of it loses a line. Lines that are no calls do not say who writes them, and
 
 import contextlib
 import logging
-import math
 import os
 import select
 from collections import OrderedDict
@@ -21,15 +20,14 @@ from typing import Final
 import trio
 
 from cachefs.control_calls import Call, Part, answers_name
-from cachefs.errors import Busy, CachefsError, DaemonUnavailable
-from cachefs.identity import OWNER_MARK, UNKNOWN_OWNER
+from cachefs.errors import CachefsError, DaemonUnavailable
 from cachefs.job_messages import JobProgress
-from cachefs.messages import Empty, Message
+from cachefs.largest_user import largest
+from cachefs.messages import Message
 from cachefs.mount.control_answers import Answers, failed, replied
 from cachefs.mount.control_lines import Said, read, understand, understand_call
-from cachefs.mount.control_requests import Requests, largest
+from cachefs.mount.control_requests import Requests
 from cachefs.mount.daemon_link import DaemonLink
-from cachefs.rpc import JOB_LIST, JOB_PUBLISH
 
 log = logging.getLogger(__name__)
 
@@ -43,11 +41,6 @@ MOST_LINES: Final = 4096
 MOST_BYTES: Final = 128 << 20
 # Tokens of callers whose users are kept.
 MOST_TOKENS: Final = 1024
-# Jobs that run, and their consumers, that were published through control files on this node. Anybody may write here.
-MOST_JOBS: Final = 64
-MOST_CONSUMERS: Final = 1024
-# Seconds after which the daemon is asked again which jobs there are.
-_COUNT_SECONDS: Final = 5.0
 _PIPE: Final = 1 << 16
 # Characters of a line, and of what is wrong with it, that are logged.
 _MOST_TEXT: Final = 200
@@ -80,8 +73,6 @@ class Outbox:
         self._jobs: dict[str, OrderedDict[object, _Waiting]] = {}
         self._lines = 0
         self._bytes = 0
-        self._published: set[tuple[str, str]] = set()  # (job, consumer) that control files have published
-        self._counted = -math.inf  # when the daemon was asked for them
 
     def put(self, said: Said, size: int, user: int | None = None) -> None:
         """Raises DaemonUnavailable where there is no room for a line of this *user*."""
@@ -149,27 +140,8 @@ class Outbox:
     async def _tell(self, said: Said, seconds: float) -> Message:
         if seconds <= 0:
             raise DaemonUnavailable(f"the daemon has not answered for {CALL_SECONDS:.0f} s; the line is dropped")
-        if said.method is JOB_PUBLISH:
-            await self._admit(said, seconds)
         reply: Message = await self._link.call(said.method, said.request, seconds)
         return reply
-
-    async def _admit(self, said: Said, seconds: float) -> None:
-        """Raises Busy where too many jobs or consumers were published so."""
-        if trio.current_time() - self._counted > _COUNT_SECONDS:
-            jobs = (await self._link.call(JOB_LIST, Empty(), seconds)).jobs
-            ours = (job for job in jobs if job.job.endswith(OWNER_MARK + UNKNOWN_OWNER))
-            running = [job for job in ours if job.state not in ("ended", "cancelled")]
-            names = {job.job: job.job.partition(OWNER_MARK)[0] for job in running}
-            self._published = {(names[job.job], consumer.consumer) for job in running for consumer in job.consumers}
-            self._counted = trio.current_time()
-        after = self._published | {(said.job, said.consumer)}
-        if len(after) > MOST_CONSUMERS or len({job for job, _ in after}) > MOST_JOBS:
-            raise Busy(
-                f"control files may publish {MOST_JOBS} jobs and {MOST_CONSUMERS} consumers at once; "
-                "publish with cachefs.publish or `cachectl job publish`, which have no such limit"
-            )
-        self._published = after
 
 
 class ControlReader:
@@ -284,7 +256,7 @@ class ControlReader:
                 call = said
                 request = self._requests.complete(call, trio.current_time())
                 user = await self._user_of(call.answers)
-                outbox.put(understand_call(call, request, self._datasets()), len(request), user)
+                outbox.put(understand_call(call, request, self._datasets(), user), len(request), user)
             else:
                 outbox.put(understand(said, self._datasets()), len(line))
         except CachefsError as error:

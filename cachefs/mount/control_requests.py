@@ -7,12 +7,12 @@ as there is room for, each user keeps an equal part. Tokens without a user share
 """
 
 import zlib
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
 from cachefs.control_calls import MAX_REQUEST, VERSION, Call, Part
 from cachefs.errors import Busy, ConfigError
+from cachefs.largest_user import largest
 
 # Requests that are not complete: of one caller, and of all; and their bytes.
 MOST_OF_CALLER: Final = 4
@@ -104,12 +104,3 @@ class Requests:
         if begun is not None:
             self._bytes -= len(begun.data)
         return begun
-
-
-def largest(parts: Iterable[tuple[int | None, int]], user: int | None, size: int) -> int | None:
-    """Returns the user whose *parts* of the room are the largest together, once *user* has taken *size* more. Of
-    several who have as much, it is *user*, if *user* is one of them."""
-    together: dict[int | None, int] = {user: size}
-    for owner, part in parts:
-        together[owner] = together.get(owner, 0) + part
-    return max(together, key=lambda one: (together[one], one == user))

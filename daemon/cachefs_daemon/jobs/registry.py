@@ -10,7 +10,9 @@ import msgspec
 import numpy as np
 
 from cachefs.errors import Busy, CachefsError, ConfigError, NotFound
+from cachefs.identity import UNKNOWN_OWNER
 from cachefs.job_messages import MAX_NOTE, ConsumerView, JobEpoch, JobProgress, JobPublish, JobView, SampleMap, StallRow
+from cachefs.largest_user import largest
 from cachefs.messages import Trouble
 from cachefs.planning.blocks.presence import ABSENT, Presence
 from cachefs.planning.blocks.space import Ids
@@ -40,8 +42,10 @@ PUBLISHED_LATE: Final = 10.0
 # Running jobs of the node, and consumers of all of them, at most.
 MAX_JOBS: Final = 1024
 MAX_CONSUMERS: Final = 8192
-# One part in so many of these is what each user may have, other than the one that the daemon runs as.
+# One part in so many of these is what each user may have, other than the one that the daemon runs as; and what all
+# users may have together who publish through control files.
 USERS_SHARE: Final = 4
+_ROOM_IS_WANTED: Final = "another user publishes through a control file, and this one has most of the room there"
 # Reads of all consumers that are looked at for what is shown of them (20 ms). Of more, every n-th stands for others.
 LOOKED_AT: Final = 1 << 21
 # Jobs that have ended are shown for a while: what stalled, and why they ended.
@@ -198,7 +202,8 @@ class JobRegistry:
             check_size(request.spec, samples)
         known = running.consumers.get(request.consumer) if running is not None else None
         if known is None:
-            self._check_room(running, owner_of(request.job))
+            self._check_room(running, request)
+            running = self._running(request.job)  # its last consumer may have made room
         with self._loader.room.holding(request.job, *_given(request.map)):
             job = running or self._create(request)
             if known is None:
@@ -222,9 +227,12 @@ class JobRegistry:
         log.info("job %s began (%s)", job.name, request.source or "published")
         return job
 
-    def _check_room(self, job: Job | None, owner: str) -> None:
+    def _check_room(self, job: Job | None, request: JobPublish) -> None:
         """Raises Busy where another consumer, or a job for it (None), would be one too many: of the node, or of one
         user, so that no user keeps the others out."""
+        owner = owner_of(request.job)
+        if owner == UNKNOWN_OWNER:
+            self._make_room(request.sent_by, has_job=job is not None)
         if owner:
             consumers = sum(owner_of(one.request.job) == owner for one in self._consumers.values())
             jobs = sum(one.state == JobState.RUNNING and owner_of(one.name) == owner for one in self._jobs.values())
@@ -236,6 +244,26 @@ class JobRegistry:
             raise Busy(f"the jobs of this node have {MAX_CONSUMERS:,} consumers; end some (`cachectl job cancel`)")
         if job is None and sum(one.state == JobState.RUNNING for one in self._jobs.values()) >= MAX_JOBS:
             raise Busy(f"{MAX_JOBS:,} jobs run on this node; end some (`cachectl job cancel`)")
+
+    def _make_room(self, user: int | None, *, has_job: bool) -> None:
+        """Makes room for a consumer, and for a job where it has none, that *user* publishes through a control file.
+        Where the room of control files is full, the user who has most of it loses what was silent for longest. Where
+        that is *user*, nothing is done."""
+        now = time.monotonic()
+        consumers = [one for one in self._consumers.values() if owner_of(one.request.job) == UNKNOWN_OWNER]
+        jobs = {one.request.job: one.request.sent_by for one in reversed(consumers)}
+        if not has_job and len(jobs) >= MAX_JOBS // USERS_SHARE:
+            loser = largest(((one, 1) for one in jobs.values()), user, 1)
+            silent = {one.request.job: one.liveness.silence(now) for one in _by_silence(consumers, now)}
+            theirs = [name for name, one in jobs.items() if one == loser != user]
+            if theirs:
+                self._end(self._jobs[max(theirs, key=silent.__getitem__)], JobState.ENDED, _ROOM_IS_WANTED)
+                return
+        if len(consumers) >= MAX_CONSUMERS // USERS_SHARE:
+            loser = largest(((one.request.sent_by, 1) for one in consumers), user, 1)
+            of_loser = [one for one in _by_silence(consumers, now) if one.request.sent_by == loser != user]
+            if of_loser:
+                self._end_consumer(self._jobs[of_loser[0].request.job], of_loser[0], _ROOM_IS_WANTED)
 
     def _begin_again(self, job: Job, known: Consumer, request: JobPublish, snapshot: Snapshot) -> Consumer:
         """Another consumer takes the place of *known*. Where it says the same, the orders that were published stay."""
@@ -476,6 +504,11 @@ class JobRegistry:
             if snapshot.id.startswith(request.snapshot):
                 return snapshot
         raise NotFound(f"dataset {request.dataset} has no snapshot {request.snapshot} on this node")
+
+
+def _by_silence(consumers: Collection[Consumer], now: float) -> list[Consumer]:
+    """The consumers, first the one that was silent for longest."""
+    return sorted(consumers, key=lambda one: -one.liveness.silence(now))
 
 
 def _because(reason: str) -> str:

@@ -6,35 +6,33 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 import trio
 import trio.testing
 
 from cachefs.control_calls import Call, Part
 from cachefs.errors import CachefsError, ConfigError, DaemonUnavailable
-from cachefs.job_messages import ConsumerView, JobList, JobProgress, JobPublish, JobView
+from cachefs.job_messages import JobProgress, JobPublish
 from cachefs.messages import Empty
 from cachefs.mount import control_reader
 from cachefs.mount.control_answers import Answers
-from cachefs.mount.control_lines import SOURCE, Said, read, understand
+from cachefs.mount.control_lines import Said, read, understand, understand_call
 from cachefs.mount.control_reader import ControlReader, Outbox
 from cachefs.mount.daemon_link import DaemonLink
-from cachefs.rpc import JOB_LIST
+from cachefs.rpc import JOB_PUBLISH
 
 
 class Daemon:
     """Stands in for a DaemonLink."""
 
-    def __init__(self, jobs: JobList | None = None) -> None:
+    def __init__(self) -> None:
         self.told: list[Any] = []
         self.is_there = trio.Event()
-        self.jobs = jobs or JobList(jobs=[])
 
     async def call(self, method: object, request: object, seconds: float) -> object:
         with trio.move_on_after(seconds):
             await self.is_there.wait()
-            if method is JOB_LIST:
-                return self.jobs
             self.told.append(request)
             return Empty()
         raise DaemonUnavailable("away")
@@ -52,11 +50,6 @@ def said(**fields: object) -> Said:
 
 def beat(job: str, position: int, consumer: str = "0") -> Said:
     return said(op="progress", job=job, position=position, consumer=consumer)
-
-
-def job_view(name: str, consumers: int, state: str = "running") -> JobView:
-    ones = [ConsumerView(str(n), 0, 0, 0, [], 0.0, 0, 0, "waiting") for n in range(consumers)]
-    return JobView(name, "tree", "snapshot", SOURCE, 0.0, state, ones)
 
 
 def run(test: Callable[[Daemon, Outbox], Awaitable[None]]) -> Daemon:
@@ -138,18 +131,13 @@ def test_a_line_waits_for_the_daemon_for_a_while_and_jobs_not_for_each_other(
     assert len(caplog.records) == 6
 
 
-@pytest.mark.parametrize(("jobs", "consumers"), [(control_reader.MOST_JOBS, 1), (1, control_reader.MOST_CONSUMERS)])
-def test_too_many_jobs_or_consumers_are_refused(jobs: int, consumers: int, caplog: pytest.LogCaptureFixture) -> None:
-    async def test(daemon: Daemon, outbox: Outbox) -> None:
-        running = [job_view(f"j{number}~control", consumers) for number in range(jobs)]
-        others = [job_view("other~7", 5000), job_view("past~control", 5000, "ended")]
-        daemon.jobs = JobList(jobs=running + others)
-        daemon.is_there.set()
-        outbox.put(said(op="publish", job="j0"), 10)
-        outbox.put(said(op="publish", job="new", consumer="new"), 10)
-
-    assert [one.job for one in run(test).told if isinstance(one, JobPublish)] == ["j0"]
-    assert "control files may publish" in caplog.text
+@pytest.mark.parametrize("user", [None, 1000])
+def test_who_has_sent_a_call_is_what_the_kernel_says_and_not_what_the_call_says(user: int | None) -> None:
+    request = msgspec.msgpack.encode(JobPublish(job="a", dataset="tree", snapshot="snapshot", sent_by=0))
+    call = Call("0" * 9, 1, JOB_PUBLISH.name, len(request), 0, request)
+    told = understand_call(call, request, {"tree": "snapshot"}, user)
+    assert isinstance(told.request, JobPublish)
+    assert told.request.sent_by == user
 
 
 def test_lines_are_found_in_what_a_pipe_holds(

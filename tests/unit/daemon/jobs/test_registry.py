@@ -249,6 +249,64 @@ def test_jobs_and_their_consumers_are_limited_in_number(tmp_path: Path, monkeypa
     play(tmp_path, scene)
 
 
+def running(jobs: Jobs) -> list[str]:
+    return sorted(f"{one.request.job} {one.name}" for one in jobs.consumers)
+
+
+def test_no_user_takes_the_room_of_others_in_control_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_module, "MAX_JOBS", 16)
+
+    async def scene(jobs: Jobs) -> None:
+        for number in range(4):
+            jobs.say(f"{number}~control", sent_by=1000)
+        with pytest.raises(Busy, match="4 jobs of control files"):
+            jobs.say("more~control", sent_by=1000)
+        for number in (0, 1, 3):
+            jobs.progress(JobProgress(job=f"{number}~control", consumer="0", epoch=0, position=1))
+        jobs.say("theirs~control", sent_by=2000)
+        assert jobs.get("2~control").reason.startswith("another user publishes")
+        jobs.say("unknown~control")
+        with pytest.raises(Busy, match="4 jobs of control files"):
+            jobs.say("more~control", sent_by=1000)
+        with pytest.raises(Busy, match="4 jobs of control files"):
+            jobs.say("back~control")  # all whose user is not known have the part of one
+        assert running(jobs) == ["1~control 0", "3~control 0", "theirs~control 0", "unknown~control 0"]
+
+    play(tmp_path, scene)
+
+
+def test_no_user_takes_the_room_of_others_with_the_consumers_of_one_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry_module, "MAX_CONSUMERS", 16)
+
+    async def scene(jobs: Jobs) -> None:
+        for name in "0123":
+            jobs.say("large~control", consumer=name, sent_by=1000)
+        jobs.say("theirs~control", sent_by=2000)
+        jobs.say("large~control", consumer="9", sent_by=2000)
+        with pytest.raises(Busy, match="with 4 consumers"):
+            jobs.say("theirs~control", consumer="1", sent_by=2000)
+        assert running(jobs) == ["large~control 2", "large~control 3", "large~control 9", "theirs~control 0"]
+
+    play(tmp_path, scene)
+
+
+def test_a_job_whose_last_consumer_makes_room_for_another_of_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry_module, "MAX_CONSUMERS", 8)
+
+    async def scene(jobs: Jobs) -> None:
+        jobs.say("a~control", sent_by=1000)
+        jobs.say("b~control", sent_by=1000)
+        jobs.say("a~control", consumer="1", sent_by=2000)
+        assert running(jobs) == ["a~control 1", "b~control 0"]
+        assert jobs.get("a~control").state == "running"
+
+    play(tmp_path, scene)
+
+
 def test_no_user_keeps_the_others_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_module, "MAX_JOBS", 8)
     monkeypatch.setattr(registry_module, "MAX_CONSUMERS", 16)
