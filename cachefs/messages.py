@@ -311,6 +311,8 @@ class Trouble(Message, frozen=True):
     longest: float = 0.0
     # Blocks that reads have waited for and that could not be had.
     failed: int = 0
+    # Where it is shown as a job's: how many of these may be of another job, since it is not known which one has read.
+    unattributed: int = 0
     # Ids of the snapshots whose reads it concerns; empty: those of all.
     snapshots: list[str] = []
 

@@ -82,7 +82,7 @@ def words(one: Trouble, now: float) -> str:
         case Cause.REFUSED | Cause.CHANGED | Cause.FAILED:
             if one.waiting and not one.failed:
                 return f"{_waiting(one, f'for {one.subject}')}{because}"
-            return f"{failed_words(one.failed, one.subject, one.reason)} (the last {duration(now - one.last)} ago)"
+            return f"{failed_words(one)} (the last {duration(now - one.last)} ago)"
         case Cause.PEER:
             waiting = f"; {_waiting(one, 'for it')}" if one.waiting else ""
             return (
@@ -101,10 +101,15 @@ def _waiting(one: Trouble, for_what: str) -> str:
     return f"{counted(one.waiting, 'read')} wait {for_what}, the first for {duration(one.longest)}"
 
 
-def failed_words(failed: int, dataset: str, reason: str) -> str:
+def failed_words(one: Trouble) -> str:
     """That so many reads of a dataset have failed; 0: only what was fetched ahead of reads."""
-    what = counted(failed, "read") if failed else "what was fetched ahead"
-    return f"{what} of {dataset} failed: {reason}"
+    own = one.failed - one.unattributed
+    what = f"{counted(own, 'read')} of {one.subject}" if own else f"what was fetched ahead of {one.subject}"
+    if one.unattributed and own:
+        what += f", and {one.unattributed:,} more on this node that may be another job's,"
+    elif one.unattributed:
+        what = f"{counted(one.unattributed, 'read')} of {one.subject} on this node, maybe another job's,"
+    return f"{what} failed: {one.reason}"
 
 
 def way_out(one: Trouble) -> str:
@@ -168,22 +173,22 @@ def over_words(one: Trouble, now: float) -> str:
             return ""  # reads that have failed stay so
 
 
-def past_words(cause: str, subject: str, seconds: float, failed: int, reason: str) -> str:
+def past_words(one: Trouble, seconds: float) -> str:
     """One line of a summary: what was wrong, and for how long."""
-    lasted = duration(seconds)
-    match cause:
+    lasted, subject = duration(seconds), one.subject
+    match one.cause:
         case Cause.ORIGIN:
             return f"{subject} did not answer for {lasted}"
         case Cause.PEER:
             return f"node {subject} did not answer for {lasted}"
         case Cause.TIER:
-            return f"the {subject} tier {reason}"
+            return f"the {subject} tier {one.reason}"
         case Cause.SLOT:
             return f"reads waited for {lasted} for a free request to {subject}"
         case Cause.SLOW:
             return f"reads waited for {lasted} for {subject}, which answered slowly"
         case _:
-            return f"{failed_words(failed, subject, reason)}; {SEE_ERRORS}"
+            return f"{failed_words(one)}; {SEE_ERRORS}"
 
 
 def is_of_reads(cause: str) -> bool:

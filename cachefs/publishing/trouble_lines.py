@@ -67,13 +67,13 @@ class TroubleLines:
     def records(self) -> list[TroubleRecord]:
         """All that the job has met, for the summary of its run."""
         found, now = [], self._clock()
-        for (cause, subject), known in self._known.items():
+        for (cause, _), known in self._known.items():
             one = known.latest
             seconds = known.seconds + (0.0 if known.is_over else self._lasts(known, now))
             if is_failing(cause) or known.is_told or known.seconds >= TOLD_AFTER:
-                line = past_words(cause, subject, seconds, one.failed, one.reason)
                 waited = seconds if is_of_reads(cause) else 0.0
-                found.append(TroubleRecord(key_of(one), seconds, waited, one.failed, line))
+                failed = one.failed - one.unattributed
+                found.append(TroubleRecord(key_of(one), seconds, waited, failed, past_words(one, seconds)))
         return found
 
     def _lasts(self, known: _Known, now: float) -> float:
@@ -99,7 +99,7 @@ def _begin_words(one: Trouble, now: float) -> tuple[str, str]:
     """Returns the line on a trouble, and the key under which one process of the run says it. Of failed reads, the
     process that dies of them has the same line and key (cachefs.publishing.last_words)."""
     if is_failing(one.cause) and (one.failed or not one.waiting):
-        return past_words(one.cause, one.subject, 0.0, one.failed, one.reason), key_of(one)
+        return past_words(one, 0.0), key_of(one)
     line = words(one, now)
     key = f"{key_of(one)} {one.since:.0f}"
     return (f"{line}; {SEE_ERRORS}" if is_failing(one.cause) else line), key

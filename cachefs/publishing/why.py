@@ -7,6 +7,8 @@ import os
 import select
 from typing import Final
 
+import msgspec
+
 from cachefs.errors import CachefsError
 from cachefs.job_messages import JobName
 from cachefs.messages import Empty
@@ -37,7 +39,9 @@ def why(number: int, job: str) -> str:
         if refusal(client.socket):
             troubles = Route(client).call(JOB_SHOW, JobName(job=job), TIMEOUT).troubles
         else:
-            troubles = client.call(STATUS, Empty(), TIMEOUT).troubles
+            # Those of all programs: which of the reads are this one's is not known.
+            found = client.call(STATUS, Empty(), TIMEOUT).troubles
+            troubles = [msgspec.structs.replace(one, unattributed=one.failed) for one in found]
     except CachefsError:
         return ""
     now = clock.since_1970()
@@ -49,5 +53,5 @@ def why(number: int, job: str) -> str:
         return ""
     key = key_of(found)
     if is_failing(found.cause):
-        return f"{key}\n{past_words(found.cause, found.subject, 0.0, found.failed, found.reason)}"
+        return f"{key}\n{past_words(found, 0.0)}"
     return f"{key}\n{words(found, now)}; {SEE_ERRORS}"

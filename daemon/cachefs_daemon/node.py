@@ -158,7 +158,7 @@ class Node:
         )
         self.exchange = Exchange(self.mounts, listeners, storage.tiering, threads)
         self.told_reads = ToldReads()
-        self.troubles = Troubles(self._find_troubles)
+        self.troubles = Troubles(self._find_troubles, attribution.jobs_of)
         self.jobs.troubles = self.troubles.of
         self.jobs.troubles_now = functools.partial(self.troubles.of, fresh=True)
         self.jobs.waiting = Lasting(functools.partial(self._waiting_rows, attribution)).get

@@ -14,7 +14,7 @@ import msgspec
 from cachefs.errors import OriginAccessDenied
 from cachefs.messages import EndpointStatus, Trouble
 from cachefs.troubles import Cause, concerning, is_failing, ordered
-from cachefs_daemon.fetch.waiting_reads import ReadFailure, WaitingRead
+from cachefs_daemon.fetch.waiting_reads import ReadFailure, WaitingRead, Whose
 from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.store.tier_troubles import TierTrouble
 
@@ -166,9 +166,10 @@ class Lasting(Generic[Value]):
 class Troubles:
     """Used on the event loop."""
 
-    def __init__(self, look: Callable[[], Found]) -> None:
-        """look: finds out what the parts of the node know."""
+    def __init__(self, look: Callable[[], Found], whose: Whose = lambda snapshot, keys: [None] * len(keys)) -> None:
+        """look: finds out what the parts of the node know; whose: which jobs failed reads are of."""
         self._look = look
+        self._whose = whose
         self._known = Lasting(self._find)
         # By cause and subject: when it was first seen, of those that are there now.
         self._since: dict[tuple[str, str], float] = {}
@@ -176,6 +177,8 @@ class Troubles:
 
     def _find(self) -> list[Trouble]:
         parts = self._look()
+        for failure in parts.failures:
+            failure.attribute(self._whose)
         self._failures = {(one.cause, one.snapshot): one for one in parts.failures}
         found, before = derive(parts, time.time()), self._since
         keys = [(one.cause, one.subject) for one in found]
@@ -192,12 +195,26 @@ class Troubles:
         """Those of now, the worst first."""
         return recent(self.all(), time.time())
 
-    def of(self, snapshots: Sequence[str], began: float, *, fresh: bool = False) -> list[Trouble]:
-        """Returns the troubles of a job that has read these snapshots since *began* (unix time in seconds), with the
-        reads that have failed since then. fresh: as they are now."""
+    def of(self, job: str, snapshots: Sequence[str], began: float, *, fresh: bool = False) -> list[Trouble]:
+        """Returns the troubles of *job*, which has read these snapshots since *began* (unix time in seconds), with its
+        reads that have failed since then and those that may be its own. fresh: as they are now."""
         found = [one for one in concerning(self.all(fresh=fresh), snapshots) if one.last >= began]
-        return [self._failed_since(one, began) for one in found]
+        return [each for one in found if (each := self._of_job(one, job, began)) is not None]
 
-    def _failed_since(self, one: Trouble, began: float) -> Trouble:
+    def _of_job(self, one: Trouble, job: str, began: float) -> Trouble | None:
+        """Returns the trouble as the job has it; None where it is only that of other jobs."""
         known = self._failures.get((one.cause, one.snapshots[0])) if one.failed else None
-        return one if known is None else msgspec.structs.replace(one, failed=known.waited_since(began))
+        if known is None:
+            return one
+        own, unattributed = known.of(job, began)
+        if not own and not unattributed and not one.waiting and known.ahead < began:
+            return None
+        shown = (own or unattributed)[-1:]
+        is_all = len(own) == len(known.reads) and began <= known.first
+        return msgspec.structs.replace(
+            one,
+            failed=known.waited if is_all else len(own) + len(unattributed),
+            unattributed=len(unattributed),
+            last=max([known.ahead, *(read.when for read in shown)]),
+            reason=shown[0].message if shown else one.reason,
+        )

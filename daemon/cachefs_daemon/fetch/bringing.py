@@ -199,9 +199,11 @@ class Bringing:
             flight.transient, flight.is_for_peer = transient, for_peer
             if not ahead:
                 flight.waited_since = until - self._read_deadline
+            flight.is_read_here = not ahead and not for_peer
             if self.elsewhere is None or not self._is_looked_for(flight, self.elsewhere):
                 self._queue(flight)
             return flight
+        flight.is_read_here = flight.is_read_here or not (ahead or for_peer)
         if not ahead and not flight.demanded:
             flight.demanded = True
             flight.waited_since = until - self._read_deadline
@@ -418,7 +420,8 @@ class Bringing:
 
     def _note_failure(self, flight: Flight, error: CachefsError) -> None:
         self._errors.add(flight.source.subject, str(error))
-        self.failures.add(flight.source, error, time.time(), waited=flight.demanded)
+        # A read of another node is counted there.
+        self.failures.add(flight.source, error, time.time(), waited=flight.is_read_here)
 
     def _end(self, flight: Flight, outcome: Outcome) -> None:
         if flight.has_landed:

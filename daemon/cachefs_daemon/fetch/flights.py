@@ -61,6 +61,8 @@ class Flight:
     is_mine: bool = True
     # Was it begun since another node asked? Then it is looked for on no third one.
     is_for_peer: bool = False
+    # Do reads of this node wait for it?
+    is_read_here: bool = False
     # Why its origin does not give it to this node, while others are asked whether it gives it to them.
     refusal: CachefsError | None = None
     # Does another node bring it, which has asked for it itself, since this one is behind?

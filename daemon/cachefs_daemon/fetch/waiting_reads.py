@@ -1,6 +1,7 @@
 """Reads that wait for a block now, and why blocks could not be had: what the node's list of troubles is made of."""
 
 from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -11,8 +12,8 @@ from cachefs_daemon.origin.endpoint import Endpoint
 
 # Pairs of a snapshot and a cause that are kept: those that were seen last.
 KEPT: Final = 64
-# Times of failed reads that are kept of each pair.
-MOST_TIMES: Final = 1024
+# Failed reads that are kept of each pair.
+MOST_READS: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,23 @@ class WaitingRead:
     is_for_peer: bool = False
 
 
+# Says which jobs the failed reads of some blocks, by their keys, of a snapshot are of: empty where that is not known,
+# None while no job reads the snapshot.
+Whose = Callable[[str, Sequence[bytes]], Sequence[str | None]]
+
+
+@dataclass(slots=True)
+class FailedRead:
+    """A block that reads have waited for and that could not be had."""
+
+    # Unix time in seconds.
+    when: float
+    key: bytes
+    message: str
+    # See `Whose`.
+    job: str | None = None
+
+
 @dataclass(slots=True)
 class ReadFailure:
     """Blocks of one snapshot that could not be had for one cause."""
@@ -45,16 +63,25 @@ class ReadFailure:
     # Unix time in seconds of the first and of the last one.
     first: float
     last: float
-    # How many of them reads have waited for.
+    # How many of them reads of this node have waited for.
     waited: int = 0
     # What was said of the last one.
     message: str = ""
-    # Unix times of the last MOST_TIMES of those that reads have waited for.
-    times: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_TIMES))
+    # The last MOST_READS of those that reads have waited for.
+    reads: deque[FailedRead] = field(default_factory=lambda: deque(maxlen=MOST_READS))
+    # Unix time of the last one that no read has waited for; 0: there is none.
+    ahead: float = 0.0
 
-    def waited_since(self, moment: float) -> int:
-        """Counts those that reads have waited for since a unix time."""
-        return self.waited if moment <= self.first else sum(when >= moment for when in self.times)
+    def attribute(self, whose: Whose) -> None:
+        """Find out which jobs the reads are of, as far as that was not found out before."""
+        new = [one for one in self.reads if one.job is None]
+        for one, job in zip(new, whose(self.snapshot, [one.key for one in new]) if new else (), strict=True):
+            one.job = job
+
+    def of(self, job: str, moment: float) -> tuple[list[FailedRead], list[FailedRead]]:
+        """Return the reads of *job* that have failed since a unix time, and those that may be of any job."""
+        late = [one for one in self.reads if one.when >= moment]
+        return [one for one in late if one.job == job], [one for one in late if not one.job]
 
 
 class ReadFailures:
@@ -64,14 +91,16 @@ class ReadFailures:
         self._known: OrderedDict[tuple[str, Cause], ReadFailure] = OrderedDict()  # the last one at the end
 
     def add(self, source: BlockSource, error: CachefsError, now: float, *, waited: bool) -> None:
-        """A block could not be had. now: unix time in seconds; waited: have reads waited for the block?"""
+        """A block could not be had. now: unix time in seconds; waited: have reads of this node waited for the block?"""
         key = source.snapshot, cause_of(error.errno)
         known = self._known.pop(key, None) or ReadFailure(*key, first=now, last=now)
         text, subject = str(error), source.subject
         known.last, known.message = now, text if subject in text else f"{subject}: {text}"
         if waited:
             known.waited += 1
-            known.times.append(now)
+            known.reads.append(FailedRead(now, source.key, known.message))
+        else:
+            known.ahead = now
         self._known[key] = known
         if len(self._known) > KEPT:
             self._known.popitem(last=False)

@@ -141,6 +141,21 @@ class Attribution:
             rows.append(StallRow(*owner, read.source, 1, read.seconds, read.seconds, waiting=1))
         return merged(rows)
 
+    def jobs_of(self, snapshot: str, keys: Sequence[bytes]) -> list[str | None]:
+        """The jobs whose reads of the blocks with these keys have failed just now: empty where they may be of several;
+        None while no job reads the snapshot."""
+        jobs = {one.request.job for one in self._jobs.consumers if one.snapshot.id == snapshot}
+        if len(jobs) < 2:
+            return [next(iter(jobs), None)] * len(keys)
+        claiming: list[set[str]] = [set() for _ in keys]
+        followed = self._by_snapshot().get(snapshot, [])
+        ids = self._plan.spaces[snapshot].ids(keys) if followed else np.empty(0, np.int32)
+        here = np.flatnonzero(ids >= 0)
+        for one in followed:
+            for place in here[_claims(one.follower, ids[here])].tolist():
+                claiming[place].add(one.consumer.request.job)
+        return [next(iter(one)) if len(one) == 1 else "" for one in claiming]
+
     def _owners(self, keys: Sequence[bytes]) -> list[_Owner | None]:
         """For whom each of the blocks is that were waited for: the first consumer that it may be for."""
         owners: list[_Owner | None] = [None] * len(keys)

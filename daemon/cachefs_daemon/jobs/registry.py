@@ -96,10 +96,10 @@ class JobRegistry:
         """capacity: bytes that the node's tiers keep."""
         self.stalls = Stalls()
         self._refetched = RefetchLog(plan, presence, capacity)
-        # What is wrong with reads of snapshots with these ids, since a unix time in seconds; the second one: as it is
-        # at this moment.
-        self.troubles: Callable[[Sequence[str], float], list[Trouble]] = lambda snapshots, began: []
-        self.troubles_now: Callable[[Sequence[str], float], list[Trouble]] = lambda snapshots, began: []
+        # What is wrong with reads that a job of that name does of snapshots with these ids, since a unix time in
+        # seconds; the second one: as it is at this moment.
+        self.troubles: Callable[[str, Sequence[str], float], list[Trouble]] = lambda job, snapshots, began: []
+        self.troubles_now: Callable[[str, Sequence[str], float], list[Trouble]] = lambda job, snapshots, began: []
         # Stalls that have not come to an end, of all jobs and of readers that have published nothing.
         self.waiting: Callable[[], list[StallRow]] = list
         self.also_used: Callable[[], Collection[str]] = tuple  # ids of snapshots whose plans others need
@@ -149,7 +149,9 @@ class JobRegistry:
 
     def troubles_of(self, job: Job) -> list[Trouble]:
         """What is wrong with what the job reads, and what has made its reads fail."""
-        return self.troubles(list(job.datasets), job.reads_since) if job.state == JobState.RUNNING else job.troubles
+        if job.state != JobState.RUNNING:
+            return job.troubles
+        return self.troubles(job.name, list(job.datasets), job.reads_since)
 
     def _job_view(self, job: Job, consumers: list[ConsumerView]) -> JobView:
         waited, seconds = self.waited(job.name)
@@ -480,7 +482,8 @@ class JobRegistry:
     def _end(self, job: Job, state: JobState, reason: str = "") -> None:
         if job.state != JobState.RUNNING:
             return
-        job.troubles = [one for one in self.troubles_now(list(job.datasets), job.reads_since) if is_failing(one.cause)]
+        troubles = self.troubles_now(job.name, list(job.datasets), job.reads_since)
+        job.troubles = [one for one in troubles if is_failing(one.cause)]
         for consumer in list(job.consumers.values()):
             self._close_ended(job, consumer)
         for snapshot in list(job.maps):

@@ -48,6 +48,14 @@ def waiting(one: Trouble, count: int, longest: float) -> Trouble:
         ),
         (REFUSED, "1,889 reads of pets failed: s3://b/k is refused (403) (the last 3 s ago)"),
         (
+            Trouble(Cause.FAILED, "pets", SINCE, NOW, "broken", failed=3, unattributed=3),
+            "3 reads of pets on this node, maybe another job's, failed: broken (the last 0 s ago)",
+        ),
+        (
+            Trouble(Cause.FAILED, "pets", SINCE, NOW, "broken", failed=3, unattributed=1),
+            "2 reads of pets, and 1 more on this node that may be another job's, failed: broken (the last 0 s ago)",
+        ),
+        (
             Trouble(Cause.CHANGED, "pets", SINCE, NOW, "s3://b/k has changed", failed=0),
             "what was fetched ahead of pets failed: s3://b/k has changed (the last 0 s ago)",
         ),
@@ -85,9 +93,11 @@ def test_the_end_of_a_trouble_is_a_line_unless_reads_have_failed() -> None:
 
 
 def test_a_summary_names_what_was_wrong_and_for_how_long() -> None:
-    assert past_words(Cause.ORIGIN, "S3 at x", 35.4, 0, "") == "S3 at x did not answer for 35 s"
-    assert past_words(Cause.REFUSED, "pets", 1.0, 2, "no") == "2 reads of pets failed: no; see `cachectl errors`"
-    assert past_words(Cause.SLOT, "S3 at x", 70, 0, "") == "reads waited for 1 min 10 s for a free request to S3 at x"
+    origin, slot = (Trouble(cause, "S3 at x", SINCE, NOW) for cause in (Cause.ORIGIN, Cause.SLOT))
+    refused = Trouble(Cause.REFUSED, "pets", SINCE, NOW, "no", failed=2)
+    assert past_words(origin, 35.4) == "S3 at x did not answer for 35 s"
+    assert past_words(refused, 1.0) == "2 reads of pets failed: no; see `cachectl errors`"
+    assert past_words(slot, 70) == "reads waited for 1 min 10 s for a free request to S3 at x"
 
 
 def test_what_reads_wait_for_comes_first_and_then_what_makes_them_fail() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from cachefs_daemon import troubles as module
-from cachefs_daemon.fetch.waiting_reads import KEPT, ReadFailure, ReadFailures, WaitingRead
+from cachefs_daemon.fetch.waiting_reads import KEPT, FailedRead, ReadFailure, ReadFailures, WaitingRead
 from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.origin.outage import Outage
 from cachefs_daemon.origin.retry import Failure
@@ -124,16 +124,49 @@ def test_when_a_trouble_began_is_remembered_while_it_lasts(monkeypatch: pytest.M
 
 
 def test_a_job_is_told_of_failures_since_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
-    times = deque([NOW - 100, NOW - 75, NOW - 70])
-    failure = ReadFailure("one", Cause.REFUSED, NOW - 100, NOW - 70, 3, "no", times)
+    reads = deque(FailedRead(NOW - before, b"k", "no") for before in (100, 75, 70))
+    failure = ReadFailure("one", Cause.REFUSED, NOW - 100, NOW - 70, 3, "no", reads)
     monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: NOW, monotonic=lambda: NOW))
-    of = Troubles(lambda: found(failures=[failure]))
-    assert [one.failed for one in of.of(["one"], NOW - 100)] == [3]
-    assert [one.failed for one in of.of(["one"], NOW - 80)] == [2]
-    assert [one.failed for one in of.of(["one"], NOW - 70)] == [1]
-    assert of.of(["one"], NOW - 69) == []
-    assert of.of(["two"], NOW - 80) == []
+    of = Troubles(lambda: found(failures=[failure]), lambda snapshot, keys: ["j"] * len(keys))
+    assert [one.failed for one in of.of("j", ["one"], NOW - 100)] == [3]
+    assert [one.failed for one in of.of("j", ["one"], NOW - 80)] == [2]
+    assert [one.failed for one in of.of("j", ["one"], NOW - 70)] == [1]
+    assert of.of("j", ["one"], NOW - 69) == []
+    assert of.of("j", ["two"], NOW - 80) == []
     assert of.now() == []
+
+
+def test_a_job_is_not_told_of_reads_of_another_one_that_have_failed() -> None:
+    failures, now = ReadFailures(), time.time()
+    for number, key in enumerate((b"a", b"a", b"?")):
+        source: Any = SimpleNamespace(snapshot="one", subject=f"object {number}", key=key)
+        failures.add(source, CachefsError("broken"), now - 5 + number, waited=True)
+    jobs = {b"a": "a", b"?": "", b"b": "b"}
+    of = Troubles(lambda: found(failures=failures.all()), lambda snapshot, keys: [jobs[key] for key in keys])
+    [one] = of.of("a", ["one"], now - 9)
+    assert (one.failed, one.unattributed, one.last, one.reason) == (3, 1, now - 4, "object 1: broken")
+    [one] = of.of("b", ["one"], now - 9)
+    assert (one.failed, one.unattributed, one.last, one.reason) == (1, 1, now - 3, "object 2: broken")
+    assert of.of("b", ["one"], now - 2.5) == []
+    [node] = of.now()
+    assert (node.failed, node.unattributed) == (3, 0)
+    source = SimpleNamespace(snapshot="one", subject="object 9", key=b"a")
+    failures.add(source, CachefsError("broken"), now - 1, waited=True)
+    of.all(fresh=True)
+    assert of.of("b", ["one"], now - 2.5) == []
+    failures.add(source, CachefsError("broken"), now, waited=False)
+    of.all(fresh=True)
+    assert [each.failed for each in of.of("b", ["one"], now - 2.5)] == [0]
+
+
+def test_failed_reads_are_of_the_job_that_comes_while_none_was_there() -> None:
+    failures, there = ReadFailures(), list[str]()
+    source: Any = SimpleNamespace(snapshot="one", subject="object", key=b"k")
+    failures.add(source, CachefsError("broken"), NOW, waited=True)
+    of = Troubles(lambda: found(failures=failures.all()), lambda snapshot, keys: [*there, None][:1] * len(keys))
+    assert [one.unattributed for one in of.of("j", ["one"], 0.0)] == [1]
+    there.append("j")
+    assert [(one.failed, one.unattributed) for one in of.of("j", ["one"], 0.0, fresh=True)] == [(1, 0)]
 
 
 def test_the_parts_are_not_looked_at_more_often_than_twice_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +181,7 @@ def test_the_parts_are_not_looked_at_more_often_than_twice_a_second(monkeypatch:
 
 def test_failures_are_kept_by_snapshot_and_cause() -> None:
     failures = ReadFailures()
-    source: Any = SimpleNamespace(snapshot="one", subject="s3://b/k")
+    source: Any = SimpleNamespace(snapshot="one", subject="s3://b/k", key=b"k")
     for error, waited in ((OriginAccessDenied("no"), True), (OriginAccessDenied("s3://b/k: no"), False)):
         failures.add(source, error, NOW, waited=waited)
     failures.add(source, ObjectChanged("gone"), NOW + 1, waited=True)
@@ -157,7 +190,7 @@ def test_failures_are_kept_by_snapshot_and_cause() -> None:
         (Cause.FAILED, 0, "s3://b/k: broken"), (Cause.CHANGED, 1, "s3://b/k: gone"), (Cause.REFUSED, 1, "s3://b/k: no"),
     ]  # fmt: skip
     for number in range(2 * KEPT):
-        failures.add(SimpleNamespace(snapshot=str(number), subject="x"), CachefsError("x"), NOW, waited=True)  # type: ignore[arg-type]
+        failures.add(SimpleNamespace(snapshot=str(number), subject="x", key=b""), CachefsError("x"), NOW, waited=True)  # type: ignore[arg-type]
     assert len(failures.all()) == KEPT
 
 

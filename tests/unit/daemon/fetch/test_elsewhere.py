@@ -567,6 +567,18 @@ def test_an_object_that_has_changed_is_the_origins_to_say(store: OpenStore) -> N
     on_bench(store, scene)
 
 
+def test_a_read_of_another_node_that_fails_is_no_failed_read_of_this_one(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.route = None
+        bench.origin.failure = NotFound("gone")
+        assert isinstance(await bench.ask_for_peer(3), NotFound)
+        assert [one.waited for one in bench.fetcher.failures.all()] == [0]
+        assert isinstance(await bench.ask(4), NotFound)
+        assert [one.waited for one in bench.fetcher.failures.all()] == [1]
+
+    on_bench(store, scene)
+
+
 def test_what_the_origin_does_not_give_to_this_node_other_nodes_may_get(
     store: OpenStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

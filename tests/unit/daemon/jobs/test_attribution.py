@@ -106,6 +106,26 @@ def test_of_a_single_consumer_every_stall_on_its_snapshot_is_its_own() -> None:
     assert node.fetched == {}
 
 
+def test_a_failed_read_is_that_of_the_only_job_that_reads_the_block_next() -> None:
+    one, two = np.random.default_rng(1).permutation(COUNT), np.random.default_rng(2).permutation(COUNT)
+    node = Node(one, two)
+    both = np.concatenate((one[:1], two[:1], [one[500]]))
+    assert node.attribution.jobs_of("s", [*node.keys(both), b"\xff" * 20]) == ["job0", "job1", "", ""]
+    assert node.attribution.jobs_of("other", node.keys(both)) == [None] * 3
+
+
+def test_a_failed_read_that_may_be_of_two_jobs_is_of_none_of_them() -> None:
+    order = np.random.default_rng(1).permutation(COUNT)
+    node = Node(order, order)
+    assert node.attribution.jobs_of("s", node.keys(order[:1])) == [""]
+
+
+def test_a_failed_read_is_of_the_only_job_of_its_snapshot() -> None:
+    node = Node(np.arange(COUNT))
+    node.jobs.consumers[0].position = None  # it has not begun to follow
+    assert node.attribution.jobs_of("s", node.keys([COUNT - 1])) == ["job0"]
+
+
 def test_tripwires_say_where_a_consumer_is_whose_other_pages_are_in_the_page_cache() -> None:
     node = Node(np.arange(COUNT))
     pages = {"s": np.full(COUNT, HELD, np.uint8)}

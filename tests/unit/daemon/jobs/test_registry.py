@@ -696,7 +696,7 @@ def test_failures_are_a_jobs_own_from_the_birth_of_its_process(tmp_path: Path) -
     asked: list[float] = []
 
     async def scene(jobs: Jobs) -> None:
-        jobs.troubles = lambda snapshots, began: asked.append(began) or []
+        jobs.troubles = lambda job, snapshots, began: asked.append(began) or []
         before = time.time()
         with subprocess.Popen(["sleep", "60"]) as process:  # noqa: ASYNC220
             jobs.say("young", pid=process.pid)
