@@ -139,6 +139,8 @@ def _loader(consumer: PublishedConsumer, view: JobView | None) -> LoaderRecord:
     return LoaderRecord(
         name=loader_name(opening.dataset, opening.place),
         epochs=tally.epochs,
+        epoch_length=tally.epoch_length,
+        epoch_samples=tally.epoch_samples,
         samples=tally.samples,
         busy=tally.busy / 1e9,
         waited=tally.waited / 1e9,

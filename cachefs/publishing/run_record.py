@@ -46,7 +46,11 @@ class LoaderRecord:
     """What one loader has done. Times are seconds."""
 
     name: str
+    # Epochs that have begun; of the last one, its samples (0 while nobody knows) and those that are delivered.
     epochs: int = 0
+    epoch_length: int = 0
+    epoch_samples: int = 0
+    # Samples of all epochs.
     samples: int = 0
     busy: float = 0.0
     waited: float = 0.0
@@ -234,10 +238,13 @@ def _bytes(fields: Mapping[str, int]) -> MountBytes:
 
 def summed(records: Sequence[LoaderRecord]) -> LoaderRecord:
     """The loaders of one name as one: those of several ranks."""
-    first = records[0]
+    first, epochs = records[0], max(one.epochs for one in records)
+    last = [one for one in records if one.epochs == epochs]
     return LoaderRecord(
         name=first.name,
-        epochs=max(one.epochs for one in records),
+        epochs=epochs,
+        epoch_length=sum(one.epoch_length for one in last) if all(one.epoch_length for one in last) else 0,
+        epoch_samples=sum(one.epoch_samples for one in last),
         samples=sum(one.samples for one in records),
         busy=sum(one.busy for one in records),
         waited=sum(one.waited for one in records),

@@ -29,7 +29,7 @@ def lines(records: Sequence[ProcessRecord], said: Collection[str] = ()) -> list[
     longest = max(sum(one.busy for one in record.loaders) for record in records)
     many = f" in {len(records)} processes" if len(records) > 1 else ""
     found = [
-        f"{counted(loaders[0].epochs, 'epoch')}, {_delivered(loaders)}{many} in {duration(longest)}; "
+        f"{_epochs(loaders[0])}, {_delivered(loaders)}{many} in {duration(longest)}; "
         f"the loop waited {percent(waited, busy)} of the time"
     ]
     if len(loaders) > 1:
@@ -60,6 +60,14 @@ def by_name(records: Sequence[ProcessRecord]) -> list[LoaderRecord]:
     return sorted(map(summed, named.values()), key=lambda one: -one.busy)
 
 
+def _epochs(one: LoaderRecord) -> str:
+    """Says how many epochs a loader has begun, and how far it was in the last one where it is not through with it."""
+    epochs = counted(one.epochs, "epoch")
+    if one.epoch_samples >= one.epoch_length:
+        return epochs
+    return f"{epochs} ({percent(one.epoch_samples, one.epoch_length)} of the last one)"
+
+
 def _delivered(loaders: Sequence[LoaderRecord]) -> str:
     """Says how much the loaders have delivered: in batches where the samples in some of them could not be counted."""
     if any(one.unmeasured for one in loaders):
@@ -69,7 +77,7 @@ def _delivered(loaders: Sequence[LoaderRecord]) -> str:
 
 def _line(one: LoaderRecord) -> str:
     return (
-        f"  {one.name}: {counted(one.epochs, 'epoch')}, {_delivered([one])}, "
+        f"  {one.name}: {_epochs(one)}, {_delivered([one])}, "
         f"the loop waited {percent(one.waited, one.busy)}"
     )
 

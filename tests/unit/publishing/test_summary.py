@@ -41,6 +41,18 @@ def test_of_one_process() -> None:
     ]
 
 
+def test_an_epoch_that_has_not_ended_does_not_count_as_a_whole_one() -> None:
+    ended = dataclasses.replace(TRAIN, epochs=2, samples=380, epoch_length=300, epoch_samples=80)
+    found = lines([dataclasses.replace(ONE, loaders=[ended])])
+    assert found[0].startswith("2 epochs (27 % of the last one), 380 samples in ")
+    behind = dataclasses.replace(ended, epochs=1, samples=300, epoch_samples=300)
+    other = dataclasses.replace(ended, samples=440, epoch_samples=140)
+    ranks = [dataclasses.replace(ONE, pid=pid, loaders=[one]) for pid, one in enumerate((behind, ended, other))]
+    assert lines(ranks)[0].startswith("2 epochs (37 % of the last one), 1,120 samples in ")
+    through = dataclasses.replace(ended, samples=600, epoch_samples=300)
+    assert lines([dataclasses.replace(ONE, loaders=[through])])[0].startswith("2 epochs, 600 samples in ")
+
+
 def test_what_cannot_be_counted_in_samples_is_told_in_batches() -> None:
     streams = [dataclasses.replace(TRAIN, batches=31, unmeasured=1), dataclasses.replace(VAL, batches=4)]
     found = lines([dataclasses.replace(ONE, loaders=streams)])

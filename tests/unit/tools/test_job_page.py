@@ -68,6 +68,12 @@ def test_a_job_that_ended_is_done_and_says_nothing_is_wrong() -> None:
     assert " left" not in text_of(view)
 
 
+def test_a_job_that_ended_within_an_epoch_says_so() -> None:
+    part = msgspec.structs.replace(TRAIN, epochs=1, epoch_samples=320)
+    assert how_it_is(job(consumer("0", part, "ended"), state="ended")) == "ended in epoch 1, 32 % done"
+    assert how_it_is(job(consumer("0", None, "ended", epoch=4), state="cancelled")) == "cancelled in epoch 5"
+
+
 def test_ranks_of_one_loader_are_one_row_of_the_one_that_is_behind() -> None:
     behind = msgspec.structs.replace(TRAIN, epoch_samples=100)
     view = job(consumer("0", TRAIN), consumer("1", behind, rank=1), consumer("1.1", VAL, rank=1))

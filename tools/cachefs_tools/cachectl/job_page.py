@@ -201,9 +201,17 @@ def how_it_is(view: JobView) -> str:
     if view.state == RUNNING or not loaders:
         state = view.state
     else:
-        epochs = max(one.epoch for one in loaders)
-        state = f"{view.state} after {counted(epochs, 'epoch')}"
+        last = max(one.epoch for one in loaders)
+        state = f"{view.state} {_where_it_was([one for one in loaders if one.epoch == last])}"
     return f"{state} ({shown(view.reason)})" if view.reason else state
+
+
+def _where_it_was(loaders: Sequence[Loader]) -> str:
+    """How far a job has come that is over. loaders: those that were in its last epoch."""
+    epoch, done = loaders[0].epoch, [one.done for one in loaders if one.done is not None]
+    if len(done) < len(loaders):
+        return f"in epoch {epoch:,}"
+    return f"after {counted(epoch, 'epoch')}" if min(done) >= 1 else f"in epoch {epoch:,}, {percent(min(done))} done"
 
 
 # --- job list -------------------------------------------------------------------------------------------------------
