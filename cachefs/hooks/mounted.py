@@ -30,9 +30,17 @@ class Listed:
 def files_of(dataset: Any, found: Listing, length: int | None, points: Places) -> Listed:
     """Returns the files of the samples, if the dataset lists them. found: what the dataset lists; length: its samples,
     where known; points: the mounts."""
-    files = listed_files(dataset, length, known=found)
-    probes = files[:: max(1, len(files) // PROBES)] if files is not None else []
-    if any(map(points.mount_of, probes)):
+    probes: Sequence[str] = []
+
+    def are_below_a_mount(paths: Sequence[str]) -> bool:
+        nonlocal probes
+        probes = paths
+        return any(map(points.mount_of, paths))
+
+    files = listed_files(dataset, length, known=found, is_wanted=are_below_a_mount)
+    if files is not None:
+        probes = files[:: max(1, len(files) // PROBES)]
+    if are_below_a_mount(probes):
         return Listed(files)
     # Otherwise it lists where the files lie on another machine, or below another directory.
     return Listed(None, is_elsewhere=any(map(os.path.lexists, probes)))

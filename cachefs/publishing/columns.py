@@ -9,11 +9,12 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 from operator import itemgetter
 from pathlib import PurePath
 from types import FunctionType, MemberDescriptorType, ModuleType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy
 from numpy.typing import NDArray
@@ -27,13 +28,15 @@ from cachefs.publishing.in_memory import is_in_memory
 MOST_OBJECTS: Final = 64
 MOST_ATTRIBUTES: Final = 1024
 DEPTH: Final = 3
-# Columns that are taken, their rows, their bytes together, and the seconds after which no further one is begun: a
-# column of a million texts takes 0.1 s.
+# Columns that are taken, their rows, their bytes together, the seconds after which no further one is begun, and those
+# that one may take: a column of a million texts takes 0.1 s.
 MOST_COLUMNS: Final = 16
 MOST_ROWS: Final = 1 << 24
 MOST_BYTES: Final = 256 << 20
 SECONDS: Final = 0.5
-# Seconds in which the rows of a dataset that is a dictionary are taken, and how many between two looks at the clock.
+COLUMN_SECONDS: Final = 2.0
+# Seconds in which the rows of a dataset that is a dictionary are taken; and rows, of any container, between two looks
+# at the clock.
 ROW_SECONDS: Final = 0.2
 PIECE: Final = 1 << 16
 # Parts of a tuple, and keys of a dictionary, that are columns.
@@ -55,8 +58,9 @@ class Source:
     name: str
     rows: int
     first: str | int
-    # Its entries: texts, or numbers of shape (rows,), int64; None where they are of different kinds.
-    take: Callable[[], Values | None]
+    # Its entries: texts, or numbers of shape (rows,), int64; None where they are of different kinds, or are not taken by
+    # a time (see `soon`).
+    take: Callable[[float], Values | None]
 
 
 @dataclass(frozen=True)
@@ -80,12 +84,17 @@ class Listing:
                 continue
             if len(taken) == MOST_COLUMNS or clock.monotonic() > deadline:
                 break
-            values = source.take()
+            values = source.take(soon())
             # The first text may be shorter than all others.
             if values is not None and (size := _size(values)) <= room:
                 taken[source.name] = values
                 room -= size
         return taken
+
+
+def soon() -> float:
+    """Until when a column may be taken that is begun now, in seconds of `clock.monotonic`."""
+    return clock.monotonic() + COLUMN_SECONDS
 
 
 def _size(values: Values) -> int:
@@ -224,7 +233,7 @@ def _sources(name: str, value: Any) -> Iterator[Source]:
     elif _is(value, "torch", "Tensor"):
         yield from _of_tensor(name, value)
     elif kind is range and 0 < len(value) <= MOST_ROWS:
-        yield Source(name, len(value), value[0], lambda: numpy.arange(value.start, value.stop, value.step))
+        yield Source(name, len(value), value[0], lambda _: numpy.arange(value.start, value.stop, value.step))
 
 
 def _is(value: Any, module: str, name: str) -> bool:
@@ -249,7 +258,7 @@ def _of_list(name: str, entries: Sequence[Any]) -> Iterator[Source]:
             if _is_one_of(type(key), str, int):
                 yield from _of_parts(f"{name}.{key}", entries, value, kind, itemgetter(key))
     elif (entry := _entry(first)) is not None:
-        yield Source(name, len(entries), entry, lambda: _values(entries, first))
+        yield Source(name, len(entries), entry, partial(taken, entries, partial(_values, first)))
     else:
         for key, value in islice(own(first), MOST_PARTS):
             found = class_member(kind, key)
@@ -276,17 +285,17 @@ def _of_parts(
     if entry is None:
         return
 
-    def take() -> Values | None:
-        if _kinds(entries) != {id(kind)}:
+    def values(piece: Sequence[Any]) -> Values | None:
+        if _kinds(piece) != {id(kind)}:
             return None
         try:
-            return _values(list(map(part, entries)), first)
+            return _values(first, list(map(part, piece)))
         except (IndexError, KeyError, AttributeError) as error:  # not all of them have it
             if is_foreign(error):
                 raise
             return None
 
-    yield Source(name, len(entries), entry, take)
+    yield Source(name, len(entries), entry, partial(taken, entries, values))
 
 
 def _of_array(name: str, entries: Any) -> Iterator[Source]:
@@ -303,9 +312,9 @@ def _of_array(name: str, entries: Any) -> Iterator[Source]:
         return
     first = entries[0]
     if kind in "iu":
-        yield Source(name, len(entries), int(first), lambda: entries.astype(numpy.int64))
+        yield Source(name, len(entries), int(first), lambda _: entries.astype(numpy.int64))
     elif (entry := _entry(first)) is not None:
-        yield Source(name, len(entries), entry, lambda: _values(entries.tolist(), first))
+        yield Source(name, len(entries), entry, partial(taken, entries, lambda piece: _values(first, piece.tolist())))
 
 
 def _of_series(name: str, series: Any) -> Iterator[Source]:
@@ -317,7 +326,11 @@ def _of_series(name: str, series: Any) -> Iterator[Source]:
     first = series.iloc[0]
     entry = _entry(first)
     if entry is not None:
-        yield Source(name, len(series), entry, lambda: _values(series.to_numpy().tolist(), first))
+
+        def take(deadline: float) -> Values | None:
+            return taken(series.to_numpy(), lambda piece: _values(first, piece.tolist()), deadline)
+
+        yield Source(name, len(series), entry, take)
 
 
 # Types of columns of pandas, and those of numpy: object, and whole numbers.
@@ -364,7 +377,20 @@ def _kinds(entries: Sequence[Any]) -> set[int]:
     return set(map(id, map(type, entries)))
 
 
-def _values(entries: Sequence[Any], first: Any) -> Values | None:
+def taken(entries: Any, values: Callable[[Any], Values | None], deadline: float) -> Values | None:
+    """The values of all entries, of which *values* makes those of some of them; None where it makes none of some, or
+    the clock is past the *deadline* before the last ones."""
+    found: list[Values] = []
+    for begin in range(0, len(entries), PIECE):
+        if clock.monotonic() > deadline or (piece := values(entries[begin : begin + PIECE])) is None:
+            return None
+        found.append(piece)
+    if found and isinstance(found[0], numpy.ndarray):
+        return numpy.concatenate(found)
+    return list(chain.from_iterable(cast(list[list[str]], found)))
+
+
+def _values(first: Any, entries: Sequence[Any]) -> Values | None:
     """All entries, which have to be of the kind of the first one. Texts may be missing in between."""
     kinds = _kinds(entries)
     if isinstance(_entry(first), int):

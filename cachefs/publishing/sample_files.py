@@ -3,12 +3,15 @@
 import inspect
 import os
 import sys
+from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
-from typing import Any, Final
+from operator import itemgetter
+from typing import Any, Final, cast
 
 import numpy
 
-from cachefs.publishing.columns import Listing, Source, listing, text_of
+from cachefs.publishing.columns import Listing, Source, listing, soon, taken, text_of
 from cachefs.publishing.in_memory import is_in_memory
 from cachefs.publishing.lengths import length_of
 
@@ -22,21 +25,27 @@ LIST_NAMES: Final = (
 PROBES: Final = 16
 
 
-def listed_files(dataset: Any, length: int | None = None, known: Listing | None = None) -> list[str] | None:
+def listed_files(
+    dataset: Any,
+    length: int | None = None,
+    known: Listing | None = None,
+    is_wanted: Callable[[Sequence[str]], bool] = lambda paths: True,
+) -> list[str] | None:
     """Path of each sample's file, or None where the dataset has no such list.
 
     The dataset may also be torch's Subset or ConcatDataset of datasets that have a list, or a Hugging Face dataset with
     a column of images, audio or video that refers to files.
 
     The dataset may be a list of paths, or of rows with a path, itself. Attributes are looked at as they lie in the
-    object: no property and no other code of the dataset's is run. length: its number of samples, where it is known to
-    the caller; known: what the dataset lists, where that is.
+    object: no property and no other code of the dataset's is run. A list that takes longer than COLUMN_SECONDS (see
+    cachefs.publishing.columns) is none. length: its number of samples, where it is known to the caller; known: what the
+    dataset lists, where that is; is_wanted: is asked with some of the paths before all of them are taken.
     """
     torch_datasets = sys.modules.get("torch.utils.data.dataset")
     kind = type(dataset)  # isinstance may ask a dataset for its __class__
     if torch_datasets is not None and issubclass(kind, torch_datasets.Subset):
         whole, chosen = inspect.getattr_static(dataset, "dataset", None), _indices(dataset)
-        paths = listed_files(whole) if chosen is not None else None
+        paths = listed_files(whole, is_wanted=is_wanted) if chosen is not None else None
         return None if paths is None or chosen is None else [paths[index] for index in chosen]
     if torch_datasets is not None and issubclass(kind, torch_datasets.ConcatDataset):
         listed = inspect.getattr_static(dataset, "datasets", None)
@@ -52,7 +61,12 @@ def listed_files(dataset: Any, length: int | None = None, known: Listing | None 
     for entries in (found.rows, *(inspect.getattr_static(dataset, name, None) for name in LIST_NAMES)):
         if not _begins_with_a_path(entries):
             continue
-        if len(entries) == length and (paths := _paths(entries)) is not None and _are_from_here(paths):
+        probes = _paths(entries[:: max(1, length // PROBES)]) if len(entries) == length else None
+        if probes is None or not _are_from_here(probes):
+            continue
+        if not is_wanted(probes):
+            return None
+        if (paths := _paths(entries)) is not None:
             return paths
     return _further(found, length)
 
@@ -82,7 +96,7 @@ def _further(found: Listing, length: int) -> list[str] | None:
     if len({id(source) for _, source in fitting}) != 1:
         return None  # none, or an image and a mask, of which nobody knows yet whether both are read
     root, source = fitting[0]
-    values = source.take()
+    values = source.take(soon())
     if values is None:
         return None
     paths = [os.path.join(root, str(value)) for value in values]
@@ -124,22 +138,20 @@ def _is_path(value: Any) -> bool:
 
 
 def _paths(entries: Any) -> list[str] | None:
-    """The path in each entry; None where the entries are of different kinds."""
-    entries = entries.tolist() if type(entries) is numpy.ndarray else entries
+    """The path in each entry; None where the entries are of different kinds, or taking them takes too long."""
     in_tuples = type(entries[0]) in (list, tuple)
-    found = []
-    for entry in entries:
-        if in_tuples:
-            if type(entry) not in (list, tuple) or not entry:
-                return None
-            path = entry[0]
-        else:
-            path = entry
-        text = text_of(path)
-        if text is None:
+    return cast(list[str] | None, taken(entries, partial(_texts, in_tuples), soon()))
+
+
+def _texts(in_tuples: bool, entries: Any) -> list[str] | None:
+    """The path in each of some entries, which are tuples that begin with it, or the paths themselves."""
+    entries = entries.tolist() if type(entries) is numpy.ndarray else entries
+    if in_tuples:
+        if not all(type(entry) in (list, tuple) and entry for entry in entries):
             return None
-        found.append(text)
-    return found
+        entries = map(itemgetter(0), entries)
+    texts = list(map(text_of, entries))
+    return None if None in texts else cast(list[str], texts)
 
 
 def _of_hugging_face(dataset: Any) -> list[str] | None:

@@ -388,6 +388,34 @@ def test_numbers_of_a_mapped_file_are_not_read(tmp_path: Path) -> None:
         assert list(found(Has(numbers=values))) == ["numbers"]
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        [f"/d/{number}" for number in range(400)],
+        [(number, f"/d/{number}") for number in range(400)],
+        numpy.array([f"/d/{number}" for number in range(400)]),
+        list(range(400)),
+    ],
+)
+def test_a_column_that_takes_long_is_given_up_within_it(monkeypatch: pytest.MonkeyPatch, values: Any) -> None:
+    now, looks = 0.0, 0
+
+    def monotonic() -> float:
+        nonlocal looks
+        looks += 1
+        return now
+
+    monkeypatch.setattr(module, "clock", SimpleNamespace(monotonic=monotonic))
+    monkeypatch.setattr(module, "PIECE", 10)
+    sources = listing(Has(names=values)).sources
+    whole = {source.name: source.take(100.0) for source in sources}
+    assert all(taken is not None and len(taken) == 400 for taken in whole.values())
+    assert looks == 40 * len(sources)
+    now, looks = 100.1, 0
+    assert [source.take(100.0) for source in sources] == [None] * len(sources)
+    assert looks == len(sources)
+
+
 def test_a_column_is_measured_by_all_its_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_BYTES", 100)
     assert list(found(Has(captions=["", "x" * 1000, "y"], names=NAMES))) == ["names"]

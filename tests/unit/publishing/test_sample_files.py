@@ -1,6 +1,7 @@
 """Which files a dataset says its samples are."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
+from cachefs.publishing import sample_files as module
 from cachefs.publishing.sample_files import listed_files
 
 PATHS = ["/d/a", "/d/b", "/d/c"]
@@ -96,6 +98,31 @@ def test_relative_paths_begin_where_they_are_there(name: str, tmp_path: Path, mo
 
 def test_of_what_is_no_list_nothing_is_touched() -> None:
     assert listed_files(Untouchable()) is None
+
+
+def test_no_list_is_taken_of_which_some_are_not_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [(f"/d/{number}", 0) for number in range(1000)]
+    asked: list[int] = []
+    looked_at: list[int] = []
+    take = module.taken
+
+    def taken(entries: Any, *arguments: Any) -> Any:
+        looked_at.append(len(entries))
+        return take(entries, *arguments)
+
+    def is_wanted(some: Sequence[str]) -> bool:
+        asked.append(len(some))
+        return False
+
+    monkeypatch.setattr(module, "taken", taken)
+    assert listed_files(Has(samples=paths), 1000, is_wanted=is_wanted) is None
+    assert asked == looked_at
+    assert sum(looked_at) <= 2 * module.PROBES
+
+
+def test_a_list_that_takes_too_long_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "soon", lambda: -1.0)
+    assert listed_files(Has(samples=PATHS)) is None
 
 
 class List(list[str]):
