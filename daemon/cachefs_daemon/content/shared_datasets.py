@@ -25,6 +25,7 @@ from cachefs_daemon.content.used_snapshots import ReadHere
 from cachefs_daemon.datasets.reaching import OriginWay
 from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
 from cachefs_daemon.datasets.stamps import Stamp, StampClock
+from cachefs_daemon.runtime.backoff import Backoff
 from cachefs_daemon.sharing.sections import DATASETS, SharedDataset
 from cachefs_daemon.sharing.snapshot_files import MOST_FILE, SnapshotFiles
 from cachefs_daemon.sharing.state import SharedState
@@ -60,8 +61,7 @@ class SharedDatasets:
         self._wake = asyncio.Event()
         self._bringing: dict[str, asyncio.Task[None]] = {}  # by name: a snapshot is on its way
         self._coming: dict[str, str] = {}  # by name: the snapshot that is on its way
-        self._failures: dict[str, int] = {}  # by name: how often in a row that has failed
-        self._retry: dict[str, float] = {}  # by name: monotonic seconds before which it is not tried again
+        self._retry: dict[str, Backoff] = {}  # by name: when that is tried again, after failures
         self._later: dict[str, float] = {}  # by name: monotonic seconds when to look at it again
         self._trouble: dict[str, str] = {}  # by name: why its snapshot could not be had
         self._unsaid: dict[str, float] = {}  # by name: monotonic seconds when this node says what nobody else says
@@ -141,7 +141,6 @@ class SharedDatasets:
     def _heard(self, node: str, name: str, value: SharedDataset | None) -> None:
         if value is not None:
             self._clock.see([*value.gone, *value.added, value.listed, value.limited, value.reached])
-        self._failures.pop(name, None)
         self._retry.pop(name, None)
         self._note(name)
 
@@ -230,7 +229,7 @@ class SharedDatasets:
             if self._has_otherwise(wanted.snapshot):
                 self._again(name, FIRST_PAUSE)
                 return
-            is_time = time.monotonic() >= self._retry.get(name, 0.0)
+            is_time = name not in self._retry or self._retry[name].is_due(time.monotonic())
             if wanted.block_size == self._here.held.block_size and is_time:
                 self._coming[name] = wanted.snapshot
                 task = self._bringing[name] = asyncio.create_task(self._bring(name, wanted))
@@ -306,10 +305,10 @@ class SharedDatasets:
     async def _bring(self, name: str, wanted: SharedDataset) -> None:
         try:
             await self._adopt(name, wanted)
-            self._failures.pop(name, None)
+            self._retry.pop(name, None)
             self._trouble.pop(name, None)
         except Busy:
-            self._retry[name] = time.monotonic() + LOOK_SECONDS
+            self._retry.setdefault(name, _backoff()).until = time.monotonic() + LOOK_SECONDS
             self._again(name, LOOK_SECONDS)
         except CachefsError as error:
             self._give_up_for_now(name, str(error))
@@ -323,11 +322,8 @@ class SharedDatasets:
         self._note(name)
 
     def _give_up_for_now(self, name: str, why: str) -> None:
-        failures = self._failures[name] = self._failures.get(name, 0) + 1
         self._trouble[name] = why
-        pause = min(LAST_PAUSE, FIRST_PAUSE * 2 ** min(failures - 1, 10))
-        self._retry[name] = time.monotonic() + pause
-        self._again(name, pause)
+        self._again(name, self._retry.setdefault(name, _backoff()).fail(time.monotonic()))
 
     async def _adopt(self, name: str, wanted: SharedDataset) -> None:
         """Raises CachefsError."""
@@ -417,3 +413,7 @@ class SharedDatasets:
 def _rank(author: str, name: str) -> Callable[[str], tuple[bool, bytes]]:
     """The node that comes first says it."""
     return lambda node: (node != author, hashlib.blake2b(f"{name}/{node}".encode(), digest_size=8).digest())
+
+
+def _backoff() -> Backoff:
+    return Backoff(FIRST_PAUSE, LAST_PAUSE)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -25,6 +25,7 @@ from cachefs_daemon.content.dataset_changes import DatasetChanges
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.datasets.held_snapshots import HeldSnapshots
 from cachefs_daemon.datasets.records import DatasetRecord
+from cachefs_daemon.runtime.backoff import Backoff
 from cachefs_daemon.runtime.errorlog import ErrorLog
 from cachefs_daemon.sharing.sections import MOUNTED, USED, MountedDataset, UsedSnapshot
 from cachefs_daemon.sharing.snapshot_files import SnapshotFiles
@@ -95,9 +96,8 @@ class _Failure:
     """Why a snapshot could not be had."""
 
     why: str
-    count: int
-    # Monotonic seconds before which it is not tried again.
-    until: float
+    # In monotonic seconds.
+    backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_PAUSE, LAST_PAUSE))
 
 
 class UsedSnapshots:
@@ -266,7 +266,7 @@ class UsedSnapshots:
         self._failures = {one: failure for one, failure in self._failures.items() if one in self._wanted}
         for snapshot_id, wanted in self._wanted.items():
             failure = self._failures.get(snapshot_id)
-            is_time = failure is None or now >= failure.until
+            is_time = failure is None or failure.backoff.is_due(now)
             is_there = self._here.held.get(snapshot_id) is not None or self._has_otherwise(snapshot_id)
             if is_time and not is_there and snapshot_id not in self._bringing:
                 task = self._bringing[snapshot_id] = asyncio.create_task(self._bring(snapshot_id, wanted))
@@ -301,7 +301,8 @@ class UsedSnapshots:
         except _NotWanted:
             pass  # it is looked at again where it is wanted again
         except Busy:
-            self._failures[snapshot_id] = _Failure("the dataset is being changed", 1, time.monotonic() + FIRST_PAUSE)
+            failure = self._failures[snapshot_id] = _Failure("the dataset is being changed")
+            failure.backoff.fail(time.monotonic())
         except CachefsError as error:
             self._note_failure(snapshot_id, wanted, str(error))
         except Exception as error:
@@ -344,9 +345,8 @@ class UsedSnapshots:
 
     def _note_failure(self, snapshot_id: str, wanted: _Wanted, why: str) -> None:
         before = self._failures.get(snapshot_id)
-        count = before.count + 1 if before is not None else 1
-        pause = min(LAST_PAUSE, FIRST_PAUSE * 2 ** min(count - 1, 10))
-        self._failures[snapshot_id] = _Failure(why, count, time.monotonic() + pause)
+        failure = self._failures[snapshot_id] = _Failure(why) if before is None else replace(before, why=why)
+        failure.backoff.fail(time.monotonic())
         if before is None or before.why != why:
             text = f"snapshot {snapshot_id[:12]}, which {self._named(wanted.nodes)}, cannot be had: {why}"
             self._here.errors.add(f"dataset {wanted.value.dataset}", text)

@@ -4,10 +4,10 @@ As with a daemon that hangs behind a peer server that is well, or a disk that ha
 so it does not count as dead, and each reader would wait for it anew.
 """
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
+
+from cachefs_daemon.runtime.backoff import Backoff
 
 # Questions in a row that were not answered in time, until a peer is left out.
 MOST_LATE: Final = 2
@@ -16,20 +16,12 @@ FIRST_PAUSE: Final = 2.0
 LONGEST_PAUSE: Final = 60.0
 
 
-@dataclass(slots=True)
-class _Lateness:
-    """In a row."""
-
-    count: int = 0
-    until: float = -math.inf  # when it may be asked again
-
-
 class StuckPeers:
     """By id of the node, and by what it is asked for: it may give what it has, and not bring what it does not have.
     Times are of one clock."""
 
     def __init__(self) -> None:
-        self._late: dict[tuple[str, bool], _Lateness] = {}
+        self._late: dict[tuple[str, bool], Backoff] = {}
 
     def keep(self, is_known: Callable[[str], bool]) -> None:
         """Forget those of which *is_known* says no by their id: they have left the cluster."""
@@ -38,26 +30,26 @@ class StuckPeers:
     def may_ask(self, node: str, now: float, *, fetch: bool) -> bool:
         """Is it worth a try?"""
         late = self._late.get((node, fetch))
-        return late is None or late.count < MOST_LATE or now >= late.until
+        return late is None or late.failures < MOST_LATE or late.is_due(now)
 
     def asked(self, node: str, now: float, *, fetch: bool) -> None:
         """It is asked. While it is left out, nobody else tries at the same time."""
         late = self._late.get((node, fetch))
-        if late is not None and late.count >= MOST_LATE:
-            late.until = now + _pause(late.count)
+        if late is not None and late.failures >= MOST_LATE:
+            late.wait(now)
 
     def late(self, node: str, asked: float, now: float, *, fetch: bool) -> None:
         """It has not given a block in time for which it was asked then."""
-        late = self._late.setdefault((node, fetch), _Lateness())
-        if late.count >= MOST_LATE and asked < late.until - _pause(late.count):
+        late = self._late.setdefault((node, fetch), _backoff())
+        if late.failures >= MOST_LATE and asked < late.until - late.pause:
             return  # it was asked before it was known
-        late.count += 1
-        late.until = now + _pause(late.count)
+        late.fail(now)
 
     def answered(self, node: str, *, fetch: bool) -> None:
         """It has said something, with a block or without."""
         self._late.pop((node, fetch), None)
 
 
-def _pause(count: int) -> float:
-    return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(count - MOST_LATE, 10))
+def _backoff() -> Backoff:
+    """Returns one whose pause is the first where a peer is left out for the first time."""
+    return Backoff(FIRST_PAUSE * 2.0 ** (1 - MOST_LATE), LONGEST_PAUSE)

@@ -8,16 +8,18 @@ takes longer.
 
 import asyncio
 import math
-import random
 from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, TypeVar
 
 from cachefs.errors import CachefsError, OriginUnavailable
 from cachefs_daemon.origin.patience import Patience
+from cachefs_daemon.runtime.backoff import Backoff
 
-# The longest a wait may be, in seconds: the first one, and any. An outage is over for a reader so much later.
+# The longest a wait may be, in seconds: the first one, and any; and the part of it that is drawn. An outage is over for
+# a reader so much later.
 _FIRST: Final = 0.1
 _LONGEST: Final = 3.0
+_SPREAD: Final = (0.0, 1.0)
 # A number with so many digits is no number of seconds that anybody waits.
 _LONG: Final = 6
 
@@ -43,12 +45,6 @@ def retry_after(said: str | None) -> float | None:
     return float(said) if said.isascii() and said.isdigit() and len(said) < _LONG else 0.0
 
 
-def longest_wait(failed: int) -> float:
-    """The longest wait after *failed* attempts, in seconds."""
-    # 2.0 ** 1024 overflows; the bound is reached long before.
-    return min(_LONGEST, _FIRST * 2.0 ** min(failed - 1, 16))
-
-
 async def retrying(
     attempt: Callable[[], Awaitable[Result]],
     judge: Callable[[Exception], Failure],
@@ -62,7 +58,7 @@ async def retrying(
     in messages. give_up: loop time after which what fails is not tried again, though a slow attempt may go on.
     Raises the error of the last attempt, or OriginUnavailable where the first attempt takes too long.
     """
-    failed = 0
+    backoff = Backoff(_FIRST, _LONGEST, _SPREAD)
     failure: Failure | None = None
     try:
         with patience.enforced():
@@ -71,19 +67,13 @@ async def retrying(
                     return await attempt()
                 except Exception as error:  # judge raises again what it does not know
                     failure = judge(error)
-                failed += 1
-                pause = _pause(failed, patience.left, failure.retry_after)
-                if not failure.transient or asyncio.get_running_loop().time() + pause > give_up:
+                now = asyncio.get_running_loop().time()
+                # Towards the end the waits become shorter, so that an origin that comes back at the last moment is in
+                # time.
+                pause = min(failure.retry_after + backoff.fail(now), max(_FIRST, patience.left / 2))
+                if not failure.transient or now + pause > give_up:
                     raise failure.error
                 patience.trouble = failure.error
                 await patience.rest(pause)
     except TimeoutError:
         raise (failure or Failure(OriginUnavailable(f"no answer in time for {subject}"), True)).error from None
-
-
-def _pause(failed: int, left: float, least: float) -> float:
-    """Towards the end the waits become shorter, so that an origin that comes back at the last moment is in time.
-
-    least: seconds that the origin asks for.
-    """
-    return min(least + random.uniform(0, longest_wait(failed)), max(_FIRST, left / 2))

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import random
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeVar
@@ -10,15 +9,18 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from cachefs_daemon.cluster.view import NodeRecord, check_record
+from cachefs_daemon.runtime.backoff import Backoff
 from cachefs_daemon.sharing.peer_http import PeerFailed, PeerHttp
 from cachefs_daemon.sharing.peer_part import News, PeerPart
 from cachefs_daemon.sharing.wire import MOST_ANSWER, PROGRESS_SECONDS, STATE, StateAnswer
 
 log = logging.getLogger(__name__)
 
-# Seconds until a node is asked again that did not answer: doubled each time, from the first to the second.
+# Seconds until a node is asked again that did not answer: doubled each time, from the first to the second; and of
+# these, the part that is waited. Not all nodes ask at the same time.
 FIRST_PAUSE: Final = 0.25
 LAST_PAUSE: Final = 10.0
+_SPREAD: Final = (0.75, 1.25)
 # Seconds that an answer may take longer than the poll waits.
 SLACK: Final = 10.0
 # Seconds between two polls of one node, however much it has to say; and how often it may answer at once without news
@@ -55,7 +57,7 @@ class Follower:
         self._facts = PeerPart(record.name)
         self._progress = PeerPart(record.name)
         self._incarnation = ""  # of what is known
-        self._failures = 0
+        self._backoff = Backoff(FIRST_PAUSE, LAST_PAUSE, _SPREAD)
         self._in_vain = 0
         self._hurry = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -103,10 +105,7 @@ class Follower:
                     continue
                 self._take(answer, time.monotonic() - began)
             except PeerFailed as error:
-                self._note_failure(str(error))
-                pause = min(LAST_PAUSE, FIRST_PAUSE * 2 ** min(self._failures - 1, 10))
-                # Not all nodes at the same time.
-                await self._unless_hurried(asyncio.sleep(pause * random.uniform(0.75, 1.25)))
+                await self._unless_hurried(asyncio.sleep(self._note_failure(str(error))))
             except Exception:
                 log.exception("following node %s (%s) failed", self.record.name, self.record.id)
                 self._note_failure("internal error; see the daemon's log")
@@ -174,20 +173,22 @@ class Follower:
             )
 
     def _problem_is_over(self) -> bool:
-        was_logged = self._failures >= LOGGED_AFTER
+        was_logged = self._backoff.failures >= LOGGED_AFTER
         if self._in_vain <= MOST_IN_VAIN:
-            self.problem, self._failures = "", 0
+            self.problem, self._backoff.failures = "", 0
         return was_logged and not self.problem
 
-    def _note_failure(self, why: str) -> None:
-        self._failures += 1
-        if self._failures == LOGGED_AFTER:
+    def _note_failure(self, why: str) -> float:
+        """Returns the seconds until the node is asked again."""
+        pause = self._backoff.fail(time.monotonic())
+        if self._backoff.failures == LOGGED_AFTER:
             log.warning(
                 "node %s (%s) does not say what is new: %s; what it said before holds, and it is asked again",
                 self.record.name, self.record.address, why,
             )  # fmt: skip
         self.problem = why
         self.on_silence(self.record.id)
+        return pause
 
     def _progress_anew(self) -> None:
         """Consumers of an earlier start of the node may be anywhere."""

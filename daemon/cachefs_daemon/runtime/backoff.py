@@ -1,0 +1,46 @@
+"""The pause between tries of what fails: it doubles with each failure in a row, up to a bound."""
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+# Doublings after which a pause is at its bound in any case: 2.0 ** 1024 overflows.
+_MOST_DOUBLINGS = 64
+
+
+@dataclass(slots=True)
+class Backoff:
+    """Failures in a row, and when the next try is due. Times are seconds of the caller's clock."""
+
+    # The pause after the first failure, and the longest one.
+    first: float
+    longest: float
+    # Of a pause, the least and the most part that is waited: clients that failed together shall not return together.
+    spread: tuple[float, float] = (1.0, 1.0)
+    # Draws a number evenly from a range.
+    draw: Callable[[float, float], float] = random.uniform
+    failures: int = 0
+    # When the next try is due.
+    until: float = -math.inf
+
+    @property
+    def pause(self) -> float:
+        """The pause after so many failures, before a part of it is drawn."""
+        doublings = min(max(0, self.failures - 1), _MOST_DOUBLINGS)
+        return min(self.longest, self.first * 2.0**doublings)
+
+    def fail(self, now: float) -> float:
+        """Counts a failure. Returns the seconds until the next try."""
+        self.failures += 1
+        return self.wait(now)
+
+    def wait(self, now: float) -> float:
+        """Begins the pause anew without another failure. Returns the seconds until the next try."""
+        seconds = self.pause * self.draw(*self.spread)
+        self.until = now + seconds
+        return seconds
+
+    def is_due(self, now: float) -> bool:
+        """Returns whether the pause is over."""
+        return now >= self.until
