@@ -93,7 +93,7 @@ class Inference:
     def __init__(self, columns: Sequence[Column], length: int) -> None:
         """columns: what the dataset lists; length: its number of samples."""
         self.columns: Final = {column.name: column for column in columns}
-        self.length: Final = length
+        self.length = length
         self._fitting = Fitting(self.columns, length)
         self._observed: deque[_Kept] = deque(maxlen=MOST_OBSERVED)
         self._rule: Rule | None = None
@@ -113,6 +113,11 @@ class Inference:
     def is_wrong(self) -> bool:
         """Is it given up? No rule will be adopted any more."""
         return self._rule is None and len(self._former) >= MOST_RULES
+
+    def grow(self, length: int) -> None:
+        """There are more samples than was known: *length* of them."""
+        self.length = length
+        self._fitting = Fitting(self.columns, length)
 
     def observe(self, observed: Observed) -> None:
         """Take it into account: look for a rule, or compare the one that there is, and retract it where it is wrong."""

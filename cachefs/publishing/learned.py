@@ -59,6 +59,12 @@ class LearnedFiles:
     def _room(self) -> int:
         return MOST_FILES - len(self._own) - len(self._others)
 
+    def grow(self, length: int) -> None:
+        """There are more samples than was known: *length* of them."""
+        self._length = length
+        # Anew, since an array may still look into the old one. Beyond MOST_SAMPLES nothing more is learned.
+        self._known = self._known.ljust(min(length, MOST_SAMPLES), b"\0")
+
     def learn(self, sample: int, paths: Sequence[str], places: Places) -> None:
         """*paths*, which are absolute, were opened for the sample. Those that are no files of a mount are left out."""
         if not self._wants(sample):

@@ -14,7 +14,7 @@ from cachefs.mount_table import MountPoint
 from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
 from cachefs.publishing.compared import Compared
 from cachefs.publishing.inference import PART_WRONG, Inference, Observed
-from cachefs.publishing.learned import LearnedFiles, file_at
+from cachefs.publishing.learned import MOST_SAMPLES, LearnedFiles, file_at
 from cachefs.publishing.notes import (
     Unexplained,
     Unknown,
@@ -123,6 +123,8 @@ class PublishedConsumer:
     learned: LearnedFiles = field(init=False)
     # Does nothing but what is opened say which files the samples are?
     is_learning: bool = field(init=False)
+    # How many samples there are: more than its opening says where its dataset and its sampler have no `__len__`.
+    _length: int = field(init=False)
     # What is known of a rule that says the files of all samples.
     inference: Inference | None = None
     # Has the daemon to forget the files, which were wrong?
@@ -143,11 +145,12 @@ class PublishedConsumer:
     def set_files(self, files: Sequence[str]) -> None:
         """The file of each sample. Raises OSError."""
         absolute = [path if path.startswith("/") else os.path.join(self.opening.cwd, path) for path in files]
-        self._take(shares(absolute, Places(), max(self.opening.length, len(files))))
+        self._take(shares(absolute, Places(), max(self._length, len(files))))
 
     def __post_init__(self) -> None:
+        self._length = self.opening.length
         self.is_learning = self.opening.learn
-        self.learned = LearnedFiles(self.opening.length if self.opening.learn else 0)
+        self.learned = LearnedFiles(self._length if self.opening.learn else 0)
 
     @property
     def need(self) -> Need:
@@ -168,7 +171,7 @@ class PublishedConsumer:
     def set_columns(self, columns: Sequence[Column]) -> None:
         """What the dataset lists, whose files have to be found out."""
         if self.is_learning and self._rule is None:
-            self.inference = Inference(columns, self.opening.length)
+            self.inference = Inference(columns, self._length)
 
     def observe(self, observed: Observed, places: Places) -> None:
         """What was opened for some samples."""
@@ -198,7 +201,7 @@ class PublishedConsumer:
             self.is_learning = True
             self._mistakes += 1
             self._compared = Compared()
-            self.learned = LearnedFiles(0 if self._is_given_up else self.opening.length)
+            self.learned = LearnedFiles(0 if self._is_given_up else self._length)
 
     def infer(self, places: Places) -> None:
         """Make shares of the rule that was found, or have them forgotten where it was retracted."""
@@ -209,9 +212,9 @@ class PublishedConsumer:
             if rule is None:
                 self.is_wrong = bool(self.shares)
                 break
-            files = rule.files(self.inference.columns, self.opening.length)
+            files = rule.files(self.inference.columns, self._length)
             try:
-                found = shares(files, places, self.opening.length)
+                found = shares(files, places, self._length)
             except OSError:
                 found = []  # a directory that the user may not read
             # A rule that names files which are not there is none.
@@ -351,9 +354,19 @@ class PublishedConsumer:
             self.spec = None
             self.published = False
         self.orders[epoch] = order
+        if self.opening.learn and len(order) and self._length <= (last := int(order.max())) < MOST_SAMPLES:
+            self._grow(last + 1)
         if part is not None:
             self.parts[epoch] = part
         self.reported = {(share, known) for share, known in self.reported if known != epoch}
+
+    def _grow(self, length: int) -> None:
+        """An order has more samples than were known, whose files are still to be learned."""
+        self._length = length
+        self.learned.grow(length)
+        if self.inference is not None:
+            self.inference.grow(length)
+            self._rule = None  # its shares are made anew
 
     def set_spec(self, spec: SamplerSpec, epoch: int) -> None:
         self._begin(epoch)

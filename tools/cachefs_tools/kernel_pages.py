@@ -29,13 +29,14 @@ def resident_bytes(paths: Iterable[str | Path]) -> int:
     return total
 
 
-def forget_pages(paths: Iterable[str | Path]) -> None:
-    """Drop the pages of these files. Names and attributes stay cached; dirty pages stay too.
+def forget_pages(paths: Iterable[str | Path], seconds: float = FORGET_SECONDS) -> None:
+    """Drop the pages of these files. Names and attributes stay cached; dirty pages stay until they are written, which
+    this begins.
 
     The kernel keeps a page that it uses at that moment, say for reading ahead, and does not tell. So what is still
-    there is dropped again for a while, where the kernel says which files these are.
+    there is dropped again for so many *seconds*, where the kernel says which files these are.
     """
-    deadline = time.monotonic() + FORGET_SECONDS
+    deadline = time.monotonic() + seconds
     left = list(paths)
     while (left := [path for path in left if not _forget(path)]) and time.monotonic() < deadline:
         time.sleep(0.01)

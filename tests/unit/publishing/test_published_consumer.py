@@ -1,5 +1,6 @@
 """The helper's picture of one consumer: when learned files are worth telling, and which orders are still to be told."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy
@@ -72,6 +73,55 @@ def test_when_all_is_learned_nothing_is_waited_for(learning: PublishedConsumer) 
     assert learning.learned.is_full
     assert learning.resolve_learned()
     assert not learning.resolve_learned()
+
+
+def published(consumer: PublishedConsumer, epoch: int) -> list[int]:
+    """The files that the daemon is told of for an epoch."""
+    [share] = consumer.shares
+    found = consumer.order(epoch)
+    assert found is not None
+    return share.entries[share.order(found)].tolist()
+
+
+def test_an_epoch_with_more_samples_than_were_known_is_published_whole(learning: PublishedConsumer) -> None:
+    """A dataset and a sampler without `__len__`, whose epochs become longer."""
+    learning.set_order(0, order(*range(10)))
+    learn(learning, pairs(*range(10)))
+    assert learning.resolve_learned()
+    learning.move(1, 0)
+    longer = [12, *range(12)]
+    learning.set_order(1, order(*longer))
+    learn(learning, pairs(10, 11))
+    assert not learning.learned.is_full
+    learning.move(2, 0)
+    learning.set_order(2, order(*longer))
+    assert learning.resolve_learned()
+    assert published(learning, 2) == longer[1:]
+    learn(learning, pairs(12))
+    assert learning.resolve_learned()
+    assert published(learning, 2) == longer
+    assert learning.unreported(0) == [2]
+
+
+def test_an_epoch_with_more_samples_than_were_known_is_published_whole_by_its_rule(
+    learning: PublishedConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def found(files: Sequence[Sequence[str]], places: Places, length: int) -> list[Share]:
+        entries = [int(one.rpartition("name")[2]) for [one] in files]
+        return [Share(POINT, 1, numpy.array(entries, numpy.uint32), numpy.arange(len(entries)), length)]
+
+    monkeypatch.setattr(module, "shares", found)
+    learning.set_columns([Column("names", [f"name{number}" for number in range(30)])])
+    learn(learning, [(number, [f"/mnt/name{number}"]) for number in range(8)])
+    learning.infer(PLACES)
+    learning.set_order(0, order(*range(10)))
+    assert published(learning, 0) == list(range(10))
+    learning.move(1, 0)
+    learning.set_order(1, order(*range(20, -1, -1)))
+    assert learning.is_to_be_resolved
+    learning.infer(PLACES)
+    assert published(learning, 1) == list(range(20, -1, -1))
+    assert learning.unreported(0) == [1]
 
 
 def test_a_loader_made_anew_uses_what_the_last_one_taught(learning: PublishedConsumer) -> None:

@@ -22,6 +22,8 @@ MOST_FILES: Final = 1000
 _PYREAD: Final = Path(cachefs_tools.__file__).parent / "bench" / "pyread.py"
 _ROUNDS: Final = 3
 _SECONDS: Final = 120.0
+# Seconds in which the copy is written to the disk: pages that are dirty cannot be dropped.
+_WRITTEN_SECONDS: Final = 10.0
 
 
 class WarmSpeed(msgspec.Struct, frozen=True):
@@ -52,9 +54,10 @@ def measure(mount: Path, work: Path, samples: Sequence[Sample]) -> WarmSpeed:
     native = work / "native"
     for name in names:
         _copy(mount / name, native / name)
-    # Anew, one file of each tree in turn, so that their pages lie alike in memory (see cachefs_tools.kernel_pages).
-    for root in (native, mount):
-        forget_pages(root / name for name in names)
+    # Anew, one file of each tree in turn, so that their pages lie alike in memory (see cachefs_tools.kernel_pages). An
+    # fsync would not be interrupted by Ctrl-C.
+    forget_pages((native / name for name in names), _WRITTEN_SECONDS)
+    forget_pages(mount / name for name in names)
     for name in names:
         for root in (native, mount):
             (root / name).read_bytes()
@@ -80,10 +83,7 @@ def _readable(samples: Sequence[Sample]) -> list[str]:
 
 def _copy(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("wb") as file:
-        file.write(source.read_bytes())
-        file.flush()
-        os.fsync(file.fileno())  # pages that are dirty cannot be dropped
+    target.write_bytes(source.read_bytes())
 
 
 def _timed(work: Path, names: Sequence[str], native: Path, mount: Path) -> tuple[float, float]:
