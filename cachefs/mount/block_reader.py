@@ -73,6 +73,7 @@ class BlockReader:
         self.accessed: dict[bytes, None] = {}  # keys of the blocks read since the last report, oldest first
         self.much_accessed = trio.Event()  # set once there are MUCH_ACCESSED of them
         self.stalls: list[Stall] = []  # reads that have waited since the last report
+        self.snapshots: set[str] = set()  # ids of the snapshots that were read since the last report
         self._marks = marks
         # Room for the whole pieces around a read, since only whole pieces can be verified.
         self._buffer = memoryview(bytearray(MAX_READ + 2 * PIECE_SIZE))
@@ -112,6 +113,7 @@ class BlockReader:
 
         A memoryview is valid until the caller next awaits. Raises CachefsError with the errno for the reader.
         """
+        self.snapshots.add(snapshot.id)
         length, content = snapshot.file(number)
         size = min(size, length - offset)
         if size <= 0:

@@ -261,6 +261,7 @@ class Worker:
         accessed, reader.accessed = reader.accessed, {}
         reader.much_accessed = trio.Event()
         stalls, reader.stalls = reader.stalls, []
+        snapshots, reader.snapshots = reader.snapshots, set()
         return MountReport(
             id=self._mount.id,
             mountpoint=str(self._mount.directory),
@@ -276,4 +277,5 @@ class Worker:
             snapshot=self._namespace.snapshot,
             version=__version__,
             ending=self._mount.is_ending,
+            snapshots_read=list(snapshots),
         )

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -46,6 +46,8 @@ class _Mount:
     past: Counter[str] = field(default_factory=Counter)
     # What its workers had counted before they reported to this daemon, having reported to an earlier one.
     earlier: Counter[str] = field(default_factory=Counter)
+    # By id of a snapshot: how many reports had reads of it.
+    snapshots: Counter[str] = field(default_factory=Counter)
 
     @property
     def spec(self) -> MountSpec:
@@ -62,6 +64,7 @@ class _Mount:
             self.past.update(report.counters)
         else:
             self.workers[report.worker] = report
+        self.snapshots.update(report.snapshots_read)
         self.report = report
         self.seen = time.monotonic()
 
@@ -77,6 +80,16 @@ class _Mount:
         total = self.counters()
         total.subtract(self.earlier)
         return total
+
+
+@dataclass(frozen=True, slots=True)
+class MountReads:
+    """What a mount shows, and what reads have reached it. Reads that the kernel answers from its page cache do not."""
+
+    spec: MountSpec
+    count: int
+    # By id of a snapshot: how many reports had reads of it. Empty for a mount of an earlier release.
+    snapshots: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +180,12 @@ class MountRegistry:
             total.update(mount.told_here())
         return total
 
-    def reads(self) -> dict[str, tuple[MountSpec, int]]:
-        """By id of each mount: what it shows, and how many reads have reached it. Reads that the kernel answers from
-        its page cache do not."""
-        return {name: (mount.spec, mount.counters()["read"]) for name, mount in self._mounts.items()}
+    def reads(self) -> dict[str, MountReads]:
+        """By id of each mount: what it shows and has read."""
+        return {
+            name: MountReads(mount.spec, mount.counters()["read"], dict(mount.snapshots))
+            for name, mount in self._mounts.items()
+        }
 
     @property
     def ids(self) -> Collection[str]:

@@ -10,7 +10,6 @@ from typing import Final
 import msgspec
 
 from cachefs.errors import CachefsError
-from cachefs.mount_spec import MountSpec
 from cachefs.observe_messages import (
     LEAST_PAUSE,
     MOST_RATE,
@@ -27,6 +26,7 @@ from cachefs_daemon.cluster.membership import Membership
 from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.jobs.registry import JobRegistry
 from cachefs_daemon.jobs.states import JobState
+from cachefs_daemon.mounts.registry import MountReads
 from cachefs_daemon.reporting.load import LoadMeter
 from cachefs_daemon.reporting.residency import Residency
 from cachefs_daemon.reporting.shard_warmups import ShardWarmups
@@ -64,8 +64,8 @@ class Sources:
     usage: Callable[[], list[TierUsage]]
     # Bytes since the start: from origins, from other nodes, to other nodes.
     traffic: Callable[[], tuple[int, int, int]]
-    # By id of each mount: what it shows, and how many reads have reached it.
-    reads: Callable[[], Mapping[str, tuple[MountSpec, int]]]
+    # By id of each mount: what it shows and has read.
+    reads: Callable[[], Mapping[str, MountReads]]
 
 
 class DatasetReads:
@@ -73,22 +73,40 @@ class DatasetReads:
     that changes is news for observers, and while a mount reads it would change each second."""
 
     def __init__(self) -> None:
-        self._mounts: dict[str, int] = {}  # reads of each mount at the last look
+        self._mounts: Mapping[str, MountReads] = {}  # at the last look
         self._counted: dict[str, tuple[int, float]] = {}  # by dataset: looks, and the time of the last one
 
-    def look(self, reads: Mapping[str, tuple[MountSpec, int]], datasets: Collection[str], now: float) -> None:
-        """reads: as Sources.reads gives them. datasets: all that there are. now: monotonic seconds."""
-        found = [spec for mount, (spec, count) in reads.items() if count > self._mounts.get(mount, 0)]
+    def look(self, reads: Mapping[str, MountReads], datasets: Mapping[str, Collection[str]], now: float) -> None:
+        """reads: as Sources.reads gives them. datasets: all that there are, with ids of their snapshots. now: monotonic
+        seconds."""
+        found = [
+            (one, _new_snapshots(one, self._mounts.get(mount)))
+            for mount, one in reads.items()
+            if mount not in self._mounts or one.count > self._mounts[mount].count
+        ]
         self._counted = {name: one for name, one in self._counted.items() if name in datasets}
-        for name in datasets if found else ():
+        for name, snapshots in datasets.items() if found else ():
             looks, last = self._counted.get(name, (0, -_SMALL_NEWS))
-            if now - last >= _SMALL_NEWS and any(spec.shows(name) for spec in found):
+            if now - last >= _SMALL_NEWS and any(_has_read(one, new, name, snapshots) for one, new in found):
                 self._counted[name] = looks + 1, now
-        self._mounts = {mount: count for mount, (_, count) in reads.items()}
+        self._mounts = reads
 
     def of(self, dataset: str) -> int:
         """Return the number of looks so far that found reads of it."""
         return self._counted.get(dataset, (0, 0.0))[0]
+
+
+def _new_snapshots(one: MountReads, before: MountReads | None) -> set[str]:
+    """Ids of the snapshots of which the mount has read files since it was *before*."""
+    known = before.snapshots if before is not None else {}
+    return {snapshot for snapshot, count in one.snapshots.items() if count > known.get(snapshot, 0)}
+
+
+def _has_read(one: MountReads, new: set[str], dataset: str, snapshots: Collection[str]) -> bool:
+    """Return whether the mount's latest reads, of the snapshots *new*, may be of the dataset that has *snapshots*."""
+    if one.spec.is_single or not one.snapshots:
+        return bool(one.count) and one.spec.shows(dataset)
+    return not new.isdisjoint(snapshots)
 
 
 class Reports:
@@ -152,7 +170,10 @@ class Reports:
         sources = self._sources
         jobs = self._jobs()
         wanted, names = self._wanted(jobs)
-        self._reads.look(sources.reads(), {name for several in names.values() for name in several}, time.monotonic())
+        told = {name for several in names.values() for name in several}
+        records = [one.record for one in sources.catalog if one.record.name in told]
+        datasets = {one.name: [snapshot.id for snapshot in one.snapshots] for one in records}
+        self._reads.look(sources.reads(), datasets, time.monotonic())
         different = await sources.threads.planning(sources.residency.follow, OBSERVERS, wanted)
         usage = await sources.threads.run(sources.usage)
         version = self._version + 1

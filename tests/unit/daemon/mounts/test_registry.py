@@ -231,3 +231,11 @@ def test_what_a_worker_has_counted_before_a_restart_of_the_daemon_does_not_count
     assert mounts.counters()["hits_memory"] == 9
     again = MountRegistry("third")
     assert tell(again, 8, 10, "") == 10  # it has reported to nobody before: this daemon is the first
+
+
+def test_a_mount_of_all_datasets_says_of_which_snapshots_files_were_read() -> None:
+    mounts = MountRegistry()
+    for worker, read in ((0, ["a1"]), (1, ["a1", "b1"]), (0, [])):
+        said = msgspec.structs.replace(report("m", os.getpid(), "all"), worker=worker, snapshots_read=read)
+        mounts.report(said)
+    assert mounts.reads()["m"].snapshots == {"a1": 2, "b1": 1}
