@@ -58,8 +58,8 @@ class Source:
     name: str
     rows: int
     first: str | int
-    # Its entries: texts, or numbers of shape (rows,), int64; None where they are of different kinds, or are not taken by
-    # a time (see `soon`).
+    # Its entries: texts, or numbers of shape (rows,), int64; None where they are of different kinds, or are not taken
+    # by a time (see `soon`).
     take: Callable[[float], Values | None]
 
 

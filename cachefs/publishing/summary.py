@@ -76,10 +76,7 @@ def _delivered(loaders: Sequence[LoaderRecord]) -> str:
 
 
 def _line(one: LoaderRecord) -> str:
-    return (
-        f"  {one.name}: {_epochs(one)}, {_delivered([one])}, "
-        f"the loop waited {percent(one.waited, one.busy)}"
-    )
+    return f"  {one.name}: {_epochs(one)}, {_delivered([one])}, the loop waited {percent(one.waited, one.busy)}"
 
 
 def total(mounts: Iterable[MountBytes]) -> MountBytes:

@@ -5,13 +5,14 @@ A training process that dies runs this module in a process beside it, as it runs
 
 import os
 import select
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 
 from cachefs.errors import CachefsError
 from cachefs.job_messages import JobName
-from cachefs.messages import Empty
+from cachefs.messages import Empty, Trouble
 from cachefs.publishing import clock
 from cachefs.publishing.route import Route
 from cachefs.rpc import JOB_SHOW, STATUS, DaemonClient
@@ -35,23 +36,39 @@ def why(number: int, job: str) -> str:
     """Returns the key of a trouble (see `TroubleRecord`) and its line, or "". number: the errno of the read; job: the
     program's."""
     client = DaemonClient(socket_path())
-    try:
-        if refusal(client.socket):
-            troubles = Route(client).call(JOB_SHOW, JobName(job=job), TIMEOUT).troubles
-        else:
-            # Those of all programs: which of the reads are this one's is not known.
-            found = client.call(STATUS, Empty(), TIMEOUT).troubles
-            troubles = [msgspec.structs.replace(one, unattributed=one.failed) for one in found]
-    except CachefsError:
+    found = _cause(_of_job(client, job), number)
+    if found is None and not refusal(client.socket):
+        found = _cause(_of_node(client), number)
+    if found is None:
         return ""
+    now = clock.since_1970()
+    key = key_of(found)
+    if is_failing(found.cause):
+        return f"{key}\n{past_words(found, 0.0)}"
+    return f"{key}\n{words(found, now)}; {SEE_ERRORS}"
+
+
+def _of_job(client: DaemonClient, job: str) -> list[Trouble]:
+    try:
+        return Route(client).call(JOB_SHOW, JobName(job=job), TIMEOUT).troubles
+    except CachefsError:  # a program that has published nothing is no job
+        return []
+
+
+def _of_node(client: DaemonClient) -> list[Trouble]:
+    """The troubles of all programs: which of the failed reads are of one of them is not known."""
+    try:
+        troubles = client.call(STATUS, Empty(), TIMEOUT).troubles
+    except CachefsError:
+        return []
+    return [msgspec.structs.replace(one, unattributed=one.failed) for one in troubles]
+
+
+def _cause(troubles: Sequence[Trouble], number: int) -> Trouble | None:
+    """Returns the trouble for which a read fails with the errno *number* now."""
     now = clock.since_1970()
     failing = [one for one in troubles if is_failing(one.cause) and now - one.last < RECENT]
     found = next((one for one in failing if one.cause == cause_of(number)), None)
     if found is None and cause_of(number) == Cause.FAILED:
         found = next((one for one in troubles if one.cause == Cause.ORIGIN), None)
-    if found is None:
-        return ""
-    key = key_of(found)
-    if is_failing(found.cause):
-        return f"{key}\n{past_words(found, 0.0)}"
-    return f"{key}\n{words(found, now)}; {SEE_ERRORS}"
+    return found
