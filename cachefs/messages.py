@@ -62,9 +62,15 @@ class Stall(Message, frozen=True, array_like=True):
     source: str
 
 
+# A worker of a mount reports at once where it has read such a share of what the tiers hold, but no sooner than so many
+# seconds after its last report. Blocks stay in the tiers that a reader has passed unseen.
+REPORT_SHARE: Final = 1 / 64
+SHORTEST_REPORT_SECONDS: Final = 0.02
+
+
 class MountReport(Message, frozen=True):
-    """What a worker of a mount reports: at the start, ten times a second while anything changes, at least every 10 s,
-    and at the end."""
+    """What a worker of a mount reports: at the start, ten times a second while anything changes, up to 50 times where
+    much is read, at least every 10 s, and at the end."""
 
     # Id of the mount, a different one each time that something is mounted.
     id: str

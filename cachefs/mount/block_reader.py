@@ -5,6 +5,7 @@ that would wait (for a cold SSD page, or for a block that is not on the node) is
 """
 
 import logging
+import math
 from typing import Final
 
 import msgspec
@@ -23,7 +24,7 @@ from cachefs.block import (
     pieces_match,
 )
 from cachefs.errors import CachefsError
-from cachefs.messages import BlockRef, FetchedBlock, NodeView, Stall
+from cachefs.messages import REPORT_SHARE, BlockRef, FetchedBlock, NodeView, Stall
 from cachefs.mount.cold_reads import ColdReads, TierAiling
 from cachefs.mount.counters import Counters
 from cachefs.mount.fetch_channel import FetchChannel
@@ -45,7 +46,7 @@ BLOCKS_AHEAD: Final = 4
 # open.
 UNREADABLE_PAUSE: Final = 0.01
 # Between two reports at most so many keys of blocks that were read are kept; a report is due at once when there are
-# MUCH_ACCESSED of them.
+# MUCH_ACCESSED of them, or REPORT_SHARE of what the tiers hold was read.
 MAX_ACCESSED: Final = 1_000_000
 MUCH_ACCESSED: Final = 32
 # Stalls that are kept between two reports, at most.
@@ -71,7 +72,9 @@ class BlockReader:
         Fetches; needs_index: see TierView. Raises CachefsError where it needs an index and that cannot be read."""
         self.counters = counters
         self.accessed: dict[bytes, None] = {}  # keys of the blocks read since the last report, oldest first
-        self.much_accessed = trio.Event()  # set once there are MUCH_ACCESSED of them
+        self.much_accessed = trio.Event()  # set once a report of them is due
+        self._bytes_accessed = 0  # read since the last report
+        self._most_accessed = math.inf  # bytes after which a report is due
         self.stalls: list[Stall] = []  # reads that have waited since the last report
         self.snapshots: set[str] = set()  # ids of the snapshots that were read since the last report
         self._marks = marks
@@ -97,6 +100,7 @@ class BlockReader:
             self._cold.use(self._tiers.directories, self._tiers.index.owner)
         self._segments.forget_unlinked()
         self._read_deadline = view.read_deadline
+        self._most_accessed = view.capacity * REPORT_SHARE or math.inf
 
     async def locate(self, snapshot: Snapshot, number: int, most: int) -> list[Location | None]:
         """Where each of the first *most* blocks of file *number* is now; None for a block that is not on this node."""
@@ -162,7 +166,7 @@ class BlockReader:
             return None
         if data is not None:
             self.counters.hit(location.tier, size)
-            self._note_access(key)
+            self._note_access(key, size)
         return data
 
     async def _read_waiting(
@@ -183,7 +187,7 @@ class BlockReader:
                 else:
                     if data is not None:
                         self.counters.hit(location.tier, size)
-                        self._note_access(key)
+                        self._note_access(key, size)
                         return data
                     bad = self._blame(key, location)
             ref = BlockRef(snapshot.id, number, block_number(key), bad=bad, start=start, size=size, slow=slow)
@@ -207,7 +211,7 @@ class BlockReader:
             except TierAiling:
                 data, slow = None, True
             if data is not None:
-                self._note_access(key)
+                self._note_access(key, size)
                 return data
             # It was evicted again before we could read it, or written badly: the daemon finds out which. Or we have
             # shared the call of a read of other bytes of a block that no tier can hold.
@@ -242,11 +246,18 @@ class BlockReader:
         )  # fmt: skip
         return location.pack()
 
-    def _note_access(self, key: bytes) -> None:
+    def take_accessed(self) -> list[bytes]:
+        """Returns the keys of the blocks that were read since the last call, oldest first."""
+        accessed, self.accessed, self._bytes_accessed = list(self.accessed), {}, 0
+        self.much_accessed = trio.Event()
+        return accessed
+
+    def _note_access(self, key: bytes, size: int) -> None:
+        self._bytes_accessed += size
         if len(self.accessed) < MAX_ACCESSED:
             self.accessed.pop(key, None)
             self.accessed[key] = None
-            if len(self.accessed) == MUCH_ACCESSED:
+            if len(self.accessed) == MUCH_ACCESSED or self._bytes_accessed > self._most_accessed:
                 self.much_accessed.set()
 
     def _note_stall(self, key: bytes, began: float, source: str) -> None:

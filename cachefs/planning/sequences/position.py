@@ -6,9 +6,11 @@ from typing import Final
 from cachefs.planning.sequences.follower import Follower
 from cachefs.planning.sequences.tripwires import Interval
 
-# A mount reports as soon as the one or the other has passed (see cachefs.mount.worker), and the report travels.
+# A mount reports once one of the first two has passed, or a part of the tiers was read (cachefs.mount.worker), but
+# no sooner than the third. These times include the way of the report.
 REPORT_SECONDS: Final = 0.12
 REPORT_READS: Final = 64
+SOONEST_REPORT_SECONDS: Final = 0.04
 
 # A consumer that has said where it is does so again within this time.
 HEARTBEAT_SECONDS: Final = 2.0
@@ -35,17 +37,21 @@ class Position:
         """The consumer has said where it is."""
         self._heard = now
 
-    def margin(self, now: float) -> float:
-        """Seconds by which it may be ahead of its place in the plan: reads since the last report, the distance between
-        its loader's workers, and the batch that the next of them begins. While nothing is seen of it, as between two
-        epochs, it may begin all that its loader has room for."""
+    def margin(self, now: float, report_reads: float = math.inf) -> float:
+        """Returns the seconds by which the consumer may be ahead of its place in the plan.
+
+        Reads since the last report, the distance between its loader's workers, and the batch that the next of them
+        begins. While nothing is seen of it, as between two epochs, it may begin all that its loader has room for.
+        report_reads: reads of a part of the tiers after which a mount reports at once (cachefs.messages.REPORT_SHARE).
+        """
         follower = self.follower
         demand = follower.rate.demand
         if not follower.following or demand <= 0:
             return REPORT_SECONDS
         rested = min(self.unseen(now), follower.reorder_window)
-        behind = min(REPORT_SECONDS * demand, REPORT_READS) + follower.span + max(self._batch_size, rested)
-        return behind / demand
+        soonest = SOONEST_REPORT_SECONDS * demand
+        unreported = min(REPORT_SECONDS * demand, max(soonest, report_reads), REPORT_READS)
+        return (unreported + follower.span + max(self._batch_size, rested)) / demand
 
     def tripwires(self, now: float) -> int:
         """Reads from one tripwire to the next; 0 while the consumer itself says how far it is."""

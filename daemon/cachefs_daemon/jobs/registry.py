@@ -1,6 +1,7 @@
 """The jobs that have said how they will read, from their first word to their end."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from cachefs.errors import Busy, CachefsError, ConfigError, NotFound
 from cachefs.identity import UNKNOWN_OWNER
 from cachefs.job_messages import MAX_NOTE, ConsumerView, JobEpoch, JobProgress, JobPublish, JobView, SampleMap, StallRow
 from cachefs.largest_user import largest
-from cachefs.messages import Trouble
+from cachefs.messages import REPORT_SHARE, Trouble
 from cachefs.planning.blocks.presence import ABSENT, Presence
 from cachefs.planning.blocks.space import Ids
 from cachefs.planning.pagecache.lookahead import Reader
@@ -95,6 +96,7 @@ class JobRegistry:
     ) -> None:
         """capacity: bytes that the node's tiers keep."""
         self.stalls = Stalls()
+        self._capacity = capacity
         self._refetched = RefetchLog(plan, presence, capacity)
         # What is wrong with reads that a job of that name does of snapshots with these ids, since a unix time in
         # seconds; the second one: as it is at this moment.
@@ -409,9 +411,13 @@ class JobRegistry:
 
     def margins(self) -> dict[str, float]:
         """By key of a consumer, seconds by which it may be ahead of its place in the plan (see `Position.margin`)."""
-        now = time.monotonic()
-        positions = ((key, consumer.position) for key, consumer in self._consumers.items())
-        return {key: one.margin(now) if one is not None else REPORT_SECONDS for key, one in positions}
+        now, share = time.monotonic(), REPORT_SHARE * self._capacity()
+        found: dict[str, float] = {}
+        for key, consumer in self._consumers.items():
+            space = self._plan.spaces.get(consumer.snapshot.id)
+            reads = share * space.count / space.bytes if space is not None and space.bytes else math.inf
+            found[key] = consumer.position.margin(now, reads) if consumer.position is not None else REPORT_SECONDS
+        return found
 
     def fetched(self, key: str, block: int, size: int, via: str = "") -> None:
         """A block of *size* bytes was fetched for the consumer *key*. block: its number in the space of the consumer's

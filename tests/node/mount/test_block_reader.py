@@ -7,13 +7,14 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 import trio.testing
 
-from cachefs.block import SSD, block_key
+from cachefs.block import MAX_READ, SSD, block_key
 from cachefs.errors import CachefsError
-from cachefs.messages import Empty
+from cachefs.messages import REPORT_SHARE, Empty
 from cachefs.mount import block_reader, cold_reads, read_marks
 from cachefs.mount.block_reader import BlockReader
 from cachefs.mount.counters import Counters
@@ -121,6 +122,26 @@ def test_where_too_many_reads_wait_one_more_fails_at_once(
             finally:
                 daemon.process.send_signal(signal.SIGCONT)
             assert await ours.read(snapshot, first, 0, 10) == random.Random(0).randbytes(SIZE)[:10]
+
+    trio.run(run)
+    snapshot.close()
+
+
+def test_a_report_is_due_once_a_part_of_the_tiers_was_read(daemon: Daemon, tmp_path: Path) -> None:
+    view = daemon.add_dataset("tree", f"file://{tmp_path}/origin")
+    daemon.fetch(*(block_ref(view, f"{number}") for number in range(FILES)))
+    snapshot = Snapshot(Path(view.path))
+    entries = [entry.number for number in range(FILES) if (entry := snapshot.find(b"%d" % number))]
+
+    async def run() -> None:
+        async with reading(daemon) as ours:
+            node = daemon.client.call(NODE, Empty())
+            ours.follow(msgspec.structs.replace(node, capacity=int(2.5 * MAX_READ / REPORT_SHARE)))
+            for number, is_due in ((entries[0], False), (entries[1], False), (entries[2], True)):
+                await ours.read(snapshot, number, 0, MAX_READ)
+                assert ours.much_accessed.is_set() == is_due
+            assert len(ours.take_accessed()) == 3
+            assert not ours.much_accessed.is_set()
 
     trio.run(run)
     snapshot.close()

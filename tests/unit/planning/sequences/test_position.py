@@ -10,6 +10,7 @@ from cachefs.planning.sequences.position import (
     LONGEST_SEARCH,
     REPORT_READS,
     REPORT_SECONDS,
+    SOONEST_REPORT_SECONDS,
     UNSEEN_SECONDS,
     Position,
 )
@@ -104,3 +105,11 @@ def test_the_margin_is_what_was_read_since_the_last_report() -> None:
     assert position.margin(NOW) == pytest.approx((REPORT_READS + 4 + 4) / 1e6)
     follower.following = False
     assert position.margin(NOW) == REPORT_SECONDS
+
+
+def test_the_margin_is_small_where_a_mount_reports_each_part_of_small_tiers() -> None:
+    position = position_in(1000, batch_size=4)
+    position.follower.rate.demand = 500.0
+    assert position.margin(NOW, 30) == pytest.approx((30 + 4) / 500)
+    assert position.margin(NOW, 5) == pytest.approx(SOONEST_REPORT_SECONDS + 4 / 500), "a report travels"
+    assert position.margin(NOW, 1e6) == position.margin(NOW)
