@@ -16,8 +16,8 @@ class Bandwidth:
         self.value = np.inf  # bytes per second; infinite until it was measured
         self._since = now  # when it was measured last
         self._bytes = 0  # delivered until then
-        self._busy = True  # whether all that is possible was asked for since then
-        self._was_busy = True  # the same of the time before
+        self._busy = False  # whether all that is possible was asked for since then
+        self._was_busy = False  # the same of the time before
 
     @property
     def has_more(self) -> bool:

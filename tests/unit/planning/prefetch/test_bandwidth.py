@@ -26,6 +26,14 @@ def test_bandwidth_is_what_comes_while_all_that_is_possible_is_asked_for() -> No
     assert second(435, idle=False) == 112.5
 
 
+def test_what_comes_before_anything_was_asked_for_says_nothing_of_the_origins() -> None:
+    """It was taken for 0 bytes a second, which grew to what readers took: every origin seemed too slow for them."""
+    bandwidth = Bandwidth(0.0)
+    bandwidth.measure(0, 0.01)
+    assert bandwidth.value == np.inf
+    assert bandwidth.has_more
+
+
 def test_latency_is_smoothed() -> None:
     latency = Latency(0.1)
     for _ in range(200):

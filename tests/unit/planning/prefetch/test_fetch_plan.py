@@ -189,6 +189,20 @@ def test_reads_that_come_late_widen_the_window_while_the_origins_could_deliver_m
     assert scene.fetches.window({}, latency, scene.now) == pytest.approx(usual + 0.3)
 
 
+@pytest.mark.parametrize(("in_flight", "widens"), [(5, True), (6, False)])
+def test_an_origin_is_busy_while_most_of_what_may_be_in_flight_is(in_flight: int, widens: bool) -> None:
+    scene = Scene(FetchLimits(2.0, WORTH, MANY, 8), job=list(range(100)))
+    scene.fill(in_flight)
+    for _ in range(2):
+        scene.look_again(SETTLED + LOOK_AGAIN)
+        scene.fetches.note_idle()
+    scene.fill(0)
+    latency = Latency(0.1)
+    usual = scene.fetches.window({}, latency, scene.now)
+    scene.fetches.late([0.3], 1, scene.now)
+    assert (scene.fetches.window({}, latency, scene.now) > usual) == widens
+
+
 def test_late_reads_teach_nothing_while_there_is_room_or_what_is_planned_has_just_changed() -> None:
     scene = Scene(job=list(range(100)))
     latency = Latency(0.1)
