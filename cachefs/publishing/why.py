@@ -8,8 +8,6 @@ import select
 from collections.abc import Sequence
 from typing import Final
 
-import msgspec
-
 from cachefs.errors import CachefsError
 from cachefs.job_messages import JobName
 from cachefs.messages import Empty, Trouble
@@ -56,12 +54,10 @@ def _of_job(client: DaemonClient, job: str) -> list[Trouble]:
 
 
 def _of_node(client: DaemonClient) -> list[Trouble]:
-    """The troubles of all programs: which of the failed reads are of one of them is not known."""
     try:
-        troubles = client.call(STATUS, Empty(), TIMEOUT).troubles
+        return client.call(STATUS, Empty(), TIMEOUT).troubles
     except CachefsError:
         return []
-    return [msgspec.structs.replace(one, unattributed=one.failed) for one in troubles]
 
 
 def _cause(troubles: Sequence[Trouble], number: int) -> Trouble | None:
