@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cachefs.publishing.columns import Listing
+from cachefs.publishing.foreign import mode_of
 from cachefs.publishing.places import Places
 from cachefs.publishing.sample_files import listed_files
 
@@ -43,7 +44,7 @@ def files_of(dataset: Any, found: Listing, length: int | None, points: Places) -
     if are_below_a_mount(probes):
         return Listed(files)
     # Otherwise it lists where the files lie on another machine, or below another directory.
-    return Listed(None, is_elsewhere=any(map(os.path.lexists, probes)))
+    return Listed(None, is_elsewhere=any(mode_of(path, follow=False) for path in probes))
 
 
 def names_a_mount(found: Listing) -> bool:

@@ -391,15 +391,15 @@ def _fitting(observed: list[tuple[list[int], list[str]]]) -> int:
 
 def _directory() -> Path:
     """The user's directory, in which helpers have theirs."""
-    place = Path(tempfile.gettempdir(), f"cachefs-{os.geteuid()}")
-    for shared in ("/dev/shm", tempfile.gettempdir()):  # as cachefs.publishing.channel has it
-        place = Path(shared, place.name)
+    name = f"cachefs-{os.geteuid()}"
+    for shared in ("/dev/shm", None):  # as cachefs.publishing.channel has it
+        place = Path(shared or tempfile.gettempdir(), name)
         try:
             found = place.lstat()
         except OSError as error:
             if is_foreign(error):
                 raise
-            if os.access(shared, os.W_OK | os.X_OK):
+            if os.access(place.parent, os.W_OK | os.X_OK):
                 return place
         else:
             if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077:

@@ -32,7 +32,7 @@ from typing import Any, Final
 
 from cachefs.publishing import stderr
 from cachefs.publishing.descriptors import OwnDescriptor
-from cachefs.publishing.foreign import is_foreign, suppress_own
+from cachefs.publishing.foreign import is_foreign, mode_of, suppress_own
 from cachefs.publishing.page import PAGE_NAME as PAGE_NAME
 from cachefs.publishing.page import SLOTS
 from cachefs.publishing.page import Need as Need
@@ -192,7 +192,7 @@ class Channel:
         children, and trainings that a shell starts side by side under one job number."""
         claim = self.directory.parent / f"{_CLAIM}{rank}"
         with suppress_own(OSError), _locked(claim.parent):
-            if claim.is_symlink():
+            if stat.S_ISLNK(mode_of(claim, follow=False)):
                 holder = claim.readlink()
                 if str(holder) == _holder(self.directory):
                     return True
@@ -449,8 +449,10 @@ def _new_directory(of_job: Path) -> Path:
             _make_private(of_job.parent)
             _make_private(of_job)
             return Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=of_job))
-        except FileNotFoundError:
+        except FileNotFoundError as error:
             # A helper that was the job's last has removed the directory of the job at the same moment.
+            if is_foreign(error):
+                raise
             attempts -= 1
             if not attempts:
                 raise
@@ -458,10 +460,12 @@ def _new_directory(of_job: Path) -> Path:
 
 def remove(directory: Path) -> None:
     """Remove the directory of a helper, and those of the job and of the user if it was the last one in them."""
-    shutil.rmtree(directory, ignore_errors=True)
+    with suppress_own(OSError):
+        shutil.rmtree(directory)
     with suppress_own(OSError), _locked(directory.parent):
-        for claim in directory.parent.glob(f"{_CLAIM}*"):
-            if str(claim.readlink()) == _holder(directory):
+        for name in os.listdir(directory.parent):
+            claim = directory.with_name(name)
+            if name.startswith(_CLAIM) and os.readlink(claim) == _holder(directory):
                 claim.unlink()
     with suppress_own(OSError):
         directory.parent.rmdir()
@@ -495,12 +499,12 @@ def _holder(directory: Path) -> str:
 def _is_in_use(directory: Path) -> bool:
     """Returns whether the helper's directory belongs to another process that runs."""
     owner = directory.name.partition("-")[0]
-    return directory.exists() and owner != str(os.getpid()) and os.path.exists(f"/proc/{owner}")
+    return bool(mode_of(directory) and owner != str(os.getpid()) and mode_of(f"/proc/{owner}"))
 
 
 def _make_private(directory: Path) -> None:
     """Raises OSError."""
-    with contextlib.suppress(FileExistsError):
+    with suppress_own(FileExistsError):
         directory.mkdir(0o700)
     found = directory.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
@@ -524,7 +528,7 @@ def _launch(directory: Path, arguments: Sequence[str], fds: tuple[int, int, int]
         return
     if said is None:
         raise OSError(f"{command[0]} does not start within {START_SECONDS:.0f} s")
-    if not os.path.lexists(directory / PAGE_NAME):
+    if not mode_of(directory / PAGE_NAME, follow=False):
         raise OSError(f"{command[0]} cannot run {_LAUNCH}")
 
 
@@ -549,11 +553,13 @@ def run_unseen(
     reader, writer = map(_above_stderr, os.pipe())
     try:
         try:
-            program = os.fsencode(shutil.which(command[0]) or command[0])
+            program = os.fsencode(command[0] if "/" in command[0] else shutil.which(command[0]) or command[0])
             arguments = tuple(map(os.fsencode, [*command, str(writer)]))
             first, second, third = (*fds, writer, writer, writer)[:3]
             number = _process.start(program, arguments, pairs, (first, second, third, writer))
         except OSError as error:
+            if is_foreign(error):
+                raise
             raise OSError(error.errno, os.strerror(error.errno or 0), command[0]) from None
         finally:
             os.close(writer)

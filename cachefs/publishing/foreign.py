@@ -5,6 +5,9 @@ What the handler raises comes out of cachefs' own functions and belongs to the j
 failures raises it again: `except Exception as error: if is_foreign(error): raise`. That includes an `except OSError`,
 as handlers of timeouts raise TimeoutError. Only code that runs in a process of cachefs (the helper) need not ask.
 
+`os.path.exists`, `realpath` and their like take any OSError or ValueError for an answer, so `mode_of` and `real_path`
+stand for them here.
+
 A signal handler or trace function that discards the frame that it is given cannot be told from a function of cachefs.
 """
 
@@ -53,6 +56,26 @@ def _is_given(frame: FrameType, outer: FrameType) -> bool:
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & CO_VARARGS)]
     values = [frame.f_locals.get(name) for name in names]
     return any(value is outer or (type(value) is tuple and any(one is outer for one in value)) for value in values)
+
+
+def mode_of(path: str | os.PathLike[str], *, follow: bool = True) -> int:
+    """Returns the type and mode of a file, as `os.stat` does; 0 where there is none. follow: go where a link leads."""
+    try:
+        return os.stat(path, follow_symlinks=follow).st_mode
+    except (OSError, ValueError) as error:
+        if is_foreign(error):
+            raise
+        return 0
+
+
+def real_path(path: str) -> str:
+    """Returns the path without symbolic links, or as it is where it does not exist."""
+    try:
+        return os.path.realpath(path, strict=True)
+    except OSError as error:
+        if is_foreign(error):
+            raise
+        return path.rstrip("/")
 
 
 class suppress_own(contextlib.suppress):

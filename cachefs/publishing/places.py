@@ -1,10 +1,10 @@
 """Which paths lie below a cachefs mount."""
 
-import os
 from collections.abc import Sequence
 from typing import Any, Final
 
 from cachefs.mount_table import MountPoint, mount_points
+from cachefs.publishing.foreign import real_path
 
 # Directories that are remembered, at most: some 20 MB.
 MOST_DIRECTORIES: Final = 1 << 16
@@ -38,7 +38,7 @@ class Places:
         return found
 
     def _search(self, directory: str) -> MountPoint | None:
-        real = os.path.realpath(directory) + "/"
+        real = real_path(directory) + "/"
         for point in self._points:
             if real.startswith(str(point.path).rstrip("/") + "/"):
                 return point

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import stat
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -12,6 +13,7 @@ from typing import Any, Final, cast
 import numpy
 
 from cachefs.publishing.columns import Listing, Source, listing, soon, taken, text_of
+from cachefs.publishing.foreign import mode_of
 from cachefs.publishing.in_memory import is_in_memory
 from cachefs.publishing.lengths import length_of
 
@@ -110,12 +112,12 @@ def _are_from_here(paths: list[str]) -> bool:
 
 
 def _are_there(paths: list[str]) -> bool:
-    return all(os.path.lexists(path) for path in paths[:: max(1, len(paths) // PROBES)])
+    return all(mode_of(path, follow=False) for path in paths[:: max(1, len(paths) // PROBES)])
 
 
 def _is_file(root: str, source: Source) -> bool:
     path = os.path.join(root, str(source.first))
-    return "\0" not in path and os.path.isfile(path)
+    return stat.S_ISREG(mode_of(path))
 
 
 def _begins_with_a_path(entries: Any) -> bool:

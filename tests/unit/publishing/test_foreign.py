@@ -1,20 +1,23 @@
 """Which exceptions in code of cachefs are the job's own."""
 
+import ast
 import contextlib
 import ctypes
 import functools
 import os
 import signal
+import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import CodeType, FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cachefs.publishing import foreign
-from cachefs.publishing.foreign import is_foreign, suppress_own
+from cachefs.publishing.foreign import is_foreign, mode_of, real_path, suppress_own
 
 
 class Late(Exception):
@@ -150,3 +153,60 @@ def test_only_own_exceptions_are_suppressed(handler: None) -> None:
         signal.raise_signal(signal.SIGUSR2)
     with pytest.raises(KeyError), suppress_own(OSError):
         raise KeyError
+
+
+@pytest.mark.parametrize("error", [TimeoutError, OSError, ValueError, KeyError])
+@pytest.mark.parametrize("ask", [mode_of, real_path])
+def test_no_answer_on_a_path_takes_what_a_handler_raises(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ask: Callable[[str], object], error: type[Exception]
+) -> None:
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise error
+
+    def interrupted(path: object, **_: object) -> None:
+        signal.raise_signal(signal.SIGUSR2)
+
+    before = signal.signal(signal.SIGUSR2, ring)
+    try:
+        monkeypatch.setattr(os, "stat", interrupted)
+        monkeypatch.setattr(os, "lstat", interrupted)
+        with pytest.raises(error):
+            ask(f"{tmp_path}/x")
+    finally:
+        monkeypatch.undo()
+        signal.signal(signal.SIGUSR2, before)
+
+
+def test_answers_on_paths(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "nowhere").symlink_to("missing")
+    kinds = {name: mode_of(tmp_path / name) for name in ("file", "link", "nowhere", "missing", "zero\0")}
+    assert {name: stat.S_ISREG(mode) for name, mode in kinds.items() if mode} == {"file": True, "link": True}
+    assert stat.S_ISLNK(mode_of(tmp_path / "nowhere", follow=False))
+    assert real_path(f"{tmp_path}/link") == os.path.realpath(tmp_path / "file")
+    assert real_path("/no/such/") == "/no/such"
+
+
+def test_what_runs_in_a_job_asks_no_function_that_takes_any_error_for_an_answer() -> None:
+    """Of the standard library, these do."""
+    package = Path(foreign.__file__).parents[1]
+    others = (
+        "foreign",
+        "helper",
+        "learned",
+        "launch",
+        "run_record",
+        "siblings",
+    )  # all but the first in other processes
+    own = {f"{package}/publishing/{name}.py" for name in others}
+    files = {str(path) for part in ("hooks", "publishing") for path in (package / part).glob("*.py")} - own
+    takers = {"exists", "lexists", "isfile", "isdir", "islink", "ismount", "is_dir", "is_file", "is_symlink"}
+    takers |= {"glob", "realpath", "resolve"}
+    found = [
+        f"{os.path.basename(file)}:{node.lineno}: {node.func.attr}"
+        for file in sorted(files)
+        for node in ast.walk(ast.parse(Path(file).read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in takers
+    ]
+    assert found == []
