@@ -8,17 +8,23 @@ from typing import Any
 from cachefs_daemon.cluster.shared import SharedMembership
 from cachefs_daemon.cluster.view import NodeRecord
 
+from tests import virtual_time
 from tests.waiting import until_async
 
 
-def on_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test that is a coroutine."""
+def on_loop(
+    test: Callable[..., Coroutine[Any, Any, None]], runs: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run
+) -> Callable[..., None]:
+    """Make a test of a coroutine."""
 
     @functools.wraps(test)
     def run(*arguments: Any, **fixtures: Any) -> None:
-        asyncio.run(test(*arguments, **fixtures))
+        runs(test(*arguments, **fixtures))
 
     return run
+
+
+on_virtual_time = functools.partial(on_loop, runs=virtual_time.run)
 
 
 def member_id(number: int) -> str:

@@ -1,9 +1,11 @@
 """An asyncio event loop on virtual time: its clock jumps to the next timer as soon as nothing is ready.
 
     virtual_time.run(main())             # inside, the loop's clock and those of the module `time` are virtual
-    virtual_time.run(main(), seed=7)     # ready tasks also run in an order that the seed picks
+    virtual_time.run(main(), seed=7)     # the clocks begin at fixed times too
 
-A test of minutes takes milliseconds, and the same seed gives the same order of events. A run that would wait for ever
+A test of minutes takes milliseconds. With a seed, ready tasks run in an order that the seed picks, and the same seed
+gives the same order of events. Without one asyncio's own order is kept, or where the environment variable CACHEFS_ORDER
+is set, that variable and the name of the test are the seed: `CACHEFS_ORDER=3 pytest`. A run that would wait for ever
 raises `Stuck` with a line for each task that waits, and so does one that passes `limit` seconds or that never lets its
 clock move. Work given to an executor (`Threads`, `asyncio.to_thread`) runs inline in a later turn of the loop, with a
 seed after a virtual delay. Work that blocks on the loop itself (`run_coroutine_threadsafe(...).result()`) and real
@@ -16,26 +18,33 @@ from PyPI has all that is wanted, but needs Python 3.12, where cachefs supports 
 import asyncio
 import contextlib
 import contextvars
+import math
+import os
 import random
 import selectors
 import time
+import zlib
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Final, TypeVar
 from unittest import mock
 
 Result = TypeVar("Result")
 
-# The clocks at the beginning of each run.
+# The clocks at the beginning of each run with a seed.
 MONOTONIC: Final = 1000.0
 WALL: Final = 1_800_000_000.0
+# Virtual seconds by which timers are late. So sums of times that were rounded down do not set a timer for now for ever.
+MOMENT: Final = 1e-6
 # Virtual seconds after which a run counts as one that never ends.
 LIMIT: Final = 24 * 3600.0
 # Turns of the loop at one moment after which it counts as busy without an end.
 TURNS: Final = 100_000
 # Virtual seconds that work in an executor takes at most, where there is a seed.
 WORK_SECONDS: Final = 0.005
-# Real seconds for which a run without timers waits for a descriptor.
+# Real seconds for which a run waits for a descriptor, without timers and before each jump of the clock. A busy kernel
+# may deliver on loopback a moment after the call that sends.
 DESCRIPTOR_SECONDS: Final = 10.0
+DELIVERY_SECONDS: Final = 0.001
 
 
 class Stuck(AssertionError):
@@ -45,12 +54,12 @@ class Stuck(AssertionError):
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
     """See the module. Use `run`, which sets the clocks of the module `time` too."""
 
-    def __init__(self, seed: int | None = None, limit: float = LIMIT) -> None:
-        """limit: virtual seconds after which the run raises `Stuck`."""
-        self.now = MONOTONIC
+    def __init__(self, seed: int | None = None, limit: float = LIMIT, began: float = MONOTONIC) -> None:
+        """limit: virtual seconds after which the run raises `Stuck`. began: time of the clock."""
+        self.now = self.began = began
         # None: callbacks run in asyncio's own order.
         self.random = random.Random(seed) if seed is not None else None
-        self._limit = MONOTONIC + limit
+        self._limit = began + limit
         self._turns = 0
         super().__init__(_JumpingSelector(self))
 
@@ -89,8 +98,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
                     ready[place] = handle
 
     def jump(self, seconds: float) -> None:
-        """Move the clock."""
-        self.now += seconds
+        """Move the clock, and a moment more."""
+        self.now += seconds + MOMENT
         self._turns = 0
         if self.now > self._limit:
             raise Stuck(f"still running at {self._elapsed()}\n{waiting(self)}")
@@ -104,22 +113,36 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return Stuck(f"at {self._elapsed()} nothing is left that could wake\n{waiting(self)}")
 
     def _elapsed(self) -> str:
-        return f"{self.now - MONOTONIC:.3f} virtual seconds"
+        return f"{self.now - self.began:.3f} virtual seconds"
 
 
 def run(main: Coroutine[Any, Any, Result], *, seed: int | None = None, limit: float = LIMIT) -> Result:
     """Run *main* as `asyncio.run` does, on virtual time. seed: of the order of tasks; limit: virtual seconds."""
-    loop = VirtualTimeLoop(seed, limit)
-    with clocks_of(loop), asyncio.Runner(loop_factory=lambda: loop) as runner:
+    if seed is not None:
+        loop, wall = VirtualTimeLoop(seed, limit), WALL
+    else:  # what the test has made before goes by the real clocks
+        loop, wall = VirtualTimeLoop(_seed_of_test(), limit, math.ceil(time.monotonic())), math.ceil(time.time())
+    with clocks_of(loop, wall), asyncio.Runner(loop_factory=lambda: loop) as runner:
         return runner.run(main)
 
 
+async def settle() -> None:
+    """Wait until all has happened that follows from what was done, work in threads included, but for longer timers."""
+    await asyncio.sleep(2 * WORK_SECONDS)
+
+
+def _seed_of_test() -> int | None:
+    if (order := os.environ.get("CACHEFS_ORDER")) is None:
+        return None
+    return zlib.crc32(f"{os.environ.get('PYTEST_CURRENT_TEST')} {order}".encode())
+
+
 @contextlib.contextmanager
-def clocks_of(loop: VirtualTimeLoop) -> Iterator[None]:
-    """Let the clocks of the module `time` show the loop's time."""
+def clocks_of(loop: VirtualTimeLoop, wall: float = WALL) -> Iterator[None]:
+    """Let the clocks of the module `time` show the loop's time. wall: `time.time()` at the beginning."""
 
     def wall_clock() -> float:
-        return WALL + loop.now - MONOTONIC
+        return wall + loop.now - loop.began
 
     with (
         mock.patch.object(time, "monotonic", loop.time),
@@ -153,13 +176,12 @@ class _JumpingSelector(selectors.DefaultSelector):
         found = super().select(0) if has_descriptors else []
         if found or is_ready:
             return found
-        if timeout is not None:
-            self._loop.jump(timeout)
-            return []
         if has_descriptors:
-            found = super().select(DESCRIPTOR_SECONDS)
+            found = super().select(DELIVERY_SECONDS if timeout is not None else DESCRIPTOR_SECONDS)
         if not found:
-            raise self._loop.stuck()
+            if timeout is None:
+                raise self._loop.stuck()
+            self._loop.jump(timeout)
         return found
 
 
@@ -171,7 +193,7 @@ def _is_step(handle: Any) -> bool:
 def _work(done: "asyncio.Future[Result]", work: Callable[..., Result], arguments: tuple[Any, ...]) -> None:
     try:
         result = work(*arguments)
-    except BaseException as error:
+    except Exception as error:
         if isinstance(error, StopIteration):  # a future does not take it
             error = RuntimeError(repr(error))
         if not done.cancelled():

@@ -59,7 +59,7 @@ def test_polling_without_an_end_is_stuck_too() -> None:
         virtual_time.run(main(0))
 
 
-def test_threads_run_inline_and_raise() -> None:
+def test_threads_run_inline_and_raise(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main(seeded: bool) -> None:
         threads = Threads()
         before = time.monotonic()
@@ -72,8 +72,9 @@ def test_threads_run_inline_and_raise() -> None:
             await asyncio.to_thread(lambda: 1 / 0)
         threads.close()
 
-    virtual_time.run(main(seeded=False))
     virtual_time.run(main(seeded=True), seed=1)
+    monkeypatch.delenv("CACHEFS_ORDER", raising=False)
+    virtual_time.run(main(seeded=False))
 
 
 def order(seed: int | None) -> list[int]:
@@ -90,10 +91,34 @@ def order(seed: int | None) -> list[int]:
     return virtual_time.run(main(), seed=seed)
 
 
-def test_a_seed_picks_the_order_of_tasks_and_repeats_it() -> None:
-    assert order(None) == list(range(8))
+def test_a_seed_picks_the_order_of_tasks_and_repeats_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert order(1) == order(1)
     assert len({tuple(order(seed)) for seed in range(5)}) > 1
+    monkeypatch.setenv("CACHEFS_ORDER", "1")
+    assert order(None) == order(None)
+    monkeypatch.delenv("CACHEFS_ORDER", raising=False)
+    assert order(None) == list(range(8))
+
+
+def test_a_timer_that_is_set_by_a_sum_of_times_ends() -> None:
+    """The sum may be rounded down, to a time that is not yet what the timer is for."""
+
+    async def main() -> None:
+        loop, began = asyncio.get_running_loop(), asyncio.get_running_loop().time()
+        while loop.time() - began < 0.05:  # noqa: ASYNC110
+            await asyncio.sleep(began + 0.05 - loop.time())
+
+    for seed in range(20):
+        virtual_time.run(main(), seed=seed)
+
+
+def test_the_clocks_go_on_where_the_real_ones_are() -> None:
+    async def main() -> tuple[float, float]:
+        return time.monotonic(), time.time()
+
+    before = time.monotonic(), time.time()
+    now = virtual_time.run(main())
+    assert all(0 <= virtual - real < 60 for virtual, real in zip(now, before, strict=True))
 
 
 def test_descriptors_of_this_process_are_served_before_the_clock_jumps() -> None:

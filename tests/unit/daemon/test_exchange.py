@@ -14,6 +14,7 @@ from cachefs_daemon.runtime.threads import Threads
 
 from cachefs.messages import MountReport, OriginOptions, Stall
 from cachefs.planning.pagecache.lookahead import Reader
+from tests import virtual_time
 
 
 class Jobs:
@@ -143,7 +144,7 @@ def test_reports_of_several_workers_are_followed_at_once_before_they_are_answere
         assert heard.guessed == [("m", [b"a", b"b", b"c"]), ("m", [b"d"])]
         threads.close()
 
-    asyncio.run(play())
+    virtual_time.run(play())
 
 
 def test_what_is_mounted_is_told_once() -> None:
@@ -165,7 +166,7 @@ def test_what_is_mounted_is_told_once() -> None:
         assert len(heard.mounted) == 3
         threads.close()
 
-    asyncio.run(play())
+    virtual_time.run(play())
 
 
 def test_what_one_mount_reports_does_not_hold_up_others() -> None:
@@ -192,4 +193,4 @@ def test_what_one_mount_reports_does_not_hold_up_others() -> None:
         assert heard.guessed == [("a", [b"a"]), ("c", [b"c"])]
         threads.close()
 
-    asyncio.run(play())
+    virtual_time.run(play())

@@ -1,6 +1,5 @@
 """Keys of `cachectl top`, on a terminal of Textual's own."""
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from typing import cast
@@ -13,7 +12,9 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from cachefs.rpc import DaemonClient
+from tests import virtual_time
 from tests.unit.tools.pictures import history_of, picture
+from tests.waiting import until_async
 
 Keys = Callable[[Top, Pilot[None]], Awaitable[None]]
 
@@ -39,7 +40,7 @@ def tried(keys: Keys, what: Picture | None = None, size: tuple[int, int] = (80, 
             await pilot.pause()
             await keys(top, pilot)
 
-    asyncio.run(run())
+    virtual_time.run(run())
     return top
 
 
@@ -106,12 +107,12 @@ def test_another_size_is_another_frame() -> None:
     async def keys(top: Top, pilot: Pilot[None]) -> None:
         assert "s3://bucket/0" not in screen(top)
         await pilot.resize_terminal(150, 50)
-        await until(pilot, lambda: "s3://bucket/0" in screen(top))
+        await until_async(lambda: "s3://bucket/0" in screen(top))
         await pilot.resize_terminal(30, 5)
-        await until(pilot, lambda: "at least 40 x 10" in screen(top))
+        await until_async(lambda: "at least 40 x 10" in screen(top))
         await pilot.press("down", "s", "enter", "escape", "tab")
         await pilot.resize_terminal(80, 24)
-        await until(pilot, lambda: "cachectl top" in screen(top))
+        await until_async(lambda: "cachectl top" in screen(top))
 
     tried(keys, size=(60, 24))
 
@@ -121,20 +122,20 @@ def test_new_pictures_are_shown_and_their_absence_too() -> None:
         asker, old = top.asker, top.asker.answer.picture
         assert old is not None
         asker.answer = Answer(2, picture(old.when + 1, jobs=1, fetched_bytes=3 << 20), "")
-        await until(pilot, lambda: "3 MiB/s" in screen(top))
+        await until_async(lambda: "3 MiB/s" in screen(top))
         assert "train-01" not in screen(top)
         asker.answer = Answer(3, asker.answer.picture, "no daemon answers at /s")
-        await until(pilot, lambda: "no daemon answers at /s" in screen(top))
+        await until_async(lambda: "no daemon answers at /s" in screen(top))
         await pilot.press("down", "question_mark", "escape")  # keys work all the same
         asker.answer = Answer(4, picture(old.when + 9, jobs=1, instance="another"), "")
-        await until(pilot, lambda: "no daemon" not in screen(top))
+        await until_async(lambda: "no daemon" not in screen(top))
 
     tried(keys)
 
 
 def test_a_daemon_that_says_nothing_is_told() -> None:
     async def keys(top: Top, pilot: Pilot[None]) -> None:
-        await until(pilot, lambda: "the daemon has not answered for" in screen(top))
+        await until_async(lambda: "the daemon has not answered for" in screen(top))
 
     tried(keys, picture(-1e9))
 
@@ -146,9 +147,3 @@ def test_q_and_ctrl_c_quit() -> None:
             await pilot.press(key)
 
         assert tried(keys).return_code == 0
-
-
-async def until(pilot: Pilot[None], true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not true():
-            await pilot.pause(0.05)

@@ -1,6 +1,5 @@
 """Mounts of other nodes, for which the removal of a dataset waits, or which refuse it."""
 
-import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +8,7 @@ from cachefs_daemon.api.service import Service
 
 from cachefs.errors import Busy
 from cachefs.messages import DatasetName, Freed
+from tests import virtual_time
 
 
 class Used:
@@ -36,7 +36,7 @@ def remove(used: Used) -> list[str]:
         sharing=SimpleNamespace(used=used),
         changes=SimpleNamespace(remove=done),
     )
-    asyncio.run(Service(node, SimpleNamespace()).dataset_remove(DatasetName("pets")))  # type: ignore[arg-type]
+    virtual_time.run(Service(node, SimpleNamespace()).dataset_remove(DatasetName("pets")))  # type: ignore[arg-type]
     return removed
 
 

@@ -23,6 +23,8 @@ from cachefs.block import MEMORY, PIECE_SIZE, Location, pieces_match
 from cachefs.errors import ObjectChanged
 from cachefs.fetch_frames import MOST_ANSWERED, MOST_ASKED, VERSION, Answered, Asked, Frames, Hello, frame
 from cachefs.messages import BlockRef, Fetch, FetchedBlock, Message
+from tests import virtual_time
+from tests.waiting import until_async
 
 PLACE = Location(MEMORY, 1, 2, 3, bytes(8))
 REF = BlockRef("snapshot", 1, 0)
@@ -35,6 +37,7 @@ class SlowFetcher:
 
     def __init__(self) -> None:
         self.asked: list[tuple[list[BlockRef], float, Callable[[list[Answer]], None]]] = []
+        self.is_asked = asyncio.Event()
         self.hinted: list[BlockRef] = []
         self.askers: set[int] = set()
         self.early = False  # may the last question be answered with bytes before the block is stored?
@@ -46,6 +49,7 @@ class SlowFetcher:
         if refs[0].snapshot == "bug":
             raise ZeroDivisionError("a bug")
         self.asked.append((refs, patience, answer))
+        self.is_asked.set()
         self.askers.add(ASKER.get())
 
     async def hint(self, refs: list[BlockRef]) -> None:
@@ -111,7 +115,7 @@ class Scene:
         client = await self.greeted()
         client.ask(1)
         before = len(self.fetcher.asked)
-        await until(lambda: len(self.fetcher.asked) > before)
+        await until_async(lambda: len(self.fetcher.asked) > before)
         self.fetcher.asked[-1][2]([PLACE])
         return await client.answer() == Answered(number=1, blocks=[FetchedBlock(PLACE.pack())])
 
@@ -130,19 +134,14 @@ def play(directory: Path, scene: Callable[[Scene], Awaitable[None]]) -> None:
             played.close()
             await played.channel.stop(0.01)
 
-    asyncio.run(run())
-
-
-async def until(true: Callable[[], bool]) -> None:
-    while not true():  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+    virtual_time.run(run())
 
 
 def test_answers_come_in_any_order_and_keep_their_numbers(tmp_path: Path) -> None:
     async def scene(scene: Scene) -> None:
         client = await scene.greeted()
         client.ask(*range(100), deadline=40.0)
-        await until(lambda: len(scene.fetcher.asked) == 100)
+        await until_async(lambda: len(scene.fetcher.asked) == 100)
         assert {patience for _, patience, _ in scene.fetcher.asked} == {39.0}
         for _, _, answer in reversed(scene.fetcher.asked):
             answer([PLACE])
@@ -157,7 +156,7 @@ def test_each_connection_asks_for_itself(tmp_path: Path) -> None:
     async def scene(scene: Scene) -> None:
         for client in [await scene.greeted() for _ in range(3)]:
             client.ask(1, 2)
-        await until(lambda: len(scene.fetcher.asked) == 6)
+        await until_async(lambda: len(scene.fetcher.asked) == 6)
         assert len(scene.fetcher.askers - {0}) == 3
 
     play(tmp_path, scene)
@@ -169,7 +168,7 @@ def test_what_a_block_has_become_is_said(tmp_path: Path) -> None:
         data = bytes(range(256)) * 1024
         refs = [REF, REF, BlockRef("s", 1, 0, start=PIECE_SIZE + 5, size=10), REF]
         client.send(Asked(number=1, fetch=Fetch(blocks=refs)))
-        await until(lambda: bool(scene.fetcher.asked))
+        await until_async(lambda: bool(scene.fetcher.asked))
         passing = PassingBlock.of(KEY, data)
         scene.fetcher.asked[0][2]([PLACE, ObjectChanged("it has changed"), passing, passing])
         place, changed, passed, unasked = (await client.answer()).blocks
@@ -199,7 +198,7 @@ def test_a_bug_is_told_to_the_client_and_harms_no_other_question(tmp_path: Path)
         answer = await client.answer()
         assert (answer.kind, "internal error" in answer.message) == ("CachefsError", True)
         client.ask(2)
-        await until(lambda: len(scene.fetcher.asked) == 1)
+        await until_async(lambda: len(scene.fetcher.asked) == 1)
 
     play(tmp_path, scene)
 
@@ -296,7 +295,7 @@ def test_whatever_a_client_sends_is_answered_or_ends_its_connection(said: list[b
         assert not channel._connections
         assert not [view for view in errors.views() if "internal error" in view.message]
 
-    asyncio.run(run())
+    virtual_time.run(run())
 
 
 def test_a_client_that_ends_within_a_question_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -305,7 +304,7 @@ def test_a_client_that_ends_within_a_question_leaves_nothing_behind(tmp_path: Pa
             client = await scene.greeted()
             client.writer.write(frame(QUESTION)[:cut])
             client.writer.close()
-        await until(lambda: not scene.channel._connections)
+        await until_async(lambda: not scene.channel._connections)
         assert (scene.channel._users, scene.fetcher.asked, scene.errors.views()) == ({}, [], [])
         assert await scene.works()
 
@@ -318,12 +317,12 @@ def test_of_ten_thousand_questions_each_is_answered_and_others_wait_for_few_of_t
     async def scene(scene: Scene) -> None:
         flood, other = [await scene.greeted() for _ in range(2)]
         flood.ask(*range(many))
-        await until(lambda: bool(scene.fetcher.asked))
+        await scene.fetcher.is_asked.wait()
         other.send(Asked(number=1, fetch=Fetch(blocks=[OTHER])))
-        await until(lambda: any(refs == [OTHER] for refs, _, _ in scene.fetcher.asked))
+        await until_async(lambda: any(refs == [OTHER] for refs, _, _ in scene.fetcher.asked))
         before = [refs for refs, _, _ in scene.fetcher.asked].index([OTHER])
         assert before < 1500, "a turn of the loop takes a few hundred questions of one client"
-        await until(lambda: len(scene.fetcher.asked) == fetch_channel.MOST_BLOCKS_HERE + 1)
+        await until_async(lambda: len(scene.fetcher.asked) == fetch_channel.MOST_BLOCKS_HERE + 1)
         refused = [await flood.answer() for _ in range(many - fetch_channel.MOST_BLOCKS_HERE)]
         assert {answer.kind for answer in refused} == {"Busy"}
         for _, _, answer in scene.fetcher.asked:
@@ -343,7 +342,7 @@ def test_answers_may_have_many_bytes(tmp_path: Path) -> None:
         clients = [await scene.greeted() for _ in range(3)]
         for client in clients:
             client.send(Asked(number=1, fetch=Fetch(blocks=[BlockRef("s", 1, 0, start=0, size=size)])))
-        await until(lambda: len(scene.fetcher.asked) == len(clients))
+        await until_async(lambda: len(scene.fetcher.asked) == len(clients))
         passing = PassingBlock.of(KEY, data)
         for _, _, answer in scene.fetcher.asked:
             answer([passing])
@@ -364,12 +363,12 @@ def test_who_waits_for_few_blocks_may_get_their_bytes_at_once(tmp_path: Path) ->
         for number in range(most + 1):
             assert scene.fetcher.early == (number > 0)
             client.ask(number)
-            await until(lambda: len(scene.fetcher.asked) == number + 1)  # noqa: B023
+            await until_async(lambda: len(scene.fetcher.asked) == number + 1)  # noqa: B023
         assert not scene.fetcher.early, "many answers with bytes would have to wait for the client"
         scene.fetcher.asked[0][2]([PLACE])
         scene.fetcher.asked[1][2]([PLACE])
         client.ask(most + 1)
-        await until(lambda: len(scene.fetcher.asked) == most + 2)
+        await until_async(lambda: len(scene.fetcher.asked) == most + 2)
         assert scene.fetcher.early
 
     play(tmp_path, scene)
@@ -428,7 +427,7 @@ def test_one_user_has_only_so_many_connections(tmp_path: Path, monkeypatch: pyte
         assert (hello.kind, "3 connections" in hello.refusal) == ("Busy", True)
         assert await surplus.has_ended()
         clients[0].writer.close()
-        await until(lambda: scene.channel._users[0].connections == 2)
+        await until_async(lambda: scene.channel._users[0].connections == 2)
         assert await scene.works()
 
     play(tmp_path, scene)
@@ -451,12 +450,12 @@ def test_one_user_and_one_connection_wait_for_only_so_many_blocks(
         assert (refused.number, refused.kind, "6 blocks already" in refused.message) == (3, "Busy", True)
         # What they wait for counts until it comes, also where they have gone.
         first.writer.close()
-        await until(lambda: scene.channel._users[0].connections == 1)
+        await until_async(lambda: scene.channel._users[0].connections == 1)
         assert scene.channel._users[0].blocks == 6
         for refs, _, answer in scene.fetcher.asked:
             answer([PLACE] * len(refs))
         second.writer.close()
-        await until(lambda: not scene.channel._users)
+        await until_async(lambda: not scene.channel._users)
 
     play(tmp_path, scene)
 
@@ -472,11 +471,11 @@ def test_who_does_not_read_its_answers_is_not_waited_for(tmp_path: Path, monkeyp
             client = await scene.greeted()
             scene.fetcher.asked.clear()
             client.send(*(Asked(number=n, fetch=Fetch(blocks=[wanted])) for n in range(answers)))
-            await until(lambda: len(scene.fetcher.asked) == answers)  # noqa: B023
+            await until_async(lambda: len(scene.fetcher.asked) == answers)  # noqa: B023
             cast(asyncio.Transport, client.writer.transport).pause_reading()
             for _, _, answer in scene.fetcher.asked:
                 answer([passing])
-            await until(lambda: not scene.channel._connections)
+            await until_async(lambda: not scene.channel._connections)
         [view] = scene.errors.views()
         assert (view.count, view.message) == (2, "a client does not read its answers: 4 MiB of them wait")
         assert await scene.works()
@@ -493,12 +492,12 @@ def test_what_all_clients_of_a_user_leave_unread_is_bounded(tmp_path: Path, monk
         for client in [await scene.greeted() for _ in range(8)]:
             client.send(*(Asked(number=n, fetch=Fetch(blocks=[wanted])) for n in range(2)))
             cast(asyncio.Transport, client.writer.transport).pause_reading()
-        await until(lambda: len(scene.fetcher.asked) == 16)
+        await until_async(lambda: len(scene.fetcher.asked) == 16)
         for _, _, answer in scene.fetcher.asked:
             answer([passing])
             held = sum(connection.unread for connection in scene.channel._connections)
             assert held <= (4 << 20) + (8 << 20), "one answer each more than that"
-        await until(lambda: len(scene.channel._connections) < 8)
+        await until_async(lambda: len(scene.channel._connections) < 8)
         [view] = scene.errors.views()
         assert "4 MiB of them wait" in view.message
         assert await scene.works()
@@ -521,7 +520,7 @@ def test_at_the_end_those_who_wait_are_answered_and_nobody_else(tmp_path: Path) 
         idle, waiting, hopeless = [await scene.greeted() for _ in range(3)]
         waiting.ask(1)
         hopeless.ask(1)
-        await until(lambda: len(scene.fetcher.asked) == 2)
+        await until_async(lambda: len(scene.fetcher.asked) == 2)
         stopped = asyncio.create_task(scene.channel.stop(0.2))
         assert await idle.has_ended()
         with pytest.raises(FileNotFoundError):

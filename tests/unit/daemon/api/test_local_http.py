@@ -11,6 +11,7 @@ from cachefs_daemon.api import local_http
 from cachefs_daemon.api.local_http import LocalHttp
 
 from cachefs.errors import CachefsError, ConfigError
+from tests import virtual_time
 
 
 async def hello(_: web.Request) -> web.Response:
@@ -32,7 +33,7 @@ def serve(work: Callable[[LocalHttp], Awaitable[None]], listen: str = "127.0.0.1
         finally:
             await local.stop()
 
-    asyncio.run(asyncio.wait_for(run(), 30))
+    virtual_time.run(asyncio.wait_for(run(), 30))
 
 
 async def ask(local: LocalHttp, path: str = "/hello", method: str = "GET", host: str = "localhost") -> tuple[int, str]:

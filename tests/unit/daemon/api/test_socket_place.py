@@ -1,6 +1,5 @@
 """Sockets whose path others remove or take. Real sockets, and no daemon."""
 
-import asyncio
 import logging
 import os
 import socket
@@ -14,6 +13,7 @@ from cachefs_daemon.api.socket_keeper import SocketKeeper
 from cachefs_daemon.api.socket_place import SOCKET_MODE, SocketPlace, Standing
 
 from cachefs.errors import Busy, CachefsError
+from tests import virtual_time
 
 
 class Listener:
@@ -31,7 +31,7 @@ class Listener:
         self.place.take(lambda path: listen(path, self._sockets))
 
     def look(self) -> None:
-        asyncio.run(self.keeper.look())
+        virtual_time.run(self.keeper.look())
 
 
 def listen(path: str | Path, sockets: ExitStack) -> socket.socket:

@@ -8,10 +8,10 @@ from cachefs_daemon.cluster.kubernetes_api import ApiSettings, KubernetesApi
 
 from cachefs.errors import ConfigError
 from tests.certificates import Authority
-from tests.members import on_loop
+from tests.members import on_virtual_time
 
 
-@on_loop
+@on_virtual_time
 async def test_a_ca_that_is_replaced_is_used_from_the_next_call_on(tmp_path: Path) -> None:
     first, second = Authority(tmp_path / "first"), Authority(tmp_path / "second")
     account = tmp_path / "account"

@@ -10,7 +10,7 @@ from cachefs_daemon.cluster.static import StaticMembership, list_epoch, listed_i
 from cachefs_daemon.cluster.view import ClusterView
 from cachefs_daemon.cluster_section import ClusterSection
 
-from tests.members import member_record, on_loop
+from tests.members import member_record, on_virtual_time
 
 NODES = ("a=127.0.0.1:7000", "b=127.0.0.1:7100, zone=r1, weight=2", "c=127.0.0.1:7200")
 
@@ -31,7 +31,7 @@ def id_of(name: str) -> str:
     return listed_id("default", name)
 
 
-@on_loop
+@on_virtual_time
 async def test_all_nodes_of_a_list_place_alike_from_the_first_moment() -> None:
     found = {name: membership(name) for name in "abc"}
     for each in found.values():
@@ -55,7 +55,7 @@ def test_a_list_that_differs_is_another_epoch() -> None:
     assert list_epoch(section(cluster="other")) != list_epoch(same)
 
 
-@on_loop
+@on_virtual_time
 async def test_a_node_that_nobody_reaches_stops_counting_here_and_comes_back() -> None:
     found, seen = membership(), list[ClusterView]()
     found.listen(seen.append)
@@ -87,7 +87,7 @@ async def test_a_node_that_nobody_reaches_stops_counting_here_and_comes_back() -
     assert len(seen) == count
 
 
-@on_loop
+@on_virtual_time
 async def test_what_a_peer_says_of_itself_is_learned_but_not_its_place() -> None:
     found = membership()
     said = dataclasses.replace(
@@ -106,7 +106,7 @@ async def test_what_a_peer_says_of_itself_is_learned_but_not_its_place() -> None
     assert found.view.mine.memory == 1 << 30
 
 
-@on_loop
+@on_virtual_time
 async def test_it_starts_and_stops() -> None:
     found = membership()
     await found.start()
@@ -115,7 +115,7 @@ async def test_it_starts_and_stops() -> None:
     await found.stop()
 
 
-@on_loop
+@on_virtual_time
 async def test_none_is_nothing(tmp_path: Any) -> None:
     found = open_membership(ClusterSection(), tmp_path, 1, 1)
     assert isinstance(found, NoMembership)

@@ -30,6 +30,7 @@ from cachefs.block import CONTENT_ID_SIZE
 from cachefs.errors import Busy, NotFound
 from cachefs.messages import BlockRef, MountElsewhere, OriginOptions
 from cachefs.snapshot_builder import ListedObject, build
+from tests import virtual_time
 from tests.blockstore import BLOCK_SIZE, OpenStore, opened, store_config
 from tests.sharing import SharingNode, introduce, node_record
 from tests.waiting import until_async
@@ -147,7 +148,7 @@ def on_bench(root: Path, scene: Callable[[Bench], Awaitable[None]]) -> None:
     with ExitStack() as stack:
         bench = Bench(root, stack, Threads())
         stack.callback(bench.threads.close)
-        asyncio.run(play(bench))
+        virtual_time.run(play(bench))
 
 
 def mount(*read: str, stays: bool = True) -> Reading:

@@ -13,6 +13,7 @@ from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.runtime.threads import Threads
 
 from cachefs.messages import BlockRef
+from tests import virtual_time
 
 
 class _NeverAnswers:
@@ -34,7 +35,7 @@ def test_one_that_was_stopped_lets_go_of_its_list_of_blocks() -> None:
         run = warmups.begin(Bringing("set", blocks(numbers), 1000, 1000))
         listed = weakref.ref(numbers)
         del numbers
-        await asyncio.sleep(0)
+        await virtual_time.settle()
         run.task.cancel()
         with suppress(asyncio.CancelledError):
             await run.task
@@ -42,4 +43,4 @@ def test_one_that_was_stopped_lets_go_of_its_list_of_blocks() -> None:
         assert (run.state, len(warmups), run.wanted.blocks) == (WarmupState.CANCELLED, 0, 1000)
         assert listed() is None
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())

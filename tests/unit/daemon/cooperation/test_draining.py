@@ -14,7 +14,7 @@ from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.sharing.sections import FILLING, FILLING_NAME, FillingFacts
 
 from cachefs.errors import ConfigError
-from tests.members import on_loop
+from tests.members import on_virtual_time
 from tests.sharing import SharingNode, introduce, node_record
 from tests.waiting import until_async
 
@@ -77,7 +77,7 @@ def deliver(nodes: list[Drained], away: tuple[Drained, ...] = ()) -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3, 5])
-@on_loop
+@on_virtual_time
 async def test_of_nodes_that_all_drain_at_once_the_first_by_name_stays_and_the_others_leave(count: int) -> None:
     async with drained_nodes(count) as nodes:
         for node in nodes:
@@ -93,16 +93,13 @@ async def test_of_nodes_that_all_drain_at_once_the_first_by_name_stays_and_the_o
             await first.draining.drain_here()
         deliver(nodes)
 
-        async def has_left(node: Drained) -> bool:
-            return (await node.draining.drain_here()).has_left
-
         for node in others:
-            while not await has_left(node):  # noqa: ASYNC110 - the command asks like this
-                await asyncio.sleep(0.01)
+            while not (await node.draining.drain_here()).has_left:  # noqa: ASYNC110
+                await asyncio.sleep(1)  # the command asks like this
         assert [one.has_left for one in nodes] == [False] + [True] * (count - 1)
 
 
-@on_loop
+@on_virtual_time
 async def test_a_node_that_drains_waits_for_one_that_is_away_and_counts_and_stays_when_that_counts_no_more() -> None:
     async with drained_nodes(2) as nodes:
         one, two = nodes
@@ -117,7 +114,7 @@ async def test_a_node_that_drains_waits_for_one_that_is_away_and_counts_and_stay
         await until_async(lambda: one.record.state == "active")
 
 
-@on_loop
+@on_virtual_time
 async def test_a_node_that_was_to_stay_and_does_not_is_followed_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(draining, "STAY_SECONDS", 0.05)
     async with drained_nodes(2) as nodes:

@@ -25,6 +25,7 @@ from cachefs.planning.cluster.homes import Homes
 from cachefs.planning.cluster.rendezvous import Member, space_hashes
 from cachefs.planning.cluster.standing import Standing
 from cachefs.planning.sequences.plan import Plan
+from tests import virtual_time
 from tests.blockstore import OpenStore, data_of, store_config
 from tests.peering import KnownMembership, node_id, record, view_of
 from tests.waiting import until_async
@@ -136,7 +137,7 @@ def test_what_a_node_that_leaves_holds_is_had_also_where_another_one_comes_meanw
             threads.close()
             store.close()
 
-    asyncio.run(run())
+    virtual_time.run(run())
 
 
 def filled(tmp_path: Path, others: Others, *listings: Listing, free: int = 1 << 30) -> set[bytes]:
@@ -163,7 +164,7 @@ def filled(tmp_path: Path, others: Others, *listings: Listing, free: int = 1 << 
             threads.close()
             store.close()
 
-    return asyncio.run(run())
+    return virtual_time.run(run())
 
 
 def own(listing: Listing) -> dict[bytes, str]:

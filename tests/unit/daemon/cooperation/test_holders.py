@@ -11,6 +11,7 @@ from cachefs_daemon.runtime.threads import Threads
 
 from cachefs.planning.cluster.reads import Reads
 from cachefs.planning.cluster.rendezvous import Member
+from tests import virtual_time
 from tests.simulated import space_of
 
 FILES, SIZE = 600, 1000
@@ -41,7 +42,7 @@ def with_holders(test: Callable[[Holders, Holders], Awaitable[None]]) -> None:
         finally:
             threads.close()
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    virtual_time.run(asyncio.wait_for(run(), 60))
 
 
 def test_what_was_read_stays_where_it_went_and_what_a_lost_node_was_to_take_stays_where_it_is() -> None:

@@ -1,6 +1,5 @@
 """What the consumers of a group read, in blocks."""
 
-import asyncio
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +12,7 @@ from cachefs_daemon.sharing.sections import ConsumerFacts, OrderRef
 from cachefs.planning.blocks.samples import Samples
 from cachefs.planning.sequences.sampler import Order, epoch_order
 from cachefs.planning.sequences.sampler_spec import SamplerSpec
+from tests import virtual_time
 from tests.simulated import space_of
 
 SPACE = space_of([10] * 101)
@@ -26,7 +26,7 @@ def orders_of(group: Group, epoch: int, published: dict[tuple[str, int], Order] 
 
     threads = Threads()
     try:
-        return asyncio.run(GroupOrders(threads, given).of(group, {"": SAMPLES}, epoch))
+        return virtual_time.run(GroupOrders(threads, given).of(group, {"": SAMPLES}, epoch))
     finally:
         threads.close()
 
@@ -116,7 +116,7 @@ def test_an_order_is_asked_for_once_and_again_when_another_one_is_published_in_i
         finally:
             threads.close()
 
-    asyncio.run(ask())
+    virtual_time.run(ask())
 
 
 def test_each_member_means_by_a_sample_what_its_own_map_says() -> None:
@@ -133,7 +133,7 @@ def test_each_member_means_by_a_sample_what_its_own_map_says() -> None:
 
     threads = Threads()
     try:
-        found = asyncio.run(GroupOrders(threads, given).of(group, shards, 0))
+        found = virtual_time.run(GroupOrders(threads, given).of(group, shards, 0))
     finally:
         threads.close()
     assert [blocks.tolist() for _, blocks in found] == [[11, 10], [21, 20]]

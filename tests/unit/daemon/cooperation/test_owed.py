@@ -1,7 +1,5 @@
 """What a node lets go of when others count, and when."""
 
-import asyncio
-
 import numpy as np
 import pytest
 from cachefs_daemon.cooperation import owed as module
@@ -9,6 +7,7 @@ from cachefs_daemon.cooperation.holders import Former
 from cachefs_daemon.cooperation.owed import Owed
 
 from cachefs.planning.cluster.standing import Standing
+from tests import virtual_time
 
 FORMER = Former(
     ("me", "other"), np.array([0, 0, 0, 1, 1, 0], np.uint16), 0.0, (np.array([1, 1, 1, 0, 1, 1], np.uint16),)
@@ -56,4 +55,4 @@ def test_what_was_kept_here_is_let_go_when_its_keeper_has_it_and_at_last_when_al
         owed.stand(mine(2))
         assert kept() == [2], "it was no member"
 
-    asyncio.run(run())
+    virtual_time.run(run())

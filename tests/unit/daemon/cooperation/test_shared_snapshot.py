@@ -9,6 +9,7 @@ from cachefs_daemon.cooperation.groups import groups_of
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.sharing.sections import ConsumerFacts, OrderRef
 
+from tests import virtual_time
 from tests.simulated_cluster import SNAPSHOT, Setting, SimulatedCluster, simulated
 
 
@@ -144,4 +145,4 @@ def with_cluster(setting: Setting, scene: Callable[[SimulatedCluster], Awaitable
         finally:
             threads.close()
 
-    asyncio.run(asyncio.wait_for(run(), 60))
+    virtual_time.run(asyncio.wait_for(run(), 60))

@@ -1,6 +1,5 @@
 """Reading for several datasets of one URL, of which not all may."""
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from cachefs_daemon.origin.patience import Patience
 
 from cachefs.errors import CachefsError, ObjectChanged, OriginAccessDenied
 from cachefs.messages import OriginOptions
+from tests import virtual_time
 
 WANTED = ObjectRange(b"key", b"v", 1, 0, 1)
 
@@ -49,7 +49,7 @@ def read(*origins: Stub, times: int = 1) -> bytes:
             data = await any_origin.read(WANTED, Patience.of(10))
         return bytes(data)
 
-    return asyncio.run(run())
+    return virtual_time.run(run())
 
 
 def test_the_next_one_is_asked_where_one_is_refused_and_first_from_then_on() -> None:
@@ -127,7 +127,7 @@ def test_the_one_that_may_read_takes_orders_and_reads_ranges() -> None:
         await both.read_parts(WANTED, [1], lambda number, data: got.append(data))
 
     got: list[bytes] = []
-    asyncio.run(run())
+    virtual_time.run(run())
     assert both.order(WANTED) is good
     both.brought(WANTED, 0.1)
     both.hedged(2, 1)

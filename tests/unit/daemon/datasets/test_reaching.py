@@ -1,6 +1,5 @@
 """Another way to the objects of a dataset: what is changed, what is kept, and what is refused."""
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from cachefs.errors import ConfigError
 from cachefs.messages import OriginChange, OriginOptions
 from cachefs.snapshot import Snapshot
 from cachefs.snapshot_builder import ListedObject, build
+from tests import virtual_time
 
 
 def test_what_is_not_given_stays_and_none_takes_away() -> None:
@@ -67,7 +67,7 @@ def test_a_look_compares_with_what_was_listed(tmp_path: Path) -> None:
         ListedObject(b"dir/", 0, 1, b"v"),
     )  # fmt: skip
     with contextlib.closing(Snapshot(path)) as snapshot:
-        found = asyncio.run(look(there, snapshot))
+        found = virtual_time.run(look(there, snapshot))
     assert found == Look(4, 1)
     check("d", found)
     with pytest.raises(ConfigError, match="none of the first 7 objects there"):

@@ -17,6 +17,7 @@ from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.reserved_rooms import Expected, OpenSegment, Room
 
 from cachefs.block import MEMORY, Location
+from tests.waiting import until_async
 
 PLACE = Location(MEMORY, 0, 0, 100, b"")
 ROOM = Room(b"key", 100, MEMORY, 0, 0, claimed=False)
@@ -60,12 +61,6 @@ class Brought:
             yield load, ROOM, Done(number, b"", 0.01)
 
 
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not true():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
-
-
 def test_while_the_store_hangs_others_bring_what_processes_have_brought(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(carrying, "_ROOM_PATIENCE", 0.05)
     monkeypatch.setattr(carrying, "_takes_orders", lambda kind: True)
@@ -86,16 +81,19 @@ def test_while_the_store_hangs_others_bring_what_processes_have_brought(monkeypa
         monkeypatch.setattr(carrier, "_start_more", lambda: None)
         for number in (1, 2):
             assert carrier.take(source, teller(f"asked {number}"), lambda: None)
-            await until(lambda number=number: rooms.calls == number)  # type: ignore[misc]
+            await until_async(lambda number=number: rooms.calls == number)  # type: ignore[misc]
         carrier._receive(process)
-        while not (told["one"] and told["two"]):
+
+        def are_told() -> bool:
             carrier._tick()
-            await asyncio.sleep(0.001)
+            return bool(told["one"] and told["two"])
+
+        await until_async(are_told)
         assert told["one"] == told["two"] == [None]
-        await until(carrier._is_stuck)
+        await until_async(carrier._is_stuck)
         assert not carrier.take(source, teller("late"), lambda: None)
         rooms.goes_on.set()
-        await until(lambda: not carrier._calls)
+        await until_async(lambda: not carrier._calls)
         assert told == {"one": [None, PLACE], "two": [None, PLACE], "asked 1": [None], "asked 2": [None], "late": []}
         assert not carrier._entering
         assert carrier.take(source, teller("again"), lambda: None)
@@ -103,7 +101,7 @@ def test_while_the_store_hangs_others_bring_what_processes_have_brought(monkeypa
 
     threads = Threads()
     try:
-        asyncio.run(play(threads))
+        asyncio.run(play(threads))  # the store hangs: in a real thread
     finally:
         rooms.goes_on.set()
         threads.close()

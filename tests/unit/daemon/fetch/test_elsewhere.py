@@ -42,9 +42,11 @@ from cachefs_daemon.store.tier import TierConfig
 from cachefs.block import MEMORY, Location, block_key, piece_checksums
 from cachefs.errors import CachefsError, NotFound, ObjectChanged
 from cachefs.messages import BlockRef, Fetch
+from tests import virtual_time
 from tests.blockstore import OpenStore
 from tests.peering import KnownMembership, record, view_of
 from tests.unit.daemon.fetch.test_fetcher import ObedientOrigin
+from tests.waiting import until_async
 
 SIZE = 100_000
 ONE, TWO, THREE = (record(number, 1000 + number) for number in (1, 2, 3))
@@ -173,18 +175,12 @@ class Bench:
 
     async def question(self, number: int = 1) -> Question:
         """The question to a peer with this number, once it was asked."""
-        await until(lambda: len(self.peers.questions) >= number)
+        await until_async(lambda: len(self.peers.questions) >= number)
         return self.peers.questions[number - 1]
 
     def holds(self, entry: int, answer: Answer) -> bool:
         assert isinstance(answer, Location), answer
         return self.store.read(key_of(entry), answer) == data_of(entry)
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not true():  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
 
 
 @pytest.fixture
@@ -205,7 +201,7 @@ def on_bench(store: OpenStore, scene: Callable[[Bench], Awaitable[None]], **sett
             bench.threads.close()
         assert bench.elsewhere.slots.in_use == bench.slots.in_use == 0
 
-    asyncio.run(play())
+    virtual_time.run(play())
 
 
 # --- the way of a block -----------------------------------------------------------------------------------------------
@@ -275,9 +271,9 @@ def test_a_snapshot_that_does_not_come_is_waited_for_once(store: OpenStore, monk
         for name in ("b", "c"):  # so many that it is forgotten
             assert awaited.wait(name, math.inf, lambda: asked.append(1))
         assert awaited.wait("snapshot", math.inf, lambda: asked.append(1))
-        await until(lambda: len(asked) == 3)
+        await until_async(lambda: len(asked) == 3)
         awaited.came("b")
-        await asyncio.sleep(0)
+        await virtual_time.settle()
         assert len(asked) == 3
 
     on_bench(store, scene)
@@ -301,14 +297,14 @@ def test_a_snapshot_of_which_nothing_was_heard_is_waited_for_as_long_as_news_tak
         await asyncio.sleep(0.05)
         assert not told, "it is on its way"
         coming.clear()  # it cannot be had
-        await until(lambda: told == [1])
+        await until_async(lambda: told == [1])
         # News that comes while a request waits is taken into account.
         assert awaited.wait("another", math.inf, lambda: told.append(2))
         coming.add("another")
         await asyncio.sleep(0.05)
         assert told == [1]
         awaited.came("another")
-        await until(lambda: told == [1, 2])
+        await until_async(lambda: told == [1, 2])
 
     on_bench(store, scene)
 
@@ -322,18 +318,18 @@ def test_a_node_that_lacks_the_snapshot_is_passed_over(store: OpenStore) -> None
 
         bench.elsewhere.route = routed
         first = asyncio.ensure_future(bench.ask(1))
-        await until(lambda: bench.peers.asked == [("node-3", False)])
+        await until_async(lambda: bench.peers.asked == [("node-3", False)])
         bench.peers.questions[-1].give(NOT_HERE)
-        await until(lambda: len(bench.peers.asked) == 2)
+        await until_async(lambda: len(bench.peers.asked) == 2)
         bench.peers.questions[-1].give(LACKS_SNAPSHOT)
-        await until(lambda: bench.peers.asked[1:] == [("node-2", True), ("node-3", True)])
+        await until_async(lambda: bench.peers.asked[1:] == [("node-2", True), ("node-3", True)])
         bench.peers.questions[-1].give_block()
         assert bench.holds(1, await first)
         # The next block is asked of the next node alone; where that lacks the snapshot too, the origin is asked.
         second = asyncio.ensure_future(bench.ask(2))
-        await until(lambda: len(bench.peers.asked) == 4)
+        await until_async(lambda: len(bench.peers.asked) == 4)
         bench.peers.questions[-1].give(NOT_HERE)
-        await until(lambda: bench.peers.asked[4:] == [("node-3", True)])
+        await until_async(lambda: bench.peers.asked[4:] == [("node-3", True)])
         bench.peers.questions[-1].give(LACKS_SNAPSHOT)
         assert bench.holds(2, await second)
         assert bench.origin.requests == 1
@@ -646,10 +642,10 @@ def test_of_late_answers_a_few_have_another_one_asked_beside_them(
         for entry in range(1, 51):  # which one second question in fifty comes of
             bench.ask(entry)
             (await bench.question(entry)).give_block()
-        await until(lambda: len(bench.told) == 50)
+        await until_async(lambda: len(bench.told) == 50)
         hedged_before = bench.elsewhere.counts.hedged
         answers = [bench.ask(entry) for entry in range(51, 61)]
-        await until(lambda: len(bench.told) > 50)  # the origin was asked, and was quicker
+        await until_async(lambda: len(bench.told) > 50)  # the origin was asked, and was quicker
         await asyncio.sleep(0.1)
         assert bench.elsewhere.counts.hedged <= 1
         assert bench.origin.requests == bench.elsewhere.counts.hedged == 1 or hedged_before == 1
@@ -674,12 +670,12 @@ def test_a_block_that_comes_late_all_the_same_counts_if_it_is_first(
     async def scene(bench: Bench) -> None:
         bench.origin.open.clear()
         answer = bench.ask(1)
-        await until(lambda: bench.origin.requests == 1)
+        await until_async(lambda: bench.origin.requests == 1)
         bench.peers.questions[0].give_block()
         assert bench.holds(1, await answer)
         assert bench.told[0][1] == "peer node-2"
         assert bench.fetcher.fetched_blocks == 0
-        await until(lambda: bench.slots.in_use == 0)
+        await until_async(lambda: bench.slots.in_use == 0)
         bench.origin.open.set()
         assert bench.holds(2, await hedged(bench, 2))
 
@@ -687,7 +683,7 @@ def test_a_block_that_comes_late_all_the_same_counts_if_it_is_first(
         answer = bench.ask(entry)
         question = await bench.question(2)
         result = await answer  # from the origin
-        await until(lambda: question.is_cancelled)
+        await until_async(lambda: question.is_cancelled)
         return result
 
     on_bench(store, scene)
@@ -715,7 +711,7 @@ def test_every_reader_goes_on_at_once_where_a_peer_gives_no_sign_of_life(
         bench.route = Route(brings=TWO, stands_in=THREE)
         bench.peers.alive = {THREE.id}
         answers = [bench.ask(entry) for entry in range(10)]
-        await until(lambda: len(bench.peers.questions) == 20)
+        await until_async(lambda: len(bench.peers.questions) == 20)
         assert bench.peers.asked == [("node-2", True)] * 10 + [("node-3", True)] * 10
         for question in bench.peers.questions[10:]:
             question.give_block()
@@ -731,7 +727,7 @@ def test_every_reader_goes_on_at_once_where_a_peer_gives_no_sign_of_life(
         flight = await bench.ahead(21)
         assert (await bench.question(22)).asked == ("node-2", True)
         bench.peers.questions[21].give_block()
-        await until(lambda: flight.has_landed)
+        await until_async(lambda: flight.has_landed)
         bench.peers.signs[TWO.id] = asyncio.get_running_loop().time()
         answer = bench.ask(22)
         assert (await bench.question(23)).asked == ("node-2", True)
@@ -790,7 +786,7 @@ def test_a_reader_whose_time_is_over_is_told_so_and_the_flight_ends(store: OpenS
     async def scene(bench: Bench) -> None:
         bench.origin.open.clear()
         assert isinstance(await bench.ask(1, patience=0.05), CachefsError)
-        await until(lambda: not bench.fetcher.bringing._flights)
+        await until_async(lambda: not bench.fetcher.bringing._flights)
 
     on_bench(store, scene, read_deadline=0.3)
 
@@ -866,10 +862,10 @@ def test_all_who_ask_the_home_get_one_read_of_the_origin(store: OpenStore) -> No
         bench.origin.open.clear()
         asked = [bench.ask(1), *(bench.ask_for_peer(1, unhurried=ahead) for ahead in (True, False, True))]
         flight = await bench.ahead(1)
-        await until(lambda: bench.origin.requests == 1)
+        await until_async(lambda: bench.origin.requests == 1)
         bench.origin.open.set()
         assert not any(isinstance(one, CachefsError) for one in await asyncio.gather(*asked))
-        await until(lambda: flight.has_landed)
+        await until_async(lambda: flight.has_landed)
         assert bench.origin.requests == 1
 
     on_bench(store, scene)
@@ -892,7 +888,7 @@ def test_a_home_that_is_behind_has_others_bring_blocks_and_gets_them_from_there(
         bench.origin.open.clear()
         reader = bench.ask(1)  # has the only slot
         waiting = bench.ask(2)
-        await until(lambda: bench.slots.waiting(bench.origin.endpoint) == (1, 1))
+        await until_async(lambda: bench.slots.waiting(bench.origin.endpoint) == (1, 1))
         assert await bench.ask_for_peer(2, may_take=True) is TAKE_IT
         question = await bench.question()
         assert question.asked == ("node-2", True)
@@ -916,7 +912,7 @@ def test_what_was_given_away_in_vain_comes_from_the_origin(store: OpenStore) -> 
         bench.route = None
         bench.origin.open.clear()
         reader, waiting = bench.ask(1), bench.ask(2)
-        await until(lambda: bench.slots.waiting(bench.origin.endpoint) == (1, 1))
+        await until_async(lambda: bench.slots.waiting(bench.origin.endpoint) == (1, 1))
         assert await bench.ask_for_peer(2, may_take=True) is TAKE_IT
         (await bench.question()).give(Failed("it was killed", Why.AWAY))
         bench.origin.open.set()
@@ -933,7 +929,7 @@ def test_only_nodes_that_are_there_and_idle_are_given_anything(store: OpenStore)
         bench.route = None
         bench.origin.open.clear()
         first, second = bench.ask(1), bench.ask(2)
-        await until(lambda: bench.slots.waiting(bench.origin.endpoint) == (1, 1))
+        await until_async(lambda: bench.slots.waiting(bench.origin.endpoint) == (1, 1))
         asked = [bench.ask_for_peer(2), bench.ask_for_peer(1, may_take=True)]  # the second one is under way
         bench.peers.away = {TWO.id}
         asked.append(bench.ask_for_peer(3, may_take=True))
@@ -955,7 +951,7 @@ def test_a_node_that_is_idle_brings_what_a_home_gives_away(store: OpenStore) -> 
         bench.route = None
         for entry in range(10, 16):
             bench.ask(entry)
-        await until(lambda: bench.slots.in_use == 6)
+        await until_async(lambda: bench.slots.in_use == 6)
         bench.route = Route(brings=TWO)
         bench.ask(2)
         assert not (await bench.question(2)).how.may_take
@@ -974,10 +970,10 @@ def test_copies_take_room_that_nobody_else_wants(store: OpenStore) -> None:
         for entry in range(1, 150):  # nearly all of the tier
             bench.ask(entry)
             (await bench.question(entry)).give_block()
-        await until(lambda: len(bench.told) == 149)
+        await until_async(lambda: len(bench.told) == 149)
         bench.route = None
         own = [await bench.ahead(entry) for entry in range(200, 250)]
-        await until(lambda: all(flight.has_landed for flight in own))
+        await until_async(lambda: all(flight.has_landed for flight in own))
         assert all(bench.holds(entry, flight.outcome) for entry, flight in enumerate(own, 200))  # type: ignore[arg-type]
 
     on_bench(store, scene)
@@ -998,13 +994,13 @@ def test_who_prefetches_asks_peers_and_no_fetch_process_brings_what_is_not_ours(
         assert all(question.how.ahead for question in questions)
         questions[0].give_block()
         questions[1].give(Failed("it has tried"))
-        await until(lambda: all(flight.has_landed for flight in flights))
+        await until_async(lambda: all(flight.has_landed for flight in flights))
         assert all(isinstance(flight.outcome, Location) for flight in flights)
         assert [flight.via for flight in flights] == ["peer node-2", ""]
         bench.route = Route(may_have=(TWO,), is_mine=True)
         own = await bench.ahead(3)
         (await bench.question(3)).give(NOT_HERE)
-        await until(lambda: own.has_landed)
+        await until_async(lambda: own.has_landed)
         assert carried == [3]
 
     on_bench(store, scene)
@@ -1014,7 +1010,7 @@ def test_the_daemon_ends_while_peers_are_asked(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         answers = [bench.ask(entry) for entry in range(1, 40)]
         await bench.ahead(100)
-        await until(lambda: len(bench.peers.questions) >= 12)
+        await until_async(lambda: len(bench.peers.questions) >= 12)
         await bench.fetcher.close()
         assert {str(await answer) for answer in answers} == {"the daemon is stopping"}
         assert all(question.is_cancelled for question in bench.peers.questions)

@@ -6,8 +6,9 @@ import gc
 import math
 import threading
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cachefs_daemon.datasets.block_source import BlockSource
@@ -32,7 +33,9 @@ from cachefs.block import PIECE_SIZE, Location, block_key, pieces_match
 from cachefs.errors import CachefsError, NotFound, ObjectChanged, OriginUnavailable
 from cachefs.messages import BlockRef
 from cachefs.snapshot_builder import ListedObject
+from tests import virtual_time
 from tests.blockstore import OpenStore
+from tests.waiting import until_async
 
 SIZE = 100_000
 
@@ -135,7 +138,14 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(Bench, "asks", request.param == "ask")
 
 
-def on_bench(store: OpenStore, scene: Callable[[Bench], Awaitable[None]], **settings: float) -> None:
+def on_bench(
+    store: OpenStore,
+    scene: Callable[[Bench], Awaitable[None]],
+    run: Callable[[Coroutine[Any, Any, None]], None] = virtual_time.run,
+    **settings: float,
+) -> None:
+    """Play the scene. run: `asyncio.run` where a thread hangs, which only a real one can."""
+
     async def play() -> None:
         bench = Bench(store, **settings)  # type: ignore[arg-type]
         try:
@@ -144,12 +154,7 @@ def on_bench(store: OpenStore, scene: Callable[[Bench], Awaitable[None]], **sett
             await bench.fetcher.close()
             bench.threads.close()
 
-    asyncio.run(play())
-
-
-async def until(true: Callable[[], bool]) -> None:
-    while not true():  # noqa: ASYNC110
-        await asyncio.sleep(0.001)
+    run(play())
 
 
 def test_the_bytes_of_a_block_are_let_go_as_soon_as_it_is_stored(store: OpenStore) -> None:
@@ -169,7 +174,7 @@ def test_the_bytes_of_a_block_are_let_go_as_soon_as_it_is_stored(store: OpenStor
         gc.disable()
         try:
             await bench.demand([ref(1)], 20)
-            await until(lambda: bodies[0]() is None)
+            await until_async(lambda: bodies[0]() is None)
         finally:
             gc.enable()
 
@@ -180,7 +185,7 @@ def test_who_waits_for_a_slot_is_told_when_the_daemon_stops(store: OpenStore) ->
     async def scene(bench: Bench) -> None:
         bench.origin.open.clear()
         asked = [asyncio.create_task(bench.fetcher.demand([ref(number)], 20)) for number in (1, 2)]
-        await until(lambda: len(bench.fetcher.bringing._flights) == 2)
+        await until_async(lambda: len(bench.fetcher.bringing._flights) == 2)
         assert bench.fetcher.in_flight[0] == 1
         await bench.fetcher.close()
         assert [str(outcome) for answer in asked for outcome in await answer] == ["the daemon is stopping"] * 2
@@ -196,8 +201,8 @@ def test_who_asks_for_one_block_does_not_wait_for_all_of_another(store: OpenStor
         for asker, number in [*((1, number) for number in range(1, 8)), (2, 9), (3, 7)]:
             ASKER.set(asker)
             calls.append(asyncio.create_task(bench.demand([ref(number)], 20)))
-            await until(lambda wanted=number: key_of(wanted) in bench.fetcher.bringing._flights)  # type: ignore[misc]
-        await until(lambda: bench.fetcher._slots._turns.get(3) is not None)
+            await until_async(lambda wanted=number: key_of(wanted) in bench.fetcher.bringing._flights)  # type: ignore[misc]
+        await until_async(lambda: bench.fetcher._slots._turns.get(3) is not None)
         bench.origin.open.set()
         await asyncio.gather(*calls)
         numbers = [int(key.removeprefix(b"object-")) for key in bench.origin.order]
@@ -210,7 +215,7 @@ def test_one_flight_for_all_who_ask(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         bench.origin.open.clear()
         calls = [asyncio.create_task(bench.demand([ref(1), ref(2), ref(1)], 20)) for _ in range(5)]
-        await until(lambda: bench.origin.requests == 2)
+        await until_async(lambda: bench.origin.requests == 2)
         calls[0].cancel()
         await asyncio.sleep(0.01)
         bench.origin.open.set()
@@ -229,10 +234,10 @@ def test_all_callers_gone_the_block_still_lands(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         bench.origin.open.clear()
         call = asyncio.create_task(bench.demand([ref(1)], 20))
-        await until(lambda: bench.origin.requests == 1)
+        await until_async(lambda: bench.origin.requests == 1)
         call.cancel()
         bench.origin.open.set()
-        await until(lambda: bench.store.get(key_of(1)) is not None)
+        await until_async(lambda: bench.store.get(key_of(1)) is not None)
 
     on_bench(store, scene)
 
@@ -269,13 +274,13 @@ def test_a_later_reader_has_a_deadline_of_its_own(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         bench.origin.open.clear()
         first = asyncio.create_task(bench.demand([ref(1)], 0.05))
-        await until(lambda: bench.origin.requests == 1)
+        await until_async(lambda: bench.origin.requests == 1)
         patience = bench.origin.patience
         of_first = patience.until
         (outcome,) = await first
         assert isinstance(outcome, OriginUnavailable)
         later = asyncio.create_task(bench.demand([ref(1)], 20))
-        await until(lambda: patience.until > of_first)
+        await until_async(lambda: patience.until > of_first)
         bench.origin.open.set()
         (outcome,) = await later
         assert bench.bytes_at(1, outcome)
@@ -288,10 +293,10 @@ def test_who_comes_when_a_flight_has_just_been_given_up_gets_one_of_its_own(stor
     async def scene(bench: Bench) -> None:
         bench.origin.open.clear()
         first = asyncio.create_task(bench.demand([ref(1)], 20))
-        await until(lambda: bench.origin.requests == 1)
+        await until_async(lambda: bench.origin.requests == 1)
         bench.origin.patience.until = -1.0
         later = asyncio.create_task(bench.demand([ref(1)], 20))
-        await until(lambda: bench.origin.requests == 2)
+        await until_async(lambda: bench.origin.requests == 2)
         bench.origin.open.set()
         (outcome,) = await later
         assert bench.bytes_at(1, outcome)
@@ -330,7 +335,7 @@ def test_between_two_attempts_the_slot_is_for_others(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         bench.origin.rests.append(60.0)
         waiting = asyncio.create_task(bench.demand([ref(1)], 20))
-        await until(lambda: bench.origin.requests == 1)
+        await until_async(lambda: bench.origin.requests == 1)
         (outcome,) = await bench.demand([ref(2)], 20)
         assert bench.bytes_at(2, outcome)
         waiting.cancel()
@@ -410,13 +415,13 @@ def test_demand_overtakes_what_is_ahead(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         bench.origin.open.clear()
         await bench.fetcher.hint([ref(n) for n in range(1, 9)])
-        await until(lambda: bench.origin.requests == 1)
+        await until_async(lambda: bench.origin.requests == 1)
         calls = [asyncio.create_task(bench.demand([ref(n)], 20)) for n in (20, 7)]
-        await until(lambda: bench.origin.requests == 2)
+        await until_async(lambda: bench.origin.requests == 2)
         await asyncio.sleep(0.05)
         bench.origin.open.set()
         await asyncio.gather(*calls)
-        await until(lambda: bench.origin.requests == 9)
+        await until_async(lambda: bench.origin.requests == 9)
         assert bench.origin.order[0] == b"object-1"
         assert set(bench.origin.order[1:3]) == {b"object-20", b"object-7"}
         assert bench.origin.order.count(b"object-7") == 1
@@ -450,7 +455,7 @@ def test_while_what_is_ahead_hangs_on_a_disk_all_else_goes_on(
             released.set()
             await stuck
 
-    on_bench(store, scene)
+    on_bench(store, scene, asyncio.run)
 
 
 @pytest.mark.parametrize(
@@ -486,10 +491,10 @@ def test_a_reader_gets_its_bytes_though_they_cannot_be_stored(
             assert isinstance(again, PassingBlock)
         finally:
             released.set()
-        await until(lambda: bench.store.get(key_of(1)) is not None)
+        await until_async(lambda: bench.store.get(key_of(1)) is not None)
         assert bench.origin.requests == 1
 
-    on_bench(store, scene)
+    on_bench(store, scene, asyncio.run)
 
 
 def test_a_reader_of_a_small_block_gets_it_before_it_is_stored(
@@ -531,7 +536,7 @@ def test_a_reader_of_a_small_block_gets_it_before_it_is_stored(
         assert await ask(SIZE) == await place
         assert (bench.origin.requests, bench.fetcher.passing.count) == (1, 0)
 
-    on_bench(store, scene)
+    on_bench(store, scene, asyncio.run)
 
 
 def test_a_large_block_is_read_where_it_was_put(store: OpenStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -590,7 +595,7 @@ def test_what_a_process_has_brought_and_no_tier_has_is_fetched_with_a_slot(
         monkeypatch.setattr(bench.origin, "read", read)
         assert bench.origin.endpoint.late_after(SIZE) == math.inf
         ahead = asyncio.ensure_future(bench.fetcher.ahead(wanted))
-        await until(lambda: len(carried) == 6 and bench.fetcher.in_flight == (0, 0))
+        await until_async(lambda: len(carried) == 6 and bench.fetcher.in_flight == (0, 0))
         outcomes = await asyncio.gather(*(bench.demand([one], 20) for one in wanted))
         assert [bench.bytes_at(one.entry, outcome) for one, (outcome,) in zip(wanted, outcomes, strict=True)]
         await ahead
@@ -611,9 +616,9 @@ def test_a_block_that_is_fetched_beside_a_process_keeps_its_slot_when_that_has_i
         bench.fetcher.bringing.carry = lambda source, tell, arrived: arrivals.append(arrived) is None
         bench.origin.open.clear()
         ahead = asyncio.ensure_future(bench.fetcher.ahead([ref(1)]))
-        await until(lambda: bool(arrivals))
+        await until_async(lambda: bool(arrivals))
         demand = asyncio.ensure_future(bench.demand([ref(1)], 20))
-        await until(lambda: bench.origin.requests == 1)
+        await until_async(lambda: bench.origin.requests == 1)
         arrivals[0]()
         assert bench.fetcher.in_flight == (1, SIZE)
         bench.origin.open.set()
@@ -694,7 +699,7 @@ def test_what_passes_is_kept_for_a_moment_and_only_a_little_of_it(
         for number in range(1, 11):
             await bench.demand([ref(number)], 20)
         assert sum(kept.get(key_of(number)) is not None for number in range(1, 11)) <= 3
-        await until(lambda: all(kept.get(key_of(number)) is None for number in range(1, 11)))
+        await until_async(lambda: all(kept.get(key_of(number)) is None for number in range(1, 11)))
         monkeypatch.undo()
         store.maintain()
         assert bench.bytes_at(10, (await bench.demand([ref(10)], 20))[0]) is not None

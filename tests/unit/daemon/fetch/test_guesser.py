@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -28,8 +27,10 @@ from cachefs.planning.prefetch.background import BUSY_BYTES, QUIET_BYTES
 from cachefs.planning.prefetch.guess_counts import Rule
 from cachefs.snapshot import Snapshot
 from cachefs.snapshot_builder import ListedObject, build
+from tests import virtual_time
 from tests.blockstore import BLOCK_SIZE, OpenStore, opened, store_config
 from tests.simulated import space_of
+from tests.waiting import until_async
 
 SIZE = 50_000
 PER_DIRECTORY = 60
@@ -114,19 +115,14 @@ class Scene:
 
     async def settled(self) -> None:
         """Nothing is under way any more, but for what waits until the origin is open."""
-        deadline = time.monotonic() + 60
         seen = -1
         while (now := len(self.origin.read_keys)) != seen or bool(self.fetches) is self.origin.open.is_set():
-            assert time.monotonic() < deadline
             seen = now
             await asyncio.sleep(0.02)
 
     async def fetching(self, blocks: int) -> None:
         """So many are being fetched."""
-        deadline = time.monotonic() + 60
-        while (now := self.fetches) < blocks:
-            assert time.monotonic() < deadline, now
-            await asyncio.sleep(0.005)
+        await until_async(lambda: self.fetches, is_right=lambda now: now >= blocks)
 
     async def play(self, act: Callable[["Scene"], Awaitable[None]]) -> None:
         running = asyncio.create_task(self.guesser.run())
@@ -179,7 +175,7 @@ def test_a_directory_is_read_ahead_to_its_end_and_then_the_next_ones(scene: Scen
         small = [key for key in scene.origin.read_keys if not key.startswith(b"shards")]
         assert len(small) == len(set(small))
 
-    asyncio.run(scene.play(act))
+    virtual_time.run(scene.play(act))
 
 
 def test_of_large_files_only_the_beginning_is_brought(scene: Scene) -> None:
@@ -190,7 +186,7 @@ def test_of_large_files_only_the_beginning_is_brought(scene: Scene) -> None:
         assert scene.guesser.counts.right == 1
         assert scene.origin.read_keys.count(b"shards/05") <= 4
 
-    asyncio.run(scene.play(act))
+    virtual_time.run(scene.play(act))
 
 
 def test_what_was_guessed_is_pushed_to_the_mount_that_reads_it(scene: Scene) -> None:
@@ -202,7 +198,7 @@ def test_what_was_guessed_is_pushed_to_the_mount_that_reads_it(scene: Scene) -> 
         assert {mount for mount, _, _ in scene.pushed} == {"pushing"}
         assert sum(size for _, _, size in scene.pushed) == SIZE * sum(len(files) for _, files, _ in scene.pushed)
 
-    asyncio.run(scene.play(act))
+    virtual_time.run(scene.play(act))
 
 
 @pytest.mark.parametrize("published", [False, True])
@@ -224,7 +220,7 @@ def test_while_a_job_has_published_guesses_take_few_connections(scene: Scene, pu
         scene.origin.open.set()
         await reader
 
-    asyncio.run(scene.play(act))
+    virtual_time.run(scene.play(act))
 
 
 def test_a_full_node_is_read_ahead_of_while_a_job_has_published(
@@ -240,7 +236,7 @@ def test_a_full_node_is_read_ahead_of_while_a_job_has_published(
                 await scene.settled()
             assert scene.guesser.counts.right > 4
 
-        asyncio.run(scene.play(act))
+        virtual_time.run(scene.play(act))
     assert "begins anew" not in caplog.text
 
 
@@ -254,7 +250,7 @@ def test_an_origin_that_fails_is_not_asked_for_more(scene: Scene) -> None:
         assert len(scene.origin.read_keys) <= 8
         assert scene.guesser.counts.blocks == 0
 
-    asyncio.run(scene.play(act))
+    virtual_time.run(scene.play(act))
 
 
 def in_any_order(files: int, seed: int) -> list[bytes]:
@@ -271,7 +267,7 @@ def test_of_a_set_that_is_read_in_any_order_all_is_brought_once(scene: Scene) ->
         sets = [counts for _, rule, counts in scene.guesser.book.rows() if rule is Rule.SET]
         assert sum(counts.right for counts in sets) > PER_DIRECTORY
 
-    asyncio.run(scene.play(act))
+    virtual_time.run(scene.play(act))
 
 
 def test_of_a_set_that_no_tier_can_hold_nothing_is_brought(tmp_path: Path, listing: Path) -> None:
@@ -284,7 +280,7 @@ def test_of_a_set_that_no_tier_can_hold_nothing_is_brought(tmp_path: Path, listi
             await scene.settled()
             assert Rule.SET not in {rule for _, rule, _ in scene.guesser.book.rows()}
 
-        asyncio.run(scene.play(act))
+        virtual_time.run(scene.play(act))
 
 
 def test_a_file_that_is_read_here_and_there_and_shards_that_are_begun(scene: Scene) -> None:
@@ -302,7 +298,7 @@ def test_a_file_that_is_read_here_and_there_and_shards_that_are_begun(scene: Sce
         assert {b"shards/05", b"shards/07"} <= set(scene.origin.read_keys)
         assert {number for key, number in scene.origin.read_blocks if key == b"shards/04"} == set(range(20))
 
-    asyncio.run(scene.play(act))
+    virtual_time.run(scene.play(act))
 
 
 def test_while_a_reader_waits_little_is_brought_for_nobody(scene: Scene) -> None:
@@ -320,7 +316,7 @@ def test_while_a_reader_waits_little_is_brought_for_nobody(scene: Scene) -> None
         scene.origin.open.set()
         await reader
 
-    asyncio.run(scene.play(act))
+    virtual_time.run(scene.play(act))
 
 
 def test_areas_of_files_at_several_depths(tmp_path: Path) -> None:

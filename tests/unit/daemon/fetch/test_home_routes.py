@@ -1,6 +1,5 @@
 """The home of one block, computed as for whole snapshots; homes before a change of the cluster."""
 
-import asyncio
 from dataclasses import replace
 from typing import cast
 
@@ -17,6 +16,7 @@ from cachefs_daemon.origin.base import ObjectRange, Origin
 
 from cachefs.planning.cluster.homes import Homes
 from cachefs.planning.cluster.rendezvous import Member, in_order, key_hashes
+from tests import virtual_time
 from tests.peering import KnownMembership, record, view_of
 
 COUNT = 300
@@ -79,7 +79,7 @@ def test_nodes_that_lack_the_snapshot_are_passed_over_by_all_alike(weights: list
             KnownMembership(view_of(nodes[0].id, nodes)), SnapshotLacks()
         ).route(source(0))
 
-    asyncio.run(look())
+    virtual_time.run(look())
 
 
 def test_the_origin_is_asked_after_those_that_read_a_block_while_this_node_lacked_the_snapshot(
@@ -114,7 +114,7 @@ def test_the_origin_is_asked_after_those_that_read_a_block_while_this_node_lacke
             lacks.note_reader(name, nodes[2].id)
         assert [set(lacks.readers(name)) for name in ("a", "b", "c")] == [{nodes[2].id}, set(), {nodes[2].id}]
 
-    asyncio.run(look())
+    virtual_time.run(look())
 
 
 def test_where_all_others_lack_the_snapshot_the_origin_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_where_all_others_lack_the_snapshot_the_origin_is_asked(monkeypatch: pyt
             lacks.note(name, nodes[1].id)
         assert [bool(lacks.nodes(name)) for name in ("a", "b", "c")] == [False, True, True]
 
-    asyncio.run(look())
+    virtual_time.run(look())
 
 
 def test_the_former_home_is_looked_at_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from cachefs_daemon.fetch import pace as pacing
 from cachefs_daemon.fetch.pace import Pace
 
 from cachefs.planning.sequences.plan import Plan
+from tests import virtual_time
 from tests.simulated import space_of
 
 
@@ -32,7 +33,7 @@ def steps_in(seconds: float, pace: Pace, step: Callable[[], Awaitable[None]], ne
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
-    asyncio.run(play())
+    virtual_time.run(play())
 
 
 class Counted:

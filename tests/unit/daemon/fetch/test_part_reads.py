@@ -24,6 +24,7 @@ from cachefs.block import PIECE_SIZE, Location, block_key, pieces_match
 from cachefs.errors import CachefsError, ObjectChanged, OriginUnavailable
 from cachefs.messages import BlockRef
 from cachefs.snapshot_builder import ListedObject
+from tests import virtual_time
 from tests.blockstore import OpenStore
 from tests.waiting import until_async
 
@@ -132,7 +133,7 @@ def on_bench(store: OpenStore, scene: Callable[[Bench], Awaitable[None]]) -> Non
             await bench.fetcher.close()
             bench.threads.close()
 
-    asyncio.run(play())
+    virtual_time.run(play())
 
 
 def test_a_read_in_the_middle_gets_its_pieces_and_the_rest_follows(store: OpenStore) -> None:

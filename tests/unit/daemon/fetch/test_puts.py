@@ -10,6 +10,7 @@ from cachefs_daemon.fetch.puts import Puts, Stored
 from cachefs_daemon.store.block_store import Put
 
 from cachefs.block import MEMORY, Location
+from tests import virtual_time
 
 
 class Store:
@@ -39,8 +40,7 @@ class Store:
 
 async def begun(puts: Puts, count: int, size: int = 1) -> list[asyncio.Task[Stored]]:
     tasks = [asyncio.create_task(puts.put(Put(b"%d" % number, bytes(size)))) for number in range(count)]
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await virtual_time.settle()
     return tasks
 
 
@@ -58,7 +58,7 @@ def test_what_comes_while_threads_are_busy_goes_in_batches() -> None:
         assert segments(await asyncio.gather(*tasks)) == list(range(40)), "each gets its own"
         assert max(map(len, store.batches)) == 16
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_blocks_do_not_wait_for_a_disk_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_blocks_do_not_wait_for_a_disk_that_hangs(monkeypatch: pytest.MonkeyPatc
             await asyncio.gather(*tasks)
 
     monkeypatch.setattr(puts_module, "_LONG_SECONDS", 0.01)
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_blocks_that_nobody_waits_for_gather(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +92,7 @@ def test_blocks_that_nobody_waits_for_gather(monkeypatch: pytest.MonkeyPatch) ->
         tasks = [put(number) for number in range(puts_module._GATHERED)]
         await asyncio.gather(*tasks)
         tasks = [put(20), put(21)]
-        await asyncio.sleep(0)
+        await virtual_time.settle()
         assert len(store.batches) == 1
         await asyncio.gather(put(22, urgent=True), *tasks)
         assert list(map(len, store.batches)) == [8, 3], "enough; and one that is waited for takes all along"
@@ -100,7 +100,7 @@ def test_blocks_that_nobody_waits_for_gather(monkeypatch: pytest.MonkeyPatch) ->
         await put(23)
 
     monkeypatch.setattr(puts_module, "_GATHER_SECONDS", 60)
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_nobody_waits_for_many_bytes_of_others() -> None:
@@ -115,7 +115,7 @@ def test_nobody_waits_for_many_bytes_of_others() -> None:
         await asyncio.gather(*tasks)
         assert list(map(len, store.batches[3:])) == [1] * 5, "each is more than a batch"
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_block_that_fails_fails_alone() -> None:
@@ -129,7 +129,7 @@ def test_a_block_that_fails_fails_alone() -> None:
         assert isinstance(results[5], ValueError)
         assert segments([one for one in results if one is not results[5]]) == [0, 1, 2, 3, 4, 6, 7, 8]
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_an_error_reaches_all_of_its_batch_and_nobody_else() -> None:
@@ -145,7 +145,7 @@ def test_an_error_reaches_all_of_its_batch_and_nobody_else() -> None:
         store.error = None
         assert segments([await puts.put(Put(b"7", b"x"))]) == [7]
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_store_that_does_not_say_what_came_of_each_block_leaves_nobody_waiting() -> None:
@@ -156,7 +156,7 @@ def test_a_store_that_does_not_say_what_came_of_each_block_leaves_nobody_waiting
         with pytest.raises(AssertionError, match="of 1 blocks"):
             await Puts(store, store.run).put(Put(b"7", b"x"))
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_one_that_nobody_waits_for_any_more_is_stored_all_the_same() -> None:
@@ -170,4 +170,4 @@ def test_one_that_nobody_waits_for_any_more_is_stored_all_the_same() -> None:
         with pytest.raises(asyncio.CancelledError):
             await tasks[0]
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())

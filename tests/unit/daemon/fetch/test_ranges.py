@@ -19,8 +19,10 @@ from cachefs_daemon.store.tier import TierConfig
 from cachefs.block import Location, block_key
 from cachefs.errors import OriginUnavailable
 from cachefs.messages import BlockRef
+from tests import virtual_time
 from tests.blockstore import OpenStore
 from tests.unit.daemon.fetch.test_fetcher import ObedientOrigin
+from tests.waiting import until_async
 
 BLOCK = 10_000
 BLOCKS = 12
@@ -109,7 +111,7 @@ def on_bench(
             await bench.fetcher.close()
             bench.threads.close()
 
-    asyncio.run(play())
+    virtual_time.run(play())
 
 
 def test_what_waits_comes_in_as_few_requests_as_there_are_slots(store: OpenStore) -> None:
@@ -165,8 +167,7 @@ def test_bytes_in_flight_stay_within_the_limit(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         bench.origin.parts = asyncio.Semaphore(0)
         fetching = asyncio.create_task(bench.fetcher.demand(refs(*range(8)), 20))
-        while not bench.origin.asked:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until_async(lambda: bench.origin.asked)
         assert bench.slots.bytes_in_use <= 3 * BLOCK
         assert bench.slots.in_use == 1
         for _ in range(100):
@@ -181,8 +182,7 @@ def test_whoever_gives_up_takes_no_other_block_along(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         bench.origin.parts = asyncio.Semaphore(0)
         fetching = asyncio.create_task(bench.fetcher.demand(refs(*range(4)), 20))
-        while not bench.origin.asked:  # noqa: ASYNC110
-            await asyncio.sleep(0.001)
+        await until_async(lambda: bench.origin.asked)
         flights = list(bench.fetcher.bringing._flights.values())
         flights[0].task.cancel()
         for _ in range(4):

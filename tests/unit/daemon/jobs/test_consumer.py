@@ -17,6 +17,7 @@ from cachefs.planning.blocks.space import BlockSpace
 from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.snapshot import Snapshot
 from cachefs.snapshot_builder import ListedObject, build
+from tests import virtual_time
 from tests.blockstore import BLOCK_SIZE, memory_directory, opened, store_config
 
 
@@ -49,7 +50,7 @@ def with_consumer(directory: Path, files: int, check: Callable[[Consumer], None]
                 consumer.close()
                 threads.close()
 
-    asyncio.run(run())
+    virtual_time.run(run())
 
 
 def test_a_heartbeat_is_told_of_in_samples_and_stops_the_tripwires(tmp_path: Path) -> None:

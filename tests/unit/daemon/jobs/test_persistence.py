@@ -1,6 +1,5 @@
 """Jobs on disk follow those in memory, whatever happens while one is being written."""
 
-import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -16,6 +15,7 @@ from cachefs_daemon.jobs.states import JobState
 from cachefs_daemon.runtime.threads import Threads
 
 from cachefs.errors import CachefsError
+from tests import virtual_time
 
 
 class Running(JobRegistry):
@@ -68,7 +68,7 @@ def test_a_job_that_changes_while_another_is_written_is_kept_as_it_is_then(tmp_p
         finally:
             threads.close()
 
-    asyncio.run(save())
+    virtual_time.run(save())
     kept = {record.job: record.source for record, _ in JobFiles(tmp_path).load()}
     assert kept.pop(changed, None) == ("after" if state == JobState.RUNNING else None)
     assert list(kept.values()) == ["before"]
@@ -82,13 +82,13 @@ def test_one_that_cannot_be_written_does_not_keep_the_others_waiting(tmp_path: P
     first = next(iter(jobs.unsaved))
     with closing(Threads()) as threads:
         persistence = JobPersistence(jobs, tmp_path, threads)
-        asyncio.run(persistence.save())
+        virtual_time.run(persistence.save())
         (tmp_path / "jobs" / f"{first}{PUBLISHED}").unlink()
         (tmp_path / "jobs" / f"{first}{PUBLISHED}").mkdir()
         for name in names:
             jobs.set(name, "again")
         with pytest.raises(CachefsError):
-            asyncio.run(persistence.save())
+            virtual_time.run(persistence.save())
         assert jobs.unsaved == {first}
     assert {record.job for record, _ in JobFiles(tmp_path).load() if record.source == "again"} == names - {first}
 
@@ -98,8 +98,8 @@ def test_a_record_that_makes_no_sense_is_forgotten(tmp_path: Path, caplog: pytes
     JobFiles(tmp_path).save(JobRecord("odd", "", 0.0, [], [], {"a snapshot": 3}))
     with closing(Threads()) as threads:
         persistence = JobPersistence(jobs, tmp_path, threads)
-        asyncio.run(persistence.restore())
-        asyncio.run(persistence.save())
+        virtual_time.run(persistence.restore())
+        virtual_time.run(persistence.save())
     assert "what is kept of job odd makes no sense" in caplog.text
     assert JobFiles(tmp_path).load() == []
 
@@ -110,7 +110,7 @@ def test_places_are_saved_though_a_job_cannot_be(tmp_path: Path) -> None:
         jobs.set(name, "")
     with closing(Threads()) as threads:
         persistence = JobPersistence(jobs, tmp_path, threads)
-        asyncio.run(persistence.save())
+        virtual_time.run(persistence.save())
         for suffix in (PUBLISHED, PLACES):
             (tmp_path / "jobs" / f"one{suffix}").unlink(missing_ok=True)
             (tmp_path / "jobs" / f"one{suffix}").mkdir()
@@ -118,5 +118,5 @@ def test_places_are_saved_though_a_job_cannot_be(tmp_path: Path) -> None:
         [job] = [job for job in jobs if job.name == "two"]
         job.consumers["0"] = cast(Consumer, SimpleNamespace(name="0", place=(1, 7)))
         with pytest.raises(CachefsError):
-            asyncio.run(persistence.save())
+            virtual_time.run(persistence.save())
     assert {record.job: places for record, places in JobFiles(tmp_path).load()} == {"two": {"0": (1, 7)}}

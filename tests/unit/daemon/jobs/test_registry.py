@@ -2,10 +2,8 @@
 
 import asyncio
 import os
-import subprocess
 import threading
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,6 +14,7 @@ from cachefs_daemon.datasets.catalog import Catalog
 from cachefs_daemon.fetch.fetcher import Fetcher
 from cachefs_daemon.jobs import consumer as consumer_module
 from cachefs_daemon.jobs import epochs as epochs_module
+from cachefs_daemon.jobs import liveness
 from cachefs_daemon.jobs import registry as registry_module
 from cachefs_daemon.jobs.attribution import Attribution
 from cachefs_daemon.jobs.epoch_loader import EpochLoader
@@ -23,6 +22,7 @@ from cachefs_daemon.jobs.persistence import record_of
 from cachefs_daemon.jobs.plan_room import PER_BLOCK, PER_PATH, PER_READ, Part, PlanRoom
 from cachefs_daemon.jobs.records import ConsumerRecord, JobRecord
 from cachefs_daemon.jobs.registry import JobRegistry
+from cachefs_daemon.runtime import boot_clock
 from cachefs_daemon.runtime.threads import Threads
 
 from cachefs.block import block_key
@@ -31,7 +31,9 @@ from cachefs.job_messages import JobEpoch, JobProgress, JobPublish, SampleMap
 from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.snapshot import Snapshot
 from cachefs.snapshot_builder import ListedObject, build
+from tests import virtual_time
 from tests.blockstore import BLOCK_SIZE, OpenStore, memory_directory, opened, store_config
+from tests.waiting import until_async
 
 FILES = 40
 DATASETS = ("train", "val")
@@ -68,8 +70,15 @@ def snapshot_of(directory: Path, name: str) -> Snapshot:
     return Snapshot(build(objects, f"s3://{name}", BLOCK_SIZE, lambda key: b"s3:" + prefix + key, directory))
 
 
-def play(directory: Path, scene: Callable[[Jobs], Awaitable[None]], room: int = 1 << 30) -> None:
-    async def run() -> None:
+def play(
+    directory: Path,
+    scene: Callable[[Jobs], Awaitable[None]],
+    room: int = 1 << 30,
+    run: Callable[[Coroutine[Any, Any, None]], None] = virtual_time.run,
+) -> None:
+    """Play the scene. run: `asyncio.run` where a thread hangs, which only a real one can."""
+
+    async def play() -> None:
         threads = Threads()
         with memory_directory() as root, opened(store_config(root)) as store:
             jobs = Jobs(directory, store, threads, room)
@@ -80,16 +89,11 @@ def play(directory: Path, scene: Callable[[Jobs], Awaitable[None]], room: int = 
                 await jobs.close()
                 threads.close()
 
-    asyncio.run(run())
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.005)
+    run(play())
 
 
 async def planned(jobs: Jobs, count: int = 1) -> None:
-    await until(lambda: len(jobs.readers(0.0)) == count)
+    await until_async(lambda: len(jobs.readers(0.0)) == count)
 
 
 def test_a_job_that_begins_while_others_are_cleaned_up_is_planned_for(tmp_path: Path) -> None:
@@ -108,7 +112,7 @@ def test_a_job_that_begins_while_others_are_cleaned_up_is_planned_for(tmp_path: 
         watch.unwatch = slow  # type: ignore[method-assign]
         jobs.cancel("one")
         cleaning = asyncio.create_task(jobs.end_lapsed())
-        await until(began.is_set)
+        await until_async(began.is_set)
         for dataset in DATASETS:
             jobs.say("two", dataset, dataset)
         go_on.set()
@@ -118,7 +122,7 @@ def test_a_job_that_begins_while_others_are_cleaned_up_is_planned_for(tmp_path: 
         assert set(jobs.store.plan.spaces) == set(watch.watched) == ids
         assert [jobs.state("two", dataset)[0] for dataset in DATASETS] == ["waiting", "waiting"]
 
-    play(tmp_path, scene)
+    play(tmp_path, scene, run=asyncio.run)
 
 
 def test_a_failure_that_passes_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +138,7 @@ def test_a_failure_that_passes_is_tried_again(tmp_path: Path, monkeypatch: pytes
 
         monkeypatch.setattr(jobs.loader, "samples", unsteady)
         jobs.say()
-        await until(lambda: jobs.state()[1] != "")
+        await until_async(lambda: jobs.state()[1] != "")
         state, problem = jobs.state()
         assert (state, problem.partition(";")[2]) == ("preparing", " it is tried again")
         await planned(jobs)
@@ -157,7 +161,7 @@ def test_a_consumer_that_was_given_up_begins_anew_when_it_is_published_again(
         request = jobs.say(spec=spec)
         order = np.arange(5, dtype="<u4").tobytes()
         jobs.epoch(JobEpoch(job="j", consumer="0", epoch=3, order=order))
-        await until(lambda: jobs.state() == ("not followed", "this makes no sense"))
+        await until_async(lambda: jobs.state() == ("not followed", "this makes no sense"))
         monkeypatch.setattr(jobs.loader, "samples", samples)
         jobs.publish(request)
         await planned(jobs)
@@ -200,7 +204,7 @@ def test_a_job_that_resumes_at_a_late_epoch_is_followed(tmp_path: Path) -> None:
         jobs.say()
         await planned(jobs)
         jobs.progress(JobProgress(job="j", consumer="0", epoch=899_999, position=3))
-        await until(lambda: jobs.state()[0] == "following")
+        await until_async(lambda: jobs.state()[0] == "following")
         [view] = jobs.view(jobs.get("j")).consumers
         assert (view.epoch, view.position, view.problem) == (899_999, 3, "")
 
@@ -217,7 +221,7 @@ def test_samplers_of_far_more_samples_than_there_are_are_refused_at_once(tmp_pat
         assert list(jobs) == []
         # Only the files say how many records there are.
         jobs.say(spec=typo, map=SampleMap(kind="records", indexer="fixed:100", paths=[b"00001"]))
-        await until(lambda: jobs.state()[0] == "not followed")
+        await until_async(lambda: jobs.state()[0] == "not followed")
         assert "the sampler has 100,000,000 samples, the dataset 10;" in jobs.state()[1]
 
     play(tmp_path, scene)
@@ -262,6 +266,7 @@ def test_no_user_takes_the_room_of_others_in_control_files(tmp_path: Path, monke
         with pytest.raises(Busy, match="4 jobs of control files"):
             jobs.say("more~control", sent_by=1000)
         for number in (0, 1, 3):
+            await asyncio.sleep(1)
             jobs.progress(JobProgress(job=f"{number}~control", consumer="0", epoch=0, position=1))
         jobs.say("theirs~control", sent_by=2000)
         assert jobs.get("2~control").reason.startswith("another user publishes")
@@ -342,20 +347,21 @@ def test_an_end_that_was_wanted_needs_no_reason(tmp_path: Path, caplog: pytest.L
         jobs.progress(JobProgress(job="through", consumer="0", epoch=0, position=FILES, ended=True))
         jobs.say("stopped")
         jobs.cancel("stopped")
-        jobs.say("silent", lease=1e-9)
+        jobs.say("silent", lease=5)
+        await asyncio.sleep(6)
         await jobs.end_lapsed()
         views = {job.name: jobs.view(job) for job in jobs}
         states = {name: (view.state, view.reason) for name, view in views.items()}
         assert states["through"] == ("ended", "")
         assert states["stopped"] == ("cancelled", "")
-        assert states["silent"] == ("ended", "no sign of life for 0 s")
+        assert states["silent"] == ("ended", "no sign of life for 5 s")
         assert {consumer.rate for view in views.values() for consumer in view.consumers} == {0}
 
     with caplog.at_level("INFO"):
         play(tmp_path, scene)
     said = [record.message for record in caplog.records]
     assert {"job through has ended", "job stopped has been cancelled"} <= set(said)
-    assert "job silent has ended: no sign of life for 0 s" in said
+    assert "job silent has ended: no sign of life for 5 s" in said
 
 
 def test_what_is_shown_of_ended_consumers_does_not_grow(tmp_path: Path) -> None:
@@ -422,9 +428,9 @@ def test_a_plan_that_memory_does_not_allow_is_not_made_until_others_end(
         jobs.say("one")
         await planned(jobs)
         jobs.say("two")
-        await until(lambda: "no memory for its plan" in jobs.state("two")[1])
+        await until_async(lambda: "no memory for its plan" in jobs.state("two")[1])
         jobs.cancel("one")
-        await until(lambda: jobs.state("two") == ("waiting", ""))
+        await until_async(lambda: jobs.state("two") == ("waiting", ""))
 
     play(tmp_path, scene, room=60 * FILES)
 
@@ -547,7 +553,7 @@ def test_orders_that_were_read_take_no_room(tmp_path: Path) -> None:
         orders = jobs.loader.room.taken - PER_BLOCK * FILES - PER_READ * FILES
         assert orders == 10 * len(order)
         jobs.progress(JobProgress(job="j", consumer="0", epoch=7, position=0))
-        await until(lambda: jobs.loader.room.taken == PER_BLOCK * FILES + PER_READ * FILES + 3 * len(order))
+        await until_async(lambda: jobs.loader.room.taken == PER_BLOCK * FILES + PER_READ * FILES + 3 * len(order))
 
     play(tmp_path, scene)
 
@@ -592,10 +598,10 @@ def test_an_order_that_is_longer_than_memory_allows_waits_until_others_end(
         jobs.say("two", spec=SamplerSpec(kind="explicit", size=FILES))
         order = (np.arange(1000, dtype="<u4") % FILES).tobytes()
         jobs.epoch(JobEpoch(job="two", consumer="0", epoch=0, order=order))
-        await until(lambda: "no memory for its plan" in jobs.state("two")[1])
+        await until_async(lambda: "no memory for its plan" in jobs.state("two")[1])
         assert len(jobs.readers(0.0)) == 1
         jobs.cancel("one")
-        await until(lambda: jobs.state("two") == ("waiting", ""))
+        await until_async(lambda: jobs.state("two") == ("waiting", ""))
         assert len(jobs.readers(0.0)) == 1
 
     play(tmp_path, scene, room=12 * FILES + 24 * 1000 + 4 * 1000 + 100)
@@ -628,11 +634,11 @@ def test_an_indexer_ends_when_nobody_waits_for_it(tmp_path: Path, monkeypatch: p
 
     async def scene(jobs: Jobs) -> None:
         jobs.say(map=SampleMap(kind="records", indexer="tar", paths=[b"00001"]), spec=None)
-        await until(started.is_set)
+        await until_async(started.is_set)
         jobs.cancel("j")
-        await until(ended.is_set)
+        await until_async(ended.is_set)
 
-    play(tmp_path, scene)
+    play(tmp_path, scene, run=asyncio.run)
 
 
 def test_what_a_consumer_was_to_read_counts_until_it_is_known_what_its_new_sampler_reads(tmp_path: Path) -> None:
@@ -662,7 +668,7 @@ def test_what_a_consumer_was_to_read_gives_way_where_there_is_no_memory_for_both
         await planned(jobs)
         [before] = jobs.store.plan.consumers()
         jobs.say(workers=1)
-        await until(lambda: bool(jobs.readers(0.0)))
+        await until_async(lambda: bool(jobs.readers(0.0)))
         assert before not in jobs.store.plan.consumers()
         assert jobs.state()[1] == ""
 
@@ -681,7 +687,7 @@ def test_parts_of_an_epoch_are_shown_as_what_they_are(tmp_path: Path) -> None:
         await planned(jobs)
         place = JobProgress(job="j", consumer="0", epoch=6, position=3, part_of=1, part_begins=20)
         jobs.progress(place)
-        await until(lambda: view(jobs) == (1, 23, 30))
+        await until_async(lambda: view(jobs) == (1, 23, 30))
         with pytest.raises(ConfigError, match="epochs count from 0"):
             jobs.progress(JobProgress(job="j", consumer="0", epoch=6, position=3, part_of=1, part_begins=-1))
 
@@ -692,19 +698,17 @@ def test_parts_of_an_epoch_are_shown_as_what_they_are(tmp_path: Path) -> None:
     play(tmp_path, scene)
 
 
-def test_failures_are_a_jobs_own_from_the_birth_of_its_process(tmp_path: Path) -> None:
+def test_failures_are_a_jobs_own_from_the_birth_of_its_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
+    monkeypatch.setattr(liveness, "birth_of", lambda pid: boot_clock.now() if pid else None)
 
     async def scene(jobs: Jobs) -> None:
         jobs.troubles = lambda job, snapshots, began: asked.append(began) or []
-        before = time.time()
-        with subprocess.Popen(["sleep", "60"]) as process:  # noqa: ASYNC220
-            jobs.say("young", pid=process.pid)
-            jobs.say("unknown")
-            process.kill()
+        jobs.say("young", pid=os.getpid())
+        jobs.say("unknown")
         jobs.troubles_of(jobs.get("young"))
         jobs.troubles_of(jobs.get("unknown"))
-        assert before - 0.5 < asked[0] <= jobs.get("young").started
+        assert asked[0] == pytest.approx(jobs.get("young").started, abs=1)
         assert asked[1] == jobs.get("unknown").started - registry_module.PUBLISHED_LATE
 
     play(tmp_path, scene)

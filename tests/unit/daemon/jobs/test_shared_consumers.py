@@ -1,6 +1,5 @@
 """What other nodes learn of consumers: encoded where it is new, and said at the job where they would not take it."""
 
-import asyncio
 import logging
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +12,7 @@ from cachefs_daemon.jobs.shared_consumers import SharedConsumers
 from cachefs_daemon.sharing.sections import CONSUMERS, ConsumerFacts
 
 from cachefs.job_messages import JobPublish
+from tests import virtual_time
 from tests.sharing import SharingNode, sharing_nodes
 
 
@@ -61,7 +61,7 @@ def test_a_consumer_is_encoded_when_something_of_it_is_new(monkeypatch: pytest.M
             assert facts is not None
             assert [order.samples for order in facts.orders] == [7]
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_what_others_would_not_take_is_logged_once_and_said_at_the_job(
@@ -82,7 +82,7 @@ def test_what_others_would_not_take_is_logged_once_and_said_at_the_job(
             assert node.shared.says(CONSUMERS, "train/0")
 
     with caplog.at_level(logging.WARNING):
-        asyncio.run(scenario())
+        virtual_time.run(scenario())
     assert [one.getMessage() for one in caplog.records if "cannot be told" in one.getMessage()] == [
         "consumers 'train/0' cannot be told to other nodes: rank 0 of 8589934592: expected a rank below the "
         "world size, and a world size below 4,294,967,296"
@@ -105,5 +105,5 @@ def test_a_sample_map_that_is_too_large_is_said_once_and_at_the_job(
             assert not node.shared.says(CONSUMERS, "train/0")
 
     with caplog.at_level(logging.WARNING):
-        asyncio.run(scenario())
+        virtual_time.run(scenario())
     assert sum("other nodes do not learn of it" in one.getMessage() for one in caplog.records) == 1

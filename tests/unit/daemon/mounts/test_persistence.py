@@ -18,6 +18,7 @@ from cachefs_daemon.runtime.boot_clock import Moment, birth_of
 from cachefs_daemon.runtime.threads import Threads
 
 from cachefs.messages import MountReport
+from tests import virtual_time
 
 
 @pytest.fixture
@@ -41,12 +42,12 @@ def own_birth() -> Moment:
 
 
 def save(mounts: MountRegistry, directory: Path, threads: Threads) -> None:
-    asyncio.run(MountPersistence(mounts, directory, threads).save())
+    virtual_time.run(MountPersistence(mounts, directory, threads).save())
 
 
 def restored(directory: Path, threads: Threads) -> MountRegistry:
     mounts = MountRegistry()
-    asyncio.run(MountPersistence(mounts, directory, threads).restore())
+    virtual_time.run(MountPersistence(mounts, directory, threads).restore())
     return mounts
 
 
@@ -144,7 +145,7 @@ def test_a_full_disk_is_told_once(
         running.cancel()
         disk.close()
 
-    asyncio.run(run())
+    virtual_time.run(run())
     assert ["No space left" in record.getMessage() for record in caplog.records] == [True]
     assert len(records(tmp_path)) == 1
 

@@ -13,6 +13,7 @@ from cachefs.planning.pagecache.lookahead import Reader
 from cachefs.planning.pagecache.push_plan import Audience, PushPlan
 from cachefs.planning.pagecache.states import Blocks
 from cachefs.push_messages import HeldPages, OrderDone, PushDone, PushOrder, PushSubscribe
+from tests import virtual_time
 from tests.blockstore import BLOCK_SIZE, OpenStore, fill, key_of, memory_directory, opened, store_config
 
 COUNT = 30
@@ -69,7 +70,7 @@ def test_what_an_order_left_open_counts_as_pushed(store: OpenStore) -> None:
         await second.aclose()
         assert not pusher.listening
 
-    asyncio.run(run())
+    virtual_time.run(run())
 
 
 def test_orders_end_with_the_daemon(store: OpenStore) -> None:
@@ -82,7 +83,7 @@ def test_orders_end_with_the_daemon(store: OpenStore) -> None:
             assert [order async for order in orders] == []
         assert not pusher.listening
 
-    asyncio.run(run())
+    virtual_time.run(run())
 
 
 def test_pages_that_nobody_plans_are_dropped_before_more_is_pushed(
@@ -111,7 +112,7 @@ def test_pages_that_nobody_plans_are_dropped_before_more_is_pushed(
         pushed = await anext(orders)
         assert (pushed.drop, pushed.check, entries_of(pushed)[0]) == (False, False, 3)
 
-    asyncio.run(run())
+    virtual_time.run(run())
 
 
 def test_counters_go_on_where_another_pusher_begins_at_nothing(store: OpenStore) -> None:
@@ -126,7 +127,7 @@ def test_counters_go_on_where_another_pusher_begins_at_nothing(store: OpenStore)
             pusher.report(report(**counters))
         assert pusher.counters == {"stored": 12, "errors": 1}
 
-    asyncio.run(run())
+    virtual_time.run(run())
 
 
 def test_what_is_read_through_another_mount_is_dropped_unless_somebody_here_has_read_it(store: OpenStore) -> None:
@@ -150,7 +151,7 @@ def test_what_is_read_through_another_mount_is_dropped_unless_somebody_here_has_
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(anext(orders), 0.3)
 
-    asyncio.run(run())
+    virtual_time.run(run())
 
 
 def test_a_block_that_is_larger_than_an_order_is_ordered_alone(
@@ -162,7 +163,7 @@ def test_a_block_that_is_larger_than_an_order_is_ordered_alone(
         orders = pusher_of(store).orders(PushSubscribe("m", 64 * SIZE))
         assert [entries_of(await anext(orders)) for _ in range(3)] == [[0], [1], [2]]
 
-    asyncio.run(run())
+    virtual_time.run(run())
 
 
 def test_who_subscribes_anew_gets_what_the_last_one_would_have_got(
@@ -181,7 +182,7 @@ def test_who_subscribes_anew_gets_what_the_last_one_would_have_got(
             await anext(old)
         assert entries_of(await anext(new)) == [2]
 
-    asyncio.run(run())
+    virtual_time.run(run())
 
 
 def test_tripwires_of_which_a_part_is_there_are_dropped() -> None:
@@ -203,7 +204,7 @@ def test_tripwires_of_which_a_part_is_there_are_dropped() -> None:
             dropped = await anext(orders)
             assert (dropped.drop, entries_of(dropped)) == (True, list(range(7, count, 8)))
 
-        asyncio.run(run())
+        virtual_time.run(run())
 
 
 def test_what_a_pusher_has_counted_before_a_restart_of_the_daemon_does_not_count_again(store: OpenStore) -> None:
@@ -220,4 +221,4 @@ def test_what_a_pusher_has_counted_before_a_restart_of_the_daemon_does_not_count
         await second.aclose()
         await first.aclose()
 
-    asyncio.run(run())
+    virtual_time.run(run())

@@ -8,6 +8,7 @@ import pytest
 from cachefs_daemon.origin import bearer
 
 from cachefs.errors import OriginAccessDenied
+from tests import virtual_time
 
 
 def test_a_token_is_found_once_for_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -31,19 +32,18 @@ def test_a_token_is_found_once_for_all_who_wait(monkeypatch: pytest.MonkeyPatch)
         assert not tokens.refused(second)
         assert found == ["token-0", "token-1"]
 
-    asyncio.run(work())
+    virtual_time.run(work())
 
 
 def test_a_token_is_not_used_at_its_end() -> None:
-    ends = iter([time.time() + 30, time.time() + 3600])
-
     async def work() -> None:
+        ends = iter([time.time() + 30, time.time() + 3600])
         tokens = bearer.Bearer(lambda: bearer.Token("t", next(ends)))
         for _ in range(3):
             await tokens.headers()
         assert list(ends) == []
 
-    asyncio.run(work())
+    virtual_time.run(work())
 
 
 def test_a_token_that_is_still_good_is_used_while_no_other_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,7 +69,7 @@ def test_a_token_that_is_still_good_is_used_while_no_other_is_found(monkeypatch:
         monkeypatch.setattr(bearer, "PATIENCE_SECONDS", 30)
         assert await tokens.headers() == {"Authorization": "Bearer late"}
 
-    asyncio.run(work())
+    asyncio.run(work())  # a real thread hangs
 
 
 def test_a_token_that_has_ended_is_not_used_where_no_other_is_found() -> None:
@@ -86,4 +86,4 @@ def test_a_token_that_has_ended_is_not_used_where_no_other_is_found() -> None:
         with pytest.raises(OriginAccessDenied):
             await tokens.headers()
 
-    asyncio.run(work())
+    virtual_time.run(work())

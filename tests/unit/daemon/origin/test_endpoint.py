@@ -1,6 +1,5 @@
 """What is learned of a server from its answers and refusals, and what is said of it."""
 
-import asyncio
 import logging
 import time
 
@@ -12,6 +11,7 @@ from cachefs_tools.cachectl.status import describe_endpoint
 
 from cachefs.errors import OriginError
 from cachefs.messages import OriginOptions
+from tests import virtual_time
 
 
 def answers(endpoint: Endpoint, count: int, size: int = 1000, seconds: float = 0.01) -> None:
@@ -60,7 +60,7 @@ def test_a_turn_is_waited_for_where_there_is_a_rate() -> None:
             await endpoint.turn("p")
         assert time.monotonic() - began >= 0.1  # 19 turns at 100 a second, of which 0.05 s may be made up for
 
-    asyncio.run(play())
+    virtual_time.run(play())
 
 
 def test_second_requests_are_a_share_and_none_follows_a_refusal() -> None:

@@ -13,6 +13,7 @@ from cachefs_daemon.origin.patience import Patience
 from cachefs.errors import ConfigError, NotFound, ObjectChanged, OriginAccessDenied, OriginUnavailable
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
+from tests.waiting import until_async
 
 
 def opened(url: str, *, mtime_only: bool = False, **settings: Any) -> Origin:
@@ -275,8 +276,7 @@ def test_a_root_that_comes_back_within_the_deadline_is_read(tmp_path: Path) -> N
     async def scene() -> bytes:
         origin, patience = opened(f"file://{root}"), Patience.of(30)
         reading = asyncio.create_task(origin.read(part_of(found, 0, 1), patience))
-        while not patience.trouble:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until_async(lambda: patience.trouble)
         (tmp_path / "moved").rename(root)
         return bytes(await reading)
 

@@ -1,6 +1,5 @@
 """What is special about hf://."""
 
-import asyncio
 import hashlib
 import itertools
 from dataclasses import replace
@@ -12,6 +11,7 @@ from cachefs_daemon.origin.base import Origin, open_origin
 
 from cachefs.errors import ConfigError, NotFound, ObjectChanged, OriginAccessDenied, OriginUnavailable
 from cachefs.messages import OriginOptions
+from tests import virtual_time
 from tests.servers import faulty
 from tests.servers.faulty import Fault
 from tests.servers.scripted import ScriptedServer, scripted
@@ -152,7 +152,7 @@ def test_a_listing_that_always_names_another_page_is_one_clear_line() -> None:
             await origin.close()
 
     server: ScriptedServer
-    asyncio.run(scene())
+    virtual_time.run(scene())
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """What is special about http(s)://."""
 
-import asyncio
 import gzip
 import hashlib
 import json
@@ -15,6 +14,7 @@ from cachefs_daemon.origin.base import ObjectRange, Origin, open_origin
 from cachefs.errors import ConfigError, NotFound, ObjectChanged, OriginUnavailable
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
+from tests import virtual_time
 from tests.servers import faulty
 from tests.servers.faulty import Fault
 from tests.servers.scripted import scripted
@@ -98,7 +98,7 @@ def test_an_index_without_an_end_is_one_clear_line(tmp_path: Path, monkeypatch: 
                     await listing(origin)
                 await origin.close()
 
-    asyncio.run(scene())
+    virtual_time.run(scene())
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_what_is_no_index(answer: bytes, reason: str, monkeypatch: pytest.Monkey
                 await listing(origin)
             await origin.close()
 
-    asyncio.run(scene())
+    virtual_time.run(scene())
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_body_without_a_length_that_is_cut_short_is_asked_for_again(version: b
             assert origin.errors == 3
             await origin.close()
 
-    asyncio.run(scene())
+    virtual_time.run(scene())
 
 
 def test_an_index_without_a_file_is_named(servers: dict[str, StoreServer]) -> None:
@@ -210,7 +210,7 @@ def test_a_server_of_s3_is_told_apart() -> None:
                 await listing(origin)
             await origin.close()
 
-    asyncio.run(scene())
+    virtual_time.run(scene())
 
 
 def test_a_url_is_sent_percent_encoded(servers: dict[str, StoreServer]) -> None:

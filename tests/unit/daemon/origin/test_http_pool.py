@@ -20,6 +20,7 @@ from cachefs_daemon.origin.http_tls import Tls
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import virtual_time
 from tests.servers import faulty
 from tests.servers.process import free_port
 from tests.servers.scripted import HALF_CLOSE, RESET, Script, ScriptedServer, scripted
@@ -47,7 +48,7 @@ def play(script: Script, scene: Scene, *, verify: str | None = None, limits: Ori
             finally:
                 pool.close()
 
-    asyncio.run(run())
+    virtual_time.run(run())
 
 
 def always(*pieces: bytes) -> Script:
@@ -370,7 +371,7 @@ def test_a_server_with_an_address_of_ipv6() -> None:
             assert (await ask(pool)).body == BODY
             pool.close()
 
-    asyncio.run(run())
+    virtual_time.run(run())
 
 
 def test_a_server_that_does_not_answer_a_tls_handshake_is_given_up() -> None:
@@ -383,7 +384,7 @@ def test_a_server_that_does_not_answer_a_tls_handshake_is_given_up() -> None:
             await until_async(lambda: not server.open)
             assert (pool._all, pool._coming) == (set(), 0)
 
-    asyncio.run(run())
+    virtual_time.run(run())
 
 
 def test_without_a_descriptor_the_machine_is_blamed_and_not_the_server() -> None:

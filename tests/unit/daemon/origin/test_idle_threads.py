@@ -4,6 +4,8 @@ import threading
 import pytest
 from cachefs_daemon.origin.idle_threads import IdleThreads
 
+from tests.waiting import until_async
+
 
 def running(name: str) -> int:
     return sum(thread.name == name for thread in threading.enumerate())
@@ -15,8 +17,7 @@ def test_threads_come_when_needed_and_go_when_idle() -> None:
         together = threading.Barrier(4, timeout=20)
         await asyncio.gather(*(threads.run(together.wait) for _ in range(4)))
         assert await threads.run(lambda: 7) == 7
-        while running("come-and-go"):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await until_async(lambda: running("come-and-go") == 0)
         assert await threads.run(lambda: 8) == 8
 
     asyncio.run(scene())

@@ -7,6 +7,7 @@ from cachefs_daemon.origin.patience import Patience
 from cachefs_daemon.origin.retry import Failure, retrying
 
 from cachefs.errors import ObjectChanged, OriginAccessDenied, OriginUnavailable
+from tests import virtual_time
 
 
 class Flaky:
@@ -35,7 +36,7 @@ def run(work: Callable[[], Awaitable[str]], deadline: float = 30) -> str:
     async def once() -> str:
         return await retrying(work, judge, "the thing", Patience.of(deadline))
 
-    return asyncio.run(once())
+    return virtual_time.run(once())
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +66,7 @@ def test_what_still_fails_after_some_time_may_be_given_up() -> None:
 
     work = Flaky(OSError("refused"))
     with pytest.raises(OriginUnavailable, match="refused"):
-        asyncio.run(once())
+        virtual_time.run(once())
     assert work.attempts == 1
 
 
@@ -84,7 +85,7 @@ def test_patience_that_grows_lets_an_attempt_go_on() -> None:
         answer.set()
         return await task, patience.extend(0)
 
-    assert asyncio.run(once()) == ("done", True)
+    assert virtual_time.run(once()) == ("done", True)
 
 
 def test_patience_that_has_ended_does_not_grow() -> None:
@@ -93,7 +94,7 @@ def test_patience_that_has_ended_does_not_grow() -> None:
         with patience.enforced():
             return patience.extend(asyncio.get_running_loop().time() + 30)
 
-    assert asyncio.run(once()) is False
+    assert virtual_time.run(once()) is False
 
 
 def test_a_permanent_failure_ends_it_at_once() -> None:

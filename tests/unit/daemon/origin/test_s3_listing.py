@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from cachefs.errors import ConfigError, OriginUnavailable
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
+from tests import virtual_time
 
 
 class Bucket:
@@ -73,7 +74,7 @@ def interrupted_listing(bucket: Bucket, place: ListingPlace, batches: int) -> li
                 found += ["p/" + one.key.decode() for one in batch]
         return found
 
-    return asyncio.run(collect())
+    return virtual_time.run(collect())
 
 
 parts = st.one_of(st.sampled_from(["a", "b", "a!", "a.", "ab", "0", "\uffee", "😀"]), st.text(min_size=1, max_size=3))
@@ -238,7 +239,7 @@ def test_after_a_page_that_was_refused_the_listing_goes_on_with_it() -> None:
             found.extend("p/" + one.key.decode() for one in batch)
 
     with pytest.raises(BrokenAnswer, match="came twice"):
-        asyncio.run(collect())
+        virtual_time.run(collect())
     assert place.left is not None
     found += interrupted_listing(bucket, ListingPlace(place.left, place.seams), 1 << 30)
     assert sorted(found) == sorted(bucket.keys)
@@ -262,7 +263,7 @@ def test_a_page_at_a_seam_that_could_not_be_looked_at_does_not_count() -> None:
             found.extend("p/" + one.key.decode() for one in batch)
 
     with pytest.raises(OriginUnavailable, match="no answer"):
-        asyncio.run(collect())
+        virtual_time.run(collect())
     assert place.left is not None
     found += interrupted_listing(bucket, ListingPlace(place.left, place.seams), 1 << 30)
     assert set(found) >= set(bucket.keys)
@@ -302,7 +303,7 @@ def test_a_bucket_whose_keys_never_end_is_one_clear_line(monkeypatch: pytest.Mon
     monkeypatch.setattr(s3_listing, "_FIRST_PAGES", 1000)
     monkeypatch.setattr(origin, "_page", another_page)
     with pytest.raises(ConfigError, match=r"s3://bucket at .*more than 20 pages, or no end.*origin\.max_pages"):
-        asyncio.run(collect())
+        virtual_time.run(collect())
     assert next(numbers) < 30
 
 
@@ -330,4 +331,4 @@ def test_a_listing_that_would_never_end_is_an_error(
             pass
 
     with pytest.raises(BrokenAnswer, match=r"repeats itself|does not go on"):
-        asyncio.run(asyncio.wait_for(collect(), 20))
+        virtual_time.run(asyncio.wait_for(collect(), 20))

@@ -1,6 +1,5 @@
 """Which bucket and prefix an s3:// URL names, and which options belong to it."""
 
-import asyncio
 import contextlib
 
 import pytest
@@ -12,6 +11,7 @@ from cachefs_daemon.origin.s3_page import Page
 from cachefs.errors import ConfigError, NotFound
 from cachefs.messages import OriginOptions
 from cachefs.snapshot_builder import ListedObject
+from tests import virtual_time
 
 POINT = "arn:aws:s3:us-east-1:123456789012:accesspoint"
 
@@ -42,7 +42,7 @@ def test_bucket_and_prefix(url: str, bucket: str, prefix: str) -> None:
         finally:
             await origin.close()
 
-    asyncio.run(scene())
+    virtual_time.run(scene())
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_only_a_listing_from_its_start_is_told_that_the_url_is_an_object(
 
     monkeypatch.setattr(S3Origin, "_page", page)
     with pytest.raises(NotFound, match="is an object") if is_refused else contextlib.nullcontext():
-        asyncio.run(scene())
+        virtual_time.run(scene())
 
 
 @pytest.mark.parametrize(

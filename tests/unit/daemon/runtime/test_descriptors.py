@@ -11,6 +11,8 @@ import pytest
 from cachefs_daemon.runtime import descriptors
 from cachefs_daemon.runtime.errorlog import ErrorLog
 
+from tests import virtual_time
+
 
 def test_the_soft_limit_becomes_the_hard_one() -> None:
     script = (
@@ -50,7 +52,7 @@ def test_connections_that_cannot_be_taken_are_one_line_and_wait(
         client.close()
         server.close()
 
-    asyncio.run(scene())
+    virtual_time.run(scene())
     [line] = caplog.records
     assert line.exc_info is None
     assert "raise the hard limit" in line.message
@@ -62,7 +64,7 @@ def test_what_else_asyncio_finds_is_logged_as_before(caplog: pytest.LogCaptureFi
         descriptors.tell_of_shortage(loop, ErrorLog())
         loop.call_exception_handler({"message": "a callback failed", "exception": OSError(5, "other")})
 
-    asyncio.run(scene())
+    virtual_time.run(scene())
     assert "a callback failed" in caplog.text
 
 

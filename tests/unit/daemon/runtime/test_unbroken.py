@@ -7,6 +7,7 @@ import pytest
 from cachefs_daemon.runtime.unbroken import unbroken
 
 from cachefs.errors import CachefsError
+from tests import virtual_time
 
 
 def test_work_goes_on_when_its_caller_goes_away(caplog: pytest.LogCaptureFixture) -> None:
@@ -29,15 +30,14 @@ def test_work_goes_on_when_its_caller_goes_away(caplog: pytest.LogCaptureFixture
             with pytest.raises(asyncio.CancelledError):
                 await caller
             go_on.set()
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
+            await virtual_time.settle()
         assert done == ["to its end"] * 2
         assert await unbroken(work(begun, go_on, fails=False)) == "a result"
         with pytest.raises(CachefsError, match="the disk is full"):
             await unbroken(work(begun, go_on, fails=True))
 
     with caplog.at_level(logging.ERROR):
-        asyncio.run(scene())
+        virtual_time.run(scene())
     assert [record.getMessage().partition(" failed")[2] for record in caplog.records] == [
         " after its caller had gone: the disk is full"
     ]

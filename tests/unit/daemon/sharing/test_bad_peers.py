@@ -22,6 +22,7 @@ from cachefs_daemon.sharing.peer_http import PeerFailed
 from cachefs_daemon.sharing.sections import MOUNTED, MountedDataset
 from cachefs_daemon.sharing.wire import ANSWERED_BY, CLUSTER, NODE, SENDER, Part, StateAnswer
 
+from tests import virtual_time
 from tests.certificates import Authority
 from tests.sharing import SharingNode, introduce, node_record, sharing_nodes
 from tests.waiting import until_async
@@ -71,7 +72,7 @@ def test_nodes_with_different_lists_tell_each_other() -> None:
                 await node.shared.stop()
             threads.close()
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_node_that_starts_anew_has_said_nothing_yet() -> None:
@@ -96,7 +97,7 @@ def test_a_node_that_starts_anew_has_said_nothing_yet() -> None:
                 await again.shared.stop()
                 threads.close()
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_new_incarnation_in_the_view_has_said_nothing_yet() -> None:
@@ -110,7 +111,7 @@ def test_a_new_incarnation_in_the_view_has_said_nothing_yet() -> None:
             await until_async(lambda: len(heard) == 2)
             assert heard[1] == (first.record.id, "data", None)
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_what_a_node_has_said_goes_with_it() -> None:
@@ -127,7 +128,7 @@ def test_what_a_node_has_said_goes_with_it() -> None:
             assert list(second.shared.values(MOUNTED)) == [third.record.id]
             assert second.shared.node(first.record.id) is None
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_partitioned_node_learns_everything_when_it_is_back() -> None:
@@ -143,7 +144,7 @@ def test_a_partitioned_node_learns_everything_when_it_is_back() -> None:
             second.meet(first)
             await until_async(lambda: list(second.shared.values(MOUNTED).get(first.record.id, ())) == ["later"])
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 NONSENSE: dict[str, Callable[[NodeRecord], web.StreamResponse]] = {
@@ -175,7 +176,7 @@ def test_what_makes_no_sense_is_a_problem_of_that_node(what: str) -> None:
             await until_async(lambda: first.shared.values(MOUNTED))
             assert list(first.shared.values(MOUNTED)) == [second.record.id]
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_node_that_answers_at_once_for_nothing_is_asked_ever_more_rarely() -> None:
@@ -194,7 +195,7 @@ def test_a_node_that_answers_at_once_for_nothing_is_asked_ever_more_rarely() -> 
                 assert "no news" in first.shared.problems()[record.id]
                 assert asked < 10
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_node_that_hangs_holds_up_nobody() -> None:
@@ -212,7 +213,7 @@ def test_a_node_that_hangs_holds_up_nobody() -> None:
             counters = await first.shared.node_counters(0.2)
             assert isinstance(counters[record.id], PeerFailed)
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_only_members_of_this_cluster_are_answered() -> None:
@@ -237,7 +238,7 @@ def test_only_members_of_this_cluster_are_answered() -> None:
             assert await ask("/blobs/..%2f..%2fetc", "test", second.record.id) == 404
             assert await ask("/nothing", "test", second.record.id) == 404
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_node_has_one_poll_at_a_time() -> None:
@@ -261,7 +262,7 @@ def test_a_node_has_one_poll_at_a_time() -> None:
             again.cancel()
             await asyncio.gather(again, return_exceptions=True)
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_who_holds_connections_keeps_no_member_out(caplog: pytest.LogCaptureFixture) -> None:
@@ -295,7 +296,7 @@ def test_who_holds_connections_keeps_no_member_out(caplog: pytest.LogCaptureFixt
             assert not [record for record in caplog.records if record.exc_info]
 
     with patch.object(endpoint, "UNKNOWN_SECONDS", 60.0):
-        asyncio.run(scenario())
+        virtual_time.run(scenario())
 
 
 def test_a_connection_that_does_not_say_who_it_is_is_closed() -> None:
@@ -309,7 +310,7 @@ def test_a_connection_that_does_not_say_who_it_is_is_closed() -> None:
             await until_async(lambda: len(first.shared.endpoint.limits) == 1)
 
     with patch.object(endpoint, "UNKNOWN_SECONDS", 0.3):
-        asyncio.run(scenario())
+        virtual_time.run(scenario())
 
 
 def test_with_certificates_only_members_are_answered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -345,7 +346,7 @@ def test_with_certificates_only_members_are_answered(tmp_path: Path, caplog: pyt
                 await each.shared.stop()
             threads.close()
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
     refusals = [record.message for record in caplog.records if "is refused" in record.message]
     for why in ("no member of the cluster", "certificate is that of node-2", "no TLS with it"):
         assert any(why in line for line in refusals), (why, refusals)
@@ -375,4 +376,4 @@ def test_a_node_that_got_its_right_certificate_is_believed_without_a_restart(tmp
             threads.close()
 
     with patch.object(tls, "LOOK_SECONDS", 0.0):
-        asyncio.run(scenario())
+        virtual_time.run(scenario())

@@ -1,4 +1,3 @@
-import asyncio
 import contextlib
 import zlib
 
@@ -10,6 +9,7 @@ from cachefs_daemon.sharing.sections import CONSUMERS, ConsumerFacts, OrderRef
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests import virtual_time
 from tests.sharing import sharing_nodes
 from tests.waiting import until_async
 
@@ -66,4 +66,4 @@ def test_an_order_is_had_when_it_is_needed_and_checked() -> None:
             with pytest.raises(PeerFailed, match="404"):
                 await second.blobs.get(first.record.id, digest, 20_000)
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())

@@ -8,6 +8,7 @@ from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.sharing.claims import SAID_SECONDS, Claims
 from cachefs_daemon.sharing.sections import MOUNTED, MountedDataset
 
+from tests import virtual_time
 from tests.sharing import SharingNode, node_record
 from tests.waiting import until_async
 
@@ -64,4 +65,4 @@ def test_both_hear_what_is_new_and_others_say_that_there_are_two(caplog: pytest.
                 await node.shared.stop()
             threads.close()
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())

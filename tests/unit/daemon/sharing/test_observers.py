@@ -1,6 +1,5 @@
 """Who may ask a control endpoint what observers ask: by name without TLS, by certificate with it."""
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from cachefs_scheduler.config import ClusterSection
 from cachefs_scheduler.view.asking import Asking, NodeFailed
 
 from cachefs.observe_messages import MEMBERS_PATH
+from tests import virtual_time
 from tests.certificates import Authority
 from tests.sharing import ToldMembership, node_record
 
@@ -56,15 +56,15 @@ def section(name: str, files: TlsFiles | None = None) -> ClusterSection:
 
 @pytest.mark.parametrize(("name", "said"), [("looks", "test"), ("orders", "test"), ("stranger", "is no observer here")])
 def test_without_certificates_the_name_counts(name: str, said: str) -> None:
-    assert said in asyncio.run(members(INSECURE, section(name)))
+    assert said in virtual_time.run(members(INSECURE, section(name)))
 
 
 def test_with_certificates_only_the_certificate_counts(tmp_path: Path) -> None:
     ours, others = Authority(tmp_path / "ours"), Authority(tmp_path / "others")
     security = security_of(Certificates(ours.issue("node-1")))
-    assert asyncio.run(members(security, section("looks", ours.issue("looks")))) == "test"
-    assert "is no observer here" in asyncio.run(members(security, section("looks", ours.issue("somebody"))))
-    assert "is no observer here" in asyncio.run(members(security, section("node-1", ours.issue("node-1"))))
+    assert virtual_time.run(members(security, section("looks", ours.issue("looks")))) == "test"
+    assert "is no observer here" in virtual_time.run(members(security, section("looks", ours.issue("somebody"))))
+    assert "is no observer here" in virtual_time.run(members(security, section("node-1", ours.issue("node-1"))))
     stranger = others.issue("looks")
     files = TlsFiles(ours.issue("looks").ca, stranger.cert, stranger.key)
-    assert asyncio.run(members(security, section("looks", files))) != "test"
+    assert virtual_time.run(members(security, section("looks", files))) != "test"

@@ -11,6 +11,7 @@ from cachefs_daemon.sharing.peer_http import PeerFailed
 from cachefs_daemon.sharing.security import Security
 from cachefs_daemon.sharing.wire import CLUSTER, NODE, SENDER
 
+from tests import virtual_time
 from tests.sharing import sharing_nodes
 from tests.waiting import until_async
 
@@ -30,7 +31,7 @@ def test_nodes_with_one_secret_hear_each_other_also_after_another_start() -> Non
                 asked = dataclasses.replace(two.record, incarnation=known)
                 assert b"node-2" in await one.shared.http.get(asked, NODE, 10, 1 << 16)
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 @pytest.mark.parametrize("keys", [(KEY, OTHER), (KEY, None), (None, KEY)])
@@ -41,7 +42,7 @@ def test_a_node_with_another_secret_is_refused_and_not_believed(keys: tuple[Clus
                 with pytest.raises(PeerFailed, match=r"cluster\.secret_file"):
                     await asks.shared.http.post(asked.record, "/state", 10, 1 << 16, b"")
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_user_who_says_that_he_is_a_member_is_refused_and_what_was_asked_of_him_opens_nothing() -> None:
@@ -78,7 +79,7 @@ def test_a_user_who_says_that_he_is_a_member_is_refused_and_what_was_asked_of_hi
                     async with session.get(url, headers=caught[0]) as answer:
                         assert answer.status in (403, 421)
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 @pytest.mark.parametrize("path", [NODE, "/observe/nodes"])
@@ -117,7 +118,7 @@ def test_what_a_live_node_says_to_another_user_makes_no_answer_of_a_node_that_is
                     await one.shared.http.get(known, path, 10, 1 << 16)
             thief.close()
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_nonce_that_is_none_is_refused_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
@@ -136,6 +137,6 @@ def test_a_nonce_that_is_none_is_refused_in_one_line(caplog: pytest.LogCaptureFi
                 assert (await reader.read()).startswith(b"HTTP/1.1 403 ")
                 writer.close()
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
     assert not any(record.exc_info for record in caplog.records)
     assert len(caplog.records) <= 3

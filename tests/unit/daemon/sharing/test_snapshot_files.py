@@ -106,7 +106,6 @@ def test_a_file_goes_on_where_it_stopped_if_it_is_the_same(tmp_path: Path) -> No
             await response.prepare(request)
             await response.write(content[:70_000])
             assert request.transport is not None
-            await asyncio.sleep(0.1)
             request.transport.close()
             return response
         return await real(self, request, source)

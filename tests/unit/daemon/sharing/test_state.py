@@ -1,5 +1,3 @@
-import asyncio
-
 from cachefs_daemon.sharing.sections import (
     CONSUMERS,
     MOUNTED,
@@ -9,6 +7,7 @@ from cachefs_daemon.sharing.sections import (
     MountedDataset,
 )
 
+from tests import virtual_time
 from tests.sharing import sharing_nodes
 from tests.waiting import until_async
 
@@ -34,7 +33,7 @@ def test_what_one_node_publishes_all_others_learn():
                 await until_async(lambda other=other: not other.shared.values(MOUNTED))
             assert heard == [(first.record.id, "data", value), (first.record.id, "data", None)]
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_progress_goes_to_those_who_follow_the_job():
@@ -50,7 +49,7 @@ def test_progress_goes_to_those_who_follow_the_job():
             first.shared.publish(PROGRESS, "train/0", ConsumerProgress(1, 3, 100.0))
             await until_async(lambda: second.consumers.remote_consumers()[0].progress == ConsumerProgress(1, 3, 100.0))
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())
 
 
 def test_a_node_says_no_more_values_than_others_take():
@@ -63,4 +62,4 @@ def test_a_node_says_no_more_values_than_others_take():
             node.shared.remove(MOUNTED, "d1")
             assert node.shared.publish(MOUNTED, "more", MountedDataset(mountpoint="/m")) == ""
 
-    asyncio.run(scenario())
+    virtual_time.run(scenario())

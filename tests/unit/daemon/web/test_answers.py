@@ -6,6 +6,8 @@ import pytest
 from cachefs_daemon.web import answers
 from cachefs_daemon.web.answers import MOST_KEPT, Answers
 
+from tests import virtual_time
+
 
 def test_those_who_ask_at_once_share_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
@@ -32,7 +34,7 @@ def test_those_who_ask_at_once_share_an_answer(monkeypatch: pytest.MonkeyPatch) 
         await making("a")
         assert made == ["a"], "the oldest answers are not kept"
 
-    asyncio.run(work())
+    virtual_time.run(work())
 
 
 def test_a_failure_is_not_kept() -> None:
@@ -45,4 +47,4 @@ def test_a_failure_is_not_kept() -> None:
             await kept.get("a", fail)
         assert await kept.get("a", lambda: asyncio.sleep(0, b"well")) == b"well"
 
-    asyncio.run(work())
+    virtual_time.run(work())

@@ -8,6 +8,7 @@ from cachefs_scheduler import pauses
 from cachefs_scheduler.api.answers import Answers
 
 from cachefs.scheduling_messages import NodesStatus, ScaleAsk
+from tests import virtual_time
 from tests.unit.scheduler.duties.viewed import Duties
 
 
@@ -25,7 +26,7 @@ def test_nodes_are_said_as_one_message(duties: Duties) -> None:
         answers = Answers(duties.view, duties.advisor, duties.warmings)
         return await answers.nodes(""), await answers.nodes("a")
 
-    everything, one = (msgspec.json.decode(found, type=NodesStatus) for found in asyncio.run(said()))
+    everything, one = (msgspec.json.decode(found, type=NodesStatus) for found in virtual_time.run(said()))
     assert [node.name for node in everything.nodes] == sorted(duties.view.nodes)
     assert {part.dataset for node in everything.nodes for part in node.datasets} == {"a", "b"}
     assert [node.name for node in one.nodes if node.datasets] == ["n0", "n1"]
@@ -54,7 +55,7 @@ def test_others_have_their_turn_meanwhile(duties: Duties, what: str) -> None:
         await duties.warmings.close()
         return count
 
-    assert asyncio.run(turns()) >= {"nodes": 19, "policies": 1, "scale": 3}[what]
+    assert virtual_time.run(turns()) >= {"nodes": 19, "policies": 1, "scale": 3}[what]
 
 
 def test_a_node_that_goes_meanwhile_is_left_out(duties: Duties) -> None:
@@ -65,4 +66,4 @@ def test_a_node_that_goes_meanwhile_is_left_out(duties: Duties) -> None:
         del duties.view.nodes["n9"]
         return await asked
 
-    assert "n9" not in {node.name for node in msgspec.json.decode(asyncio.run(said()), type=NodesStatus).nodes}
+    assert "n9" not in {node.name for node in msgspec.json.decode(virtual_time.run(said()), type=NodesStatus).nodes}

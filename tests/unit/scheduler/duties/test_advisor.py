@@ -11,6 +11,7 @@ from cachefs_scheduler.duties import warming as warming_up
 
 from cachefs.observe_messages import OrderKind
 from cachefs.scheduling_messages import Ask, Policy
+from tests import virtual_time
 from tests.unit.scheduler.duties.viewed import SIZE, Duties
 
 
@@ -48,13 +49,12 @@ def test_a_preload_ends_whose_job_has_ended_before_the_node_was_told() -> None:
         await asyncio.sleep(0)
         duties.advisor.ended("j")
         duties.daemons.go.set()
-        for _ in range(10):
-            await asyncio.sleep(0)
+        await virtual_time.settle()
         kinds = [order.kind for _, order in duties.daemons.orders]
         assert kinds[-1] == OrderKind.STOP
         assert OrderKind.WARM in kinds
 
-    asyncio.run(told())
+    virtual_time.run(told())
 
 
 def test_a_job_whose_nodes_are_gone_does_not_keep_its_slot() -> None:
@@ -133,11 +133,10 @@ def test_least_recently_used_goes_first_and_nothing_that_a_job_was_placed_on() -
         duties.say("n", {"a": 1.0, "b": 1.0, "c": 1.0, "d": 0.0}, room=3)
         duties.advisor.placed("other", ["n"], ask("other", "c"))  # it has not begun to read
         duties.advisor.placed("j", ["n"], ask("j", "d"))
-        for _ in range(10):
-            await asyncio.sleep(0)
+        await virtual_time.settle()
         assert duties.daemons.of(OrderKind.EVICT) == [("n", "b")]
 
-    asyncio.run(evicted())
+    virtual_time.run(evicted())
 
 
 def test_a_copy_that_a_job_was_placed_on_is_not_let_go() -> None:
@@ -164,7 +163,7 @@ def test_orders_of_pins_are_bounded_however_many_nodes_there_are() -> None:
         assert 0 < under_way <= 64
         await duties.warmings.close()
 
-    asyncio.run(pinned())
+    virtual_time.run(pinned())
 
 
 def test_snapshots_that_no_node_has_any_more_are_forgotten() -> None:
@@ -182,11 +181,10 @@ def test_a_job_that_runs_already_is_not_preloaded_by_a_service_that_hears_of_it_
         duties = Duties()
         duties.say("n", {"set": 0.5}, jobs=("set",))
         duties.advisor.placed("j", ["n"], ask("j"))
-        for _ in range(10):
-            await asyncio.sleep(0)
+        await virtual_time.settle()
         assert duties.daemons.orders == []
 
-    asyncio.run(told())
+    virtual_time.run(told())
 
 
 def test_many_jobs_that_end_at_once_do_not_have_all_others_looked_at_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,8 +232,7 @@ def test_a_warm_up_is_lost_with_its_node_or_its_daemon() -> None:
             duties.say(node, {"set": 0.0})
         for node in ("restarted", "silent", "well"):
             duties.advisor.placed(f"j-{node}", [node], ask(f"j-{node}", policy=Policy.PREFER))
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await virtual_time.settle()
         one = {warming.node: warming for warming in duties.warmings}
         assert {warming.state for warming in one.values()} == {"running"}
         now = time.monotonic()
@@ -254,7 +251,7 @@ def test_a_warm_up_is_lost_with_its_node_or_its_daemon() -> None:
         duties.warmings.drop_lost(now)
         assert sorted(ended) == ["restarted", "silent", "well"]
 
-    asyncio.run(lost())
+    virtual_time.run(lost())
 
 
 def test_what_is_brought_lets_nothing_go_that_another_job_is_about_to_read() -> None:
@@ -264,11 +261,10 @@ def test_what_is_brought_lets_nothing_go_that_another_job_is_about_to_read() -> 
         duties.say("b", {"set": 1.0})
         duties.advisor.placed("reads", ["a"], ask("reads", "old", Policy.PREFER))
         duties.advisor.placed("new", ["a"], ask("new", "set", Policy.PREFER))
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await virtual_time.settle()
         assert duties.daemons.of(OrderKind.EVICT) == [("a", "idle")]
 
-    asyncio.run(brought())
+    virtual_time.run(brought())
 
 
 def test_a_job_that_leaves_many_nodes_empties_them_all() -> None:
@@ -281,8 +277,7 @@ def test_a_job_that_leaves_many_nodes_empties_them_all() -> None:
         duties.advisor.resized("j", ["new"])
         for _ in range(5):
             duties.advisor.moves.settle()
-            for _ in range(20):
-                await asyncio.sleep(0)
+            await virtual_time.settle()
         assert sorted(duties.daemons.of(OrderKind.EVICT)) == sorted((node, "set") for node in nodes)
 
-    asyncio.run(emptied())
+    virtual_time.run(emptied())

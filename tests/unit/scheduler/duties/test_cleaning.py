@@ -1,6 +1,5 @@
 """What the service has nodes evict and pin, and on which replica."""
 
-import asyncio
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,6 +14,7 @@ from cachefs_scheduler.duties.warming import Warming
 from cachefs.errors import Busy
 from cachefs.observe_messages import Member, NodeReport, Order, OrderKind
 from cachefs.scheduling_messages import Ask, DatasetPolicy, ScaleAsk
+from tests import virtual_time
 from tests.unit.scheduler.duties.viewed import Duties
 
 TTL = DatasetSection(cleanup="ttl", ttl=600.0)
@@ -25,10 +25,9 @@ def run(work: Callable[[], None]) -> None:
 
     async def running() -> None:
         work()
-        for _ in range(20):
-            await asyncio.sleep(0)
+        await virtual_time.settle()
 
-    asyncio.run(running())
+    virtual_time.run(running())
 
 
 def wait(duties: Duties, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,6 +267,6 @@ def test_an_administrator_is_told_which_replica_to_ask() -> None:
         with suppress(Busy):
             await answers.scale(ScaleAsk(dataset="set", copies=2))
 
-    asyncio.run(ask())
+    virtual_time.run(ask())
     assert duties.policies.of("set").cleanup == "none"
     assert duties.daemons.orders == []

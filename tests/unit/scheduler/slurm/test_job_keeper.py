@@ -1,6 +1,5 @@
 """What the service hears of jobs that have ended while neither it nor this program was there."""
 
-import asyncio
 from dataclasses import replace
 
 import pytest
@@ -12,6 +11,7 @@ from cachefs_scheduler.slurm.service_client import Refused
 
 from cachefs.errors import CachefsError
 from cachefs.scheduling_messages import Placed
+from tests import virtual_time
 
 RUNNING = SlurmJob("slurm:1", "1", JobTag("a"), "anna", 0, 1, waiting=False, nodes=("n1",), eligible=0, held=False,
                    admin_comment="")  # fmt: skip
@@ -60,12 +60,12 @@ def test_jobs_that_slurm_has_no_longer_give_their_slots_back(trouble: str) -> No
     service, slurm = _Service("slurm:1", "slurm:2", "kube:default/pod/a", "slurm:other/3"), _Slurm(RUNNING)
     one = keeper(service, slurm)
     service.down, slurm.broken = trouble == "service", trouble == "squeue"
-    asyncio.run(one.look())
+    virtual_time.run(one.look())
     if trouble != "none":
         # Where Slurm does not answer, nothing is known of what has ended.
         assert "slurm:2" in service.names
         service.down = slurm.broken = False
-        asyncio.run(one.look())
+        virtual_time.run(one.look())
     assert service.names == {"slurm:1", "kube:default/pod/a", "slurm:other/3"}
     assert set(service.placed_jobs) == {"slurm:1"}
 
@@ -73,7 +73,7 @@ def test_jobs_that_slurm_has_no_longer_give_their_slots_back(trouble: str) -> No
 def test_of_several_clusters_each_ends_its_own() -> None:
     service = _Service("slurm:1", "slurm:here/2", "slurm:here/3", "slurm:there/4")
     slurm = _Slurm(replace(RUNNING, name="slurm:here/3", id="3"))
-    asyncio.run(keeper(service, slurm, "here").look())
+    virtual_time.run(keeper(service, slurm, "here").look())
     assert service.names == {"slurm:1", "slurm:here/3", "slurm:there/4"}
 
 
@@ -81,11 +81,11 @@ def test_a_job_that_the_service_refuses_keeps_nobody_from_telling_of_the_others(
     service = _Service()
     service.refused = "slurm:1"
     one = keeper(service, _Slurm(RUNNING, replace(RUNNING, name="slurm:2", id="2")))
-    asyncio.run(one.look())
+    virtual_time.run(one.look())
     assert service.placed_jobs == ["slurm:2"]
     # Nor is it told again at once, else a thousand such jobs would take up each look.
     service.refused = ""
-    asyncio.run(one.look())
+    virtual_time.run(one.look())
     assert service.placed_jobs == ["slurm:2"]
 
 
@@ -93,7 +93,7 @@ def test_jobs_that_a_silent_service_was_not_told_of_are_told_in_the_next_look() 
     service = _Service()
     service.down = True
     one = keeper(service, _Slurm(RUNNING))
-    asyncio.run(one.look())
+    virtual_time.run(one.look())
     service.down = False
-    asyncio.run(one.look())
+    virtual_time.run(one.look())
     assert service.placed_jobs == ["slurm:1"]

@@ -11,6 +11,7 @@ from cachefs_scheduler.slurm.job_records import SlurmJob
 from cachefs_scheduler.slurm.job_tag import JobTag
 
 from cachefs.errors import CachefsError
+from tests import virtual_time
 
 
 def hints(path: Path, age: float = 0.0, *, boot: bool = True) -> None:
@@ -39,11 +40,11 @@ def test_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release, "LOOK_SECONDS", 0.05)
     path = tmp_path / "hints"
     hints(path)
-    assert not asyncio.run(release.is_silent(path, 1000.0))
+    assert not virtual_time.run(release.is_silent(path, 1000.0))
     hints(path, 20.0)
-    assert asyncio.run(release.is_silent(path, 15.0))
+    assert virtual_time.run(release.is_silent(path, 15.0))
     path.unlink()
-    assert asyncio.run(release.is_silent(path, 0.2))
+    assert virtual_time.run(release.is_silent(path, 0.2))
 
     async def it_comes_back() -> bool:
         looks = asyncio.create_task(release.is_silent(path, 1000.0))
@@ -52,7 +53,7 @@ def test_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         return await looks
 
     hints(path, 20.0)
-    assert not asyncio.run(it_comes_back())
+    assert not virtual_time.run(it_comes_back())
 
 
 class _Slurm:
@@ -76,7 +77,7 @@ HELD = SlurmJob("slurm:1", "1", JobTag("a", held=True), "anna", 0, 1, waiting=Tr
 def test_only_jobs_that_we_hold_are_released() -> None:
     by_user = replace(HELD, id="2", tag=JobTag("a"))
     slurm = _Slurm(HELD, by_user, replace(HELD, id="3", held=False), replace(HELD, id="4", tasks="1-50"))
-    assert asyncio.run(release.release_all(slurm)) == 2  # type: ignore[arg-type]
+    assert virtual_time.run(release.release_all(slurm)) == 2  # type: ignore[arg-type]
     assert slurm.released == [("1", "cachefs:a,policy=suspend"), ("4", "cachefs:a,policy=suspend")]
 
 
@@ -85,5 +86,5 @@ def test_a_job_that_cannot_be_released_keeps_no_other_one() -> None:
     with pytest.raises(
         CachefsError, match=r"^1 jobs were released, and some are perhaps still held: scontrol: Invalid"
     ):
-        asyncio.run(release.release_all(slurm))  # type: ignore[arg-type]
+        virtual_time.run(release.release_all(slurm))  # type: ignore[arg-type]
     assert [job for job, _ in slurm.released] == ["1"]

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from cachefs.observe_messages import MOST_SNAPSHOTS, Load, Member, NodeReport, RunningJob, SnapshotReport
 from cachefs.scheduling_messages import Ask
+from tests import virtual_time
 from tests.unit.scheduler.duties.viewed import Duties
 
 
@@ -44,7 +45,7 @@ def test_a_daemon_with_certificates_closes_the_connection_of_a_service_without(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.WARNING):
-        asyncio.run(_until_said(caplog, "does it have certificates? Then give cluster.tls_ca"))
+        virtual_time.run(_until_said(caplog, "does it have certificates? Then give cluster.tls_ca"))
 
 
 NONSENSE = {
@@ -86,7 +87,7 @@ def test_a_daemon_that_says_nonsense_is_one_that_does_not_answer(nonsense: bytes
             await asking.close()
             server.close()
 
-    asyncio.run(asked())
+    virtual_time.run(asked())
 
 
 def test_a_node_that_names_ever_more_snapshots_is_not_believed() -> None:

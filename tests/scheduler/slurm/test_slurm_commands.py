@@ -1,7 +1,6 @@
 """Commands of Slurm that hang."""
 
 import asyncio
-import time
 from pathlib import Path
 
 import pytest
@@ -9,6 +8,7 @@ from cachefs_scheduler.slurm import slurm_commands
 from cachefs_scheduler.slurm.slurm_commands import SlurmCommands
 
 from cachefs.errors import CachefsError
+from tests.waiting import until
 
 
 def test_a_wrapper_that_hangs_is_ended_with_what_it_has_started(
@@ -26,7 +26,4 @@ def test_a_wrapper_that_hangs_is_ended_with_what_it_has_started(
         with pytest.raises(CachefsError, match="did not end within"):
             asyncio.run(commands.jobs())
     state = Path(f"/proc/{child.read_text().strip()}/stat")
-    end = time.monotonic() + 60
-    while state.exists() and state.read_text().rpartition(")")[2].split()[0] not in "ZX":
-        assert time.monotonic() < end, "it runs still"
-        time.sleep(0.01)
+    until(lambda: not state.exists() or state.read_text().rpartition(")")[2].split()[0] in "ZX", "its child ends")
