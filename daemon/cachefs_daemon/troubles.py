@@ -14,7 +14,7 @@ import msgspec
 from cachefs.errors import OriginAccessDenied
 from cachefs.messages import EndpointStatus, Trouble
 from cachefs.troubles import Cause, concerning, is_failing, ordered
-from cachefs_daemon.fetch.waiting_reads import ReadFailure, WaitingRead, Whose
+from cachefs_daemon.fetch.waiting_reads import SETTLED, Reader, ReadFailure, WaitingRead, Whose
 from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.store.tier_troubles import TierTrouble
 
@@ -25,6 +25,8 @@ RECENT: Final = 60.0
 # Seconds for which the list is kept, and how many there are in it at most.
 LASTS: Final = 0.5
 MOST: Final = 32
+
+_NO_JOB: Final = Reader(None, is_sure=False)
 
 Value = TypeVar("Value")
 
@@ -166,7 +168,7 @@ class Lasting(Generic[Value]):
 class Troubles:
     """Used on the event loop."""
 
-    def __init__(self, look: Callable[[], Found], whose: Whose = lambda snapshot, keys: [None] * len(keys)) -> None:
+    def __init__(self, look: Callable[[], Found], whose: Whose = lambda snapshot, keys: [_NO_JOB] * len(keys)) -> None:
         """look: finds out what the parts of the node know; whose: which jobs failed reads are of."""
         self._look = look
         self._whose = whose
@@ -178,7 +180,7 @@ class Troubles:
     def _find(self) -> list[Trouble]:
         parts = self._look()
         for failure in parts.failures:
-            failure.attribute(self._whose)
+            failure.attribute(self._whose, time.time() - SETTLED)
         self._failures = {(one.cause, one.snapshot): one for one in parts.failures}
         found, before = derive(parts, time.time()), self._since
         keys = [(one.cause, one.subject) for one in found]
@@ -198,7 +200,11 @@ class Troubles:
     def of(self, job: str, snapshots: Sequence[str], began: float, *, fresh: bool = False) -> list[Trouble]:
         """Returns the troubles of *job*, which has read these snapshots since *began* (unix time in seconds), with its
         reads that have failed since then and those that may be its own. fresh: as they are now."""
-        found = [one for one in concerning(self.all(fresh=fresh), snapshots) if one.last >= began]
+        troubles = self.all(fresh=fresh)
+        if fresh:  # the job ends
+            for failure in self._failures.values():
+                failure.attribute(self._whose, time.time())
+        found = [one for one in concerning(troubles, snapshots) if one.last >= began]
         return [each for one in found if (each := self._of_job(one, job, began)) is not None]
 
     def _of_job(self, one: Trouble, job: str, began: float) -> Trouble | None:
@@ -207,7 +213,8 @@ class Troubles:
         if known is None:
             return one
         own, unattributed = known.of(job, began)
-        if not own and not unattributed and not one.waiting and known.ahead < began:
+        is_ahead = known.ahead > 0 and known.ahead >= began
+        if not own and not unattributed and not one.waiting and not is_ahead:
             return None
         shown = (own or unattributed)[-1:]
         is_all = len(own) == len(known.reads) and began <= known.first

@@ -3,7 +3,7 @@
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NamedTuple
 
 from cachefs.errors import CachefsError
 from cachefs.troubles import Cause, cause_of
@@ -37,9 +37,21 @@ class WaitingRead:
     is_for_peer: bool = False
 
 
-# Says which jobs the failed reads of some blocks, by their keys, of a snapshot are of: empty where that is not known,
-# None while no job reads the snapshot.
-Whose = Callable[[str, Sequence[bytes]], Sequence[str | None]]
+# Seconds after a failed read within which the job that has read may still be published.
+SETTLED: Final = 5.0
+
+
+class Reader(NamedTuple):
+    """Which job a failed read is of."""
+
+    # Empty where the read may be of several; None where it is of none.
+    job: str | None
+    # Is that known by where the job is in its sequence? Else another job may come that has read.
+    is_sure: bool
+
+
+# Says which jobs the failed reads of some blocks, by their keys, of a snapshot are of.
+Whose = Callable[[str, Sequence[bytes]], Sequence[Reader]]
 
 
 @dataclass(slots=True)
@@ -50,7 +62,7 @@ class FailedRead:
     when: float
     key: bytes
     message: str
-    # See `Whose`.
+    # See `Reader`; None also while that is not settled.
     job: str | None = None
 
 
@@ -72,16 +84,18 @@ class ReadFailure:
     # Unix time of the last one that no read has waited for; 0: there is none.
     ahead: float = 0.0
 
-    def attribute(self, whose: Whose) -> None:
-        """Find out which jobs the reads are of, as far as that was not found out before."""
+    def attribute(self, whose: Whose, before: float) -> None:
+        """Find out which jobs the reads are of, as far as that was not found out before. before: unix time; of reads
+        that have failed later, only what is sure counts."""
         new = [one for one in self.reads if one.job is None]
-        for one, job in zip(new, whose(self.snapshot, [one.key for one in new]) if new else (), strict=True):
-            one.job = job
+        for one, reader in zip(new, whose(self.snapshot, [one.key for one in new]) if new else (), strict=True):
+            if reader.is_sure or one.when <= before:
+                one.job = reader.job
 
     def of(self, job: str, moment: float) -> tuple[list[FailedRead], list[FailedRead]]:
         """Return the reads of *job* that have failed since a unix time, and those that may be of any job."""
         late = [one for one in self.reads if one.when >= moment]
-        return [one for one in late if one.job == job], [one for one in late if not one.job]
+        return [one for one in late if one.job == job], [one for one in late if one.job == ""]
 
 
 class ReadFailures:

@@ -14,6 +14,7 @@ from cachefs.planning.pagecache.states import NOTHING, WANTED, PageStates
 from cachefs.planning.sequences.follower import Follower, FollowerFailed, Passed, observe
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.position import Position
+from cachefs_daemon.fetch.waiting_reads import Reader
 from cachefs_daemon.jobs.consumer import Consumer
 from cachefs_daemon.jobs.registry import JobRegistry
 from cachefs_daemon.jobs.stalls import merged
@@ -141,20 +142,26 @@ class Attribution:
             rows.append(StallRow(*owner, read.source, 1, read.seconds, read.seconds, waiting=1))
         return merged(rows)
 
-    def jobs_of(self, snapshot: str, keys: Sequence[bytes]) -> list[str | None]:
-        """The jobs whose reads of the blocks with these keys have failed just now: empty where they may be of several;
-        None while no job reads the snapshot."""
-        jobs = {one.request.job for one in self._jobs.consumers if one.snapshot.id == snapshot}
-        if len(jobs) < 2:
-            return [next(iter(jobs), None)] * len(keys)
-        claiming: list[set[str]] = [set() for _ in keys]
-        followed = self._by_snapshot().get(snapshot, [])
-        ids = self._plan.spaces[snapshot].ids(keys) if followed else np.empty(0, np.int32)
+    def jobs_of(self, snapshot: str, keys: Sequence[bytes]) -> list[Reader]:
+        """The jobs whose reads of the blocks with these keys have failed just now."""
+        ids = self._plan.spaces[snapshot].ids(keys) if snapshot in self._plan.spaces else np.full(len(keys), -1)
         here = np.flatnonzero(ids >= 0)
-        for one in followed:
-            for place in here[_claims(one.follower, ids[here])].tolist():
-                claiming[place].add(one.consumer.request.job)
-        return [next(iter(one)) if len(one) == 1 else "" for one in claiming]
+        candidates: list[set[str]] = [set() for _ in keys]
+        claiming: list[set[str]] = [set() for _ in keys]
+        for consumer in self._jobs.consumers:
+            if consumer.snapshot.id != snapshot:
+                continue
+            name, places = consumer.request.job, here
+            if consumer.position is None or not self._plan.knows(consumer.key):
+                places = np.arange(len(keys))
+            else:
+                follower = consumer.position.follower
+                places = here[follower.may_read(ids[here])]
+                for place in here[_claims(follower, ids[here])].tolist():
+                    claiming[place].add(name)
+            for place in places.tolist():
+                candidates[place].add(name)
+        return [_reader(*both) for both in zip(candidates, claiming, strict=True)]
 
     def _owners(self, keys: Sequence[bytes]) -> list[_Owner | None]:
         """For whom each of the blocks is that were waited for: the first consumer that it may be for."""
@@ -196,6 +203,13 @@ def _observe(followed: Sequence[_Followed], ids: Ids) -> None:
 def _is_fetch(source: str) -> bool:
     """Was the block on no tier of this node? source: of a stall (see cachefs.messages.Stall)."""
     return source == "origin" or source.startswith("peer ")
+
+
+def _reader(candidates: set[str], claiming: set[str]) -> Reader:
+    """Whose a failed read is that these jobs may have done, and of which *claiming* would read just that now."""
+    if len(claiming) == 1:
+        return Reader(next(iter(claiming)), is_sure=True)
+    return Reader("" if len(candidates) > 1 else next(iter(candidates), None), is_sure=False)
 
 
 def _claims(follower: Follower, ids: Ids) -> npt.NDArray[np.bool_]:

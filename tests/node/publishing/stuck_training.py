@@ -1,4 +1,4 @@
-"""A training that reads files in a shuffled order: `stuck_training.py DIRECTORY EPOCHS WORKERS`."""
+"""A training that reads files in a shuffled order, all but one: `stuck_training.py DIRECTORY EPOCHS WORKERS [BUT]`."""
 
 import sys
 import time
@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader, Dataset
 class Files(Dataset):  # type: ignore[type-arg]
     """The bytes of all files of a directory."""
 
-    def __init__(self, directory: str) -> None:
-        self.samples = sorted(str(path) for path in Path(directory).iterdir() if path.is_file())
+    def __init__(self, directory: str, but: str) -> None:
+        self.samples = sorted(str(path) for path in Path(directory).iterdir() if path.is_file() and path.name != but)
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -25,7 +25,7 @@ class Files(Dataset):  # type: ignore[type-arg]
 if __name__ == "__main__":
     directory, epochs, workers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     torch.manual_seed(0)
-    loader = DataLoader(Files(directory), batch_size=4, shuffle=True, num_workers=workers)
+    loader = DataLoader(Files(directory, "".join(sys.argv[4:])), batch_size=4, shuffle=True, num_workers=workers)
     for epoch in range(epochs):
         for _ in loader:
             time.sleep(0.05)

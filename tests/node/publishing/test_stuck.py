@@ -167,6 +167,21 @@ def test_an_object_that_has_changed(rclone: S3Server, tmp_path: Path) -> None:
         note("object changed", said)
 
 
+def test_failed_reads_are_those_of_the_job_that_has_read(rclone: S3Server, tmp_path: Path) -> None:
+    with node(rclone, tmp_path, "two") as here:
+        rclone.put("two", {"007": b"other bytes"})
+        well = Job(here.daemon, "well", [SCRIPT, here.mount, "1000", "0", "007"])
+        try:
+            until_found(well.said, "epoch 1")
+            broken = Job(here.daemon, "broken", [SCRIPT, here.mount, "1", "0"])
+            assert re.search(r"cachefs: \d+ reads? of pets failed: .*has changed since", broken.finish())
+            assert re.search(r"reads? of pets failed: .*has changed", here.places.ctl("job", "show", "broken"))
+            assert not re.search(r"reads? of pets", here.places.ctl("job", "show", "well"))
+        finally:
+            well.end()
+        assert not re.search(r"reads? of pets", well.said())
+
+
 def test_a_program_without_a_loader_is_told_too(rclone: S3Server, tmp_path: Path) -> None:
     with node(rclone, tmp_path, "plain") as here:
         here.proxy.add(Fault(status=403, times=None))

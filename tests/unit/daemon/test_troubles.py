@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from cachefs_daemon import troubles as module
-from cachefs_daemon.fetch.waiting_reads import KEPT, FailedRead, ReadFailure, ReadFailures, WaitingRead
+from cachefs_daemon.fetch.waiting_reads import KEPT, SETTLED, FailedRead, Reader, ReadFailure, ReadFailures, WaitingRead
 from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.origin.outage import Outage
 from cachefs_daemon.origin.retry import Failure
@@ -127,7 +127,7 @@ def test_a_job_is_told_of_failures_since_it_began(monkeypatch: pytest.MonkeyPatc
     reads = deque(FailedRead(NOW - before, b"k", "no") for before in (100, 75, 70))
     failure = ReadFailure("one", Cause.REFUSED, NOW - 100, NOW - 70, 3, "no", reads)
     monkeypatch.setattr(module, "time", SimpleNamespace(time=lambda: NOW, monotonic=lambda: NOW))
-    of = Troubles(lambda: found(failures=[failure]), lambda snapshot, keys: ["j"] * len(keys))
+    of = Troubles(lambda: found(failures=[failure]), lambda snapshot, keys: [Reader("j", True)] * len(keys))
     assert [one.failed for one in of.of("j", ["one"], NOW - 100)] == [3]
     assert [one.failed for one in of.of("j", ["one"], NOW - 80)] == [2]
     assert [one.failed for one in of.of("j", ["one"], NOW - 70)] == [1]
@@ -142,7 +142,9 @@ def test_a_job_is_not_told_of_reads_of_another_one_that_have_failed() -> None:
         source: Any = SimpleNamespace(snapshot="one", subject=f"object {number}", key=key)
         failures.add(source, CachefsError("broken"), now - 5 + number, waited=True)
     jobs = {b"a": "a", b"?": "", b"b": "b"}
-    of = Troubles(lambda: found(failures=failures.all()), lambda snapshot, keys: [jobs[key] for key in keys])
+    of = Troubles(
+        lambda: found(failures=failures.all()), lambda snapshot, keys: [Reader(jobs[key], True) for key in keys]
+    )
     [one] = of.of("a", ["one"], now - 9)
     assert (one.failed, one.unattributed, one.last, one.reason) == (3, 1, now - 4, "object 1: broken")
     [one] = of.of("b", ["one"], now - 9)
@@ -159,14 +161,22 @@ def test_a_job_is_not_told_of_reads_of_another_one_that_have_failed() -> None:
     assert [each.failed for each in of.of("b", ["one"], now - 2.5)] == [0]
 
 
-def test_failed_reads_are_of_the_job_that_comes_while_none_was_there() -> None:
-    failures, there = ReadFailures(), list[str]()
+def test_whose_a_failed_read_is_settles_after_a_while_or_when_the_job_ends() -> None:
+    """The job that has read may not be published yet, and another one is the only one there."""
+    failures, now, jobs = ReadFailures(), time.time(), [Reader("well", is_sure=False)]
     source: Any = SimpleNamespace(snapshot="one", subject="object", key=b"k")
-    failures.add(source, CachefsError("broken"), NOW, waited=True)
-    of = Troubles(lambda: found(failures=failures.all()), lambda snapshot, keys: [*there, None][:1] * len(keys))
-    assert [one.unattributed for one in of.of("j", ["one"], 0.0)] == [1]
-    there.append("j")
-    assert [(one.failed, one.unattributed) for one in of.of("j", ["one"], 0.0, fresh=True)] == [(1, 0)]
+    failures.add(source, CachefsError("broken"), now, waited=True)
+    of = Troubles(lambda: found(failures=failures.all()), lambda snapshot, keys: jobs * len(keys))
+    assert of.of("well", ["one"], 0.0) == []
+    jobs = [Reader("", is_sure=False)]
+    of.all(fresh=True)
+    assert of.of("well", ["one"], 0.0) == []
+    failures.all()[0].reads[0].when -= SETTLED
+    of.all(fresh=True)
+    assert [one.unattributed for one in of.of("well", ["one"], 0.0)] == [1]
+    jobs = [Reader("well", is_sure=False)]
+    failures.add(source, CachefsError("broken"), now, waited=True)
+    assert [(one.failed, one.unattributed) for one in of.of("well", ["one"], 0.0, fresh=True)] == [(2, 1)]
 
 
 def test_the_parts_are_not_looked_at_more_often_than_twice_a_second(monkeypatch: pytest.MonkeyPatch) -> None:

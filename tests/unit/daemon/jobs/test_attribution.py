@@ -110,20 +110,25 @@ def test_a_failed_read_is_that_of_the_only_job_that_reads_the_block_next() -> No
     one, two = np.random.default_rng(1).permutation(COUNT), np.random.default_rng(2).permutation(COUNT)
     node = Node(one, two)
     both = np.concatenate((one[:1], two[:1], [one[500]]))
-    assert node.attribution.jobs_of("s", [*node.keys(both), b"\xff" * 20]) == ["job0", "job1", "", ""]
-    assert node.attribution.jobs_of("other", node.keys(both)) == [None] * 3
+    found = node.attribution.jobs_of("s", [*node.keys(both), b"\xff" * 20])
+    assert found == [("job0", True), ("job1", True), ("", False), (None, False)]
+    assert node.attribution.jobs_of("other", node.keys(both)) == [(None, False)] * 3
 
 
 def test_a_failed_read_that_may_be_of_two_jobs_is_of_none_of_them() -> None:
     order = np.random.default_rng(1).permutation(COUNT)
     node = Node(order, order)
-    assert node.attribution.jobs_of("s", node.keys(order[:1])) == [""]
+    assert node.attribution.jobs_of("s", node.keys(order[:1])) == [("", False)]
 
 
-def test_a_failed_read_is_of_the_only_job_of_its_snapshot() -> None:
-    node = Node(np.arange(COUNT))
-    node.jobs.consumers[0].position = None  # it has not begun to follow
-    assert node.attribution.jobs_of("s", node.keys([COUNT - 1])) == ["job0"]
+def test_a_failed_read_is_that_of_the_only_job_that_may_read_it() -> None:
+    node = Node(np.arange(COUNT), np.arange(COUNT - 100))
+    well, broken = node.jobs.consumers
+    well.position = None  # it has not begun to follow
+    broken.position = Position(Follower(node.plan, broken.key, 0, 1, np.arange(COUNT) < COUNT - 100), 1)
+    assert node.attribution.jobs_of("s", node.keys([COUNT - 1, COUNT - 101])) == [("job0", False), ("", False)]
+    node.jobs.consumers.remove(well)
+    assert node.attribution.jobs_of("s", node.keys([COUNT - 1, COUNT - 101])) == [(None, False), ("job1", False)]
 
 
 def test_tripwires_say_where_a_consumer_is_whose_other_pages_are_in_the_page_cache() -> None:
