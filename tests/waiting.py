@@ -9,6 +9,9 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+import sniffio
+import trio
+
 T = TypeVar("T")
 What = str | Callable[[], object]
 
@@ -45,13 +48,14 @@ def until(
 async def until_async(
     look: Callable[[], T], what: What = "", *, is_right: Callable[[T], object] = bool, seconds: float = SECONDS
 ) -> T:
-    """Wait as `until` does, while the asyncio loop runs. Seconds are those of the loop's clock."""
-    loop = asyncio.get_running_loop()
-    end, pause = loop.time() + seconds, _SHORTEST_PAUSE
+    """Wait as `until` does, while the loop of asyncio or trio runs. Seconds are those of the loop's clock."""
+    is_trio = sniffio.current_async_library() == "trio"
+    now, sleep = (trio.current_time, trio.sleep) if is_trio else (asyncio.get_running_loop().time, asyncio.sleep)
+    end, pause = now() + seconds, _SHORTEST_PAUSE
     while not is_right(value := look()):
-        if loop.time() > end:
+        if now() > end:
             raise AssertionError(_failure(look, what, value, seconds))
-        await asyncio.sleep(pause)
+        await sleep(pause)
         pause = min(pause * _GROWTH, _LONGEST_PAUSE)
     return value
 

@@ -24,6 +24,7 @@ from cachefs.rpc import NODE
 from cachefs.segment import SegmentReader
 from cachefs.snapshot import Entry, Snapshot
 from tests.daemon import Daemon, block_ref
+from tests.waiting import until_async
 
 SIZE = 3 << 20
 FILES = 12
@@ -111,8 +112,7 @@ def test_where_too_many_reads_wait_one_more_fails_at_once(
         async with reading(daemon) as ours, trio.open_nursery() as nursery:
             key = block_key(snapshot.entry(first).content, 0)
             # The daemon answers before others see the block in the index.
-            while ours._tiers.index.get(key) is None:  # noqa: ASYNC110
-                await trio.sleep(0.001)
+            await until_async(lambda: ours._tiers.index.get(key))
             daemon.process.send_signal(signal.SIGSTOP)
             try:
                 nursery.start_soon(ours.read, snapshot, second, 0, 10)

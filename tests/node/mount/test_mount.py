@@ -22,7 +22,7 @@ from cachefs.mount_table import mount_points
 from cachefs.snapshot import Snapshot
 from tests.daemon import Daemon
 from tests.mounting import counters, drop_pages, mounted, read_tree
-from tests.waiting import until
+from tests.waiting import until, until_async
 
 DEPTH = 300
 COPY = "import shutil, sys; shutil.copytree(*sys.argv[1:])"
@@ -343,8 +343,7 @@ def test_what_is_asked_for_ahead_comes_without_anybody_waiting(tree: Path, tmp_p
             channel = FetchChannel(daemon.socket)
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(channel.run)
-                while channel.is_away:  # noqa: ASYNC110
-                    await trio.sleep(0.01)
+                await until_async(lambda: not channel.is_away)
                 for block in blocks:
                     channel.send(Fetch(blocks=[block], ahead=True))
                 nursery.cancel_scope.cancel()

@@ -17,6 +17,7 @@ from cachefs.fetch_frames import MOST_ASKED, VERSION, Answered, Asked, Frames, H
 from cachefs.messages import BlockRef, Fetch, FetchedBlock
 from cachefs.mount import fetch_channel
 from cachefs.mount.fetch_channel import FetchChannel
+from tests.waiting import until_async
 
 PLACE = FetchedBlock(Location(MEMORY, 1, 2, 3, bytes(8)).pack())
 FETCH = Fetch(blocks=[BlockRef("snapshot", 1, 0)], deadline=20)
@@ -77,7 +78,7 @@ def play(directory: Path, scene: Callable[[FetchChannel, FakeDaemon], Awaitable[
                 nursery.cancel_scope.cancel()
         daemon.close()
 
-    trio.run(run)
+    trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 def block(name: bytes) -> FetchedBlock:
@@ -108,10 +109,10 @@ def test_each_question_gets_its_own_answer_in_whatever_order_they_come(tmp_path:
 def test_a_daemon_that_comes_late_is_waited_for(tmp_path: Path) -> None:
     async def scene(channel: FetchChannel, daemon: FakeDaemon) -> None:
         peer = await daemon.accept()
-        await until(lambda: not channel.is_away)
+        await until_async(lambda: not channel.is_away)
         daemon.close()
         peer.connection.close()
-        await until(lambda: channel.is_away)
+        await until_async(lambda: channel.is_away)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(gets_its_answer, channel)
             await asks_in_vain(channel, 0.05, "did not answer in time; is it running.*older than this mount")
@@ -120,11 +121,6 @@ def test_a_daemon_that_comes_late_is_waited_for(tmp_path: Path) -> None:
             await peer.answer(await peer.asked())
 
     play(tmp_path, scene)
-
-
-async def until(true: Callable[[], bool]) -> None:
-    while not true():  # noqa: ASYNC110
-        await trio.sleep(0.001)
 
 
 async def gets_its_answer(channel: FetchChannel) -> None:
@@ -262,12 +258,12 @@ def test_an_answer_that_makes_no_sense_is_an_error_at_once(tmp_path: Path, garba
 def test_without_a_descriptor_a_mount_waits_for_one(tmp_path: Path) -> None:
     async def scene(channel: FetchChannel, daemon: FakeDaemon) -> None:
         peer = await daemon.accept()
-        await until(lambda: not channel.is_away)
+        await until_async(lambda: not channel.is_away)
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
         try:
             peer.connection.close()
-            await until(lambda: channel.is_away)
+            await until_async(lambda: channel.is_away)
             await asks_in_vain(channel, 0.3, "Too many open files")
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -309,7 +305,7 @@ def test_a_daemon_that_stands_still_costs_a_mount_only_so_much(tmp_path: Path, m
 
         async with trio.open_nursery() as nursery:
             peer = await daemon.accept()
-            await until(lambda: not channel.is_away)
+            await until_async(lambda: not channel.is_away)
             for _ in range(8):
                 nursery.start_soon(ask)
             channel.send(large)
