@@ -10,7 +10,6 @@ from cachefs.job_messages import JobList
 from cachefs.messages import DatasetCached, DatasetList, DatasetNames, DatasetsCached
 from cachefs.rpc import DATASET_CACHED, DATASET_LIST, JOB_LIST, STATUS, DaemonClient
 from tests.unit.tools.pictures import dataset, job, status
-from tests.waiting import until
 
 
 class Daemon:
@@ -82,7 +81,7 @@ def test_an_older_daemon_does_not_know_what_is_cached() -> None:
     assert asker_of(daemon).ask().cached == {}
 
 
-def test_while_the_daemon_is_away_the_last_picture_stays() -> None:
+def test_while_the_daemon_is_away_the_last_picture_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     daemon = Daemon(1)
     asker = asker_of(daemon)
     daemon.failure = DaemonUnavailable("gone")
@@ -91,12 +90,15 @@ def test_while_the_daemon_is_away_the_last_picture_stays() -> None:
     daemon.failure = None
     first = asker.begin()
     daemon.failure = DaemonUnavailable("gone")
-    asker.start()
-    try:
-        until(lambda: asker.answer.problem == "gone")
-        assert asker.answer.picture is first
+
+    def after_the_first() -> None:
+        assert (asker.answer.problem, asker.answer.picture is first) == ("gone", True)
         daemon.failure = None
-        until(lambda: not asker.answer.problem)
-        assert asker.answer.picture is not first
-    finally:
+
+    def after_the_second() -> None:
+        assert (asker.answer.problem, asker.answer.picture is first) == ("", False)
         asker.stop()
+
+    steps = iter((after_the_first, after_the_second))
+    monkeypatch.setattr(asker._stopped, "wait", lambda _: next(steps)())
+    asker._run()

@@ -1,7 +1,6 @@
 """What becomes of blocks that fetch processes bring while the store hangs."""
 
 import asyncio
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -17,24 +16,33 @@ from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.reserved_rooms import Expected, OpenSegment, Room
 
 from cachefs.block import MEMORY, Location
+from tests import virtual_time
 from tests.waiting import until_async
 
 PLACE = Location(MEMORY, 0, 0, 100, b"")
 ROOM = Room(b"key", 100, MEMORY, 0, 0, claimed=False)
 
 
-class HangingRooms:
-    """Rooms of a store whose calls hang until `goes_on`. No tier takes anything more."""
+class HangingThreads(Threads):
+    """Threads in which calls of the store hang until `goes_on`."""
 
     def __init__(self) -> None:
-        self.goes_on = threading.Event()
+        super().__init__()
+        self.goes_on = asyncio.Event()
         self.calls = 0
+
+    async def ahead(self, work: Any, /, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        await self.goes_on.wait()
+        return work(*args, **kwargs)
+
+
+class FullRooms:
+    """Rooms of a store in which no tier takes anything more."""
 
     def enter_and_reserve(
         self, written: Sequence[tuple[Room, bytes]], blocks: Sequence[Expected]
     ) -> tuple[list[Location], list[Room | None], list[OpenSegment]]:
-        self.calls += 1
-        assert self.goes_on.wait(30)
         return [PLACE] * len(written), [None] * len(blocks), []
 
 
@@ -64,7 +72,7 @@ class Brought:
 def test_while_the_store_hangs_others_bring_what_processes_have_brought(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(carrying, "_ROOM_PATIENCE", 0.05)
     monkeypatch.setattr(carrying, "_takes_orders", lambda kind: True)
-    rooms: Any = HangingRooms()
+    rooms: Any = FullRooms()
     origin: Any = Orders()
     source = BlockSource(b"key", origin, ObjectRange(b"key", b"v1", 100, 0, 100), "snapshot")
     told: dict[str, list[Location | None]] = {}
@@ -72,7 +80,7 @@ def test_while_the_store_hangs_others_bring_what_processes_have_brought(monkeypa
     def teller(name: str) -> Callable[[Location | None], None]:
         return told.setdefault(name, []).append
 
-    async def play(threads: Threads) -> None:
+    async def play(threads: HangingThreads) -> None:
         loop = asyncio.get_running_loop()
         carrier = Carrying(rooms, threads, ErrorLog(), 1, 20)
         loads = [Load(source, origin, origin, teller(name), lambda: None, loop.time()) for name in ("one", "two")]
@@ -81,7 +89,7 @@ def test_while_the_store_hangs_others_bring_what_processes_have_brought(monkeypa
         monkeypatch.setattr(carrier, "_start_more", lambda: None)
         for number in (1, 2):
             assert carrier.take(source, teller(f"asked {number}"), lambda: None)
-            await until_async(lambda number=number: rooms.calls == number)  # type: ignore[misc]
+            await until_async(lambda number=number: threads.calls == number)  # type: ignore[misc]
         carrier._receive(process)
 
         def are_told() -> bool:
@@ -92,16 +100,18 @@ def test_while_the_store_hangs_others_bring_what_processes_have_brought(monkeypa
         assert told["one"] == told["two"] == [None]
         await until_async(carrier._is_stuck)
         assert not carrier.take(source, teller("late"), lambda: None)
-        rooms.goes_on.set()
+        threads.goes_on.set()
         await until_async(lambda: not carrier._calls)
         assert told == {"one": [None, PLACE], "two": [None, PLACE], "asked 1": [None], "asked 2": [None], "late": []}
         assert not carrier._entering
         assert carrier.take(source, teller("again"), lambda: None)
         await carrier.close()
 
-    threads = Threads()
-    try:
-        asyncio.run(play(threads))  # the store hangs: in a real thread
-    finally:
-        rooms.goes_on.set()
-        threads.close()
+    async def run() -> None:
+        threads = HangingThreads()
+        try:
+            await play(threads)
+        finally:
+            threads.close()
+
+    virtual_time.run(run())

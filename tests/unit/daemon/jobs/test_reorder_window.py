@@ -1,10 +1,7 @@
 """How far out of order a loader reads: within the window that the daemon counts with."""
 
-import os
-import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 
@@ -12,7 +9,6 @@ import pytest
 from cachefs_daemon.jobs.consumer_reads import out_of_order
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from cachefs.job_messages import JobPublish
 
@@ -97,29 +93,3 @@ def test_the_window_is_no_wider_than_a_loader_needs(workers: int, batch_size: in
 def test_without_workers_reads_are_in_order() -> None:
     assert window(0, 32, 2) == 0
     assert widest(list(range(100))) == 0
-
-
-class Logged(Dataset[int]):
-    """Appends each index that is read to a file; the first worker is slow."""
-
-    def __init__(self, log: Path, size: int) -> None:
-        self.log = os.open(log, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
-        self.size = size
-
-    def __len__(self) -> int:
-        return self.size
-
-    def __getitem__(self, index: int) -> int:
-        info = get_worker_info()
-        assert info is not None
-        if info.id == 0:
-            time.sleep(0.002)
-        os.write(self.log, b"%d\n" % index)
-        return index
-
-
-def test_torch_stays_within_the_bound(tmp_path: Path) -> None:
-    loader = DataLoader(Logged(tmp_path / "log", 480), batch_size=4, num_workers=2, prefetch_factor=3)
-    assert len([batch.tolist() for batch in loader]) == 120
-    order = [int(line) for line in (tmp_path / "log").read_text().split()]
-    assert 0 < widest(order) <= window(2, 4, 3)

@@ -31,7 +31,7 @@ def test_there_are_at_most_so_many_and_a_free_one_is_used_again() -> None:
         one = IdleThreads(3, "one-by-one")
         for _ in range(20):
             await one.run(lambda: None)
-            await asyncio.sleep(0.001)
+            await until_async(lambda: one._free)
         assert running("one-by-one") <= 2
 
     asyncio.run(scene())
