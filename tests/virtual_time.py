@@ -90,12 +90,23 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         if self._turns > TURNS:
             raise Stuck(f"at {self._elapsed()} {TURNS} turns of the loop have not let the clock move\n{waiting(self)}")
         if self.random is not None and len(ready) > 1:
-            places = [place for place, handle in enumerate(ready) if _is_step(handle)]
-            if len(places) > 1:
-                steps = [ready[place] for place in places]
-                self.random.shuffle(steps)
-                for place, handle in zip(places, steps, strict=True):
-                    ready[place] = handle
+            places: list[int] = []
+            for place, handle in enumerate(ready):
+                if _is_step(handle):
+                    places.append(place)
+                elif _is_of(handle, self):  # such as the end of a connect, before which its task must not run
+                    self._shuffle(places)
+                    places = []
+            self._shuffle(places)
+
+    def _shuffle(self, places: list[int]) -> None:
+        """Shuffle the callbacks that are ready at these places."""
+        ready: Any = self._ready  # type: ignore[attr-defined]
+        if self.random is not None and len(places) > 1:
+            steps = [ready[place] for place in places]
+            self.random.shuffle(steps)
+            for place, handle in zip(places, steps, strict=True):
+                ready[place] = handle
 
     def jump(self, seconds: float) -> None:
         """Move the clock, and a moment more."""
@@ -188,6 +199,11 @@ class _JumpingSelector(selectors.DefaultSelector):
 def _is_step(handle: Any) -> bool:
     """Is that callback a step of a task? Others keep asyncio's order, which transports rely on."""
     return isinstance(getattr(handle._callback, "__self__", None), asyncio.Task)
+
+
+def _is_of(handle: Any, loop: VirtualTimeLoop) -> bool:
+    """Is that callback one that the loop itself has set?"""
+    return getattr(getattr(handle._callback, "func", handle._callback), "__self__", None) is loop
 
 
 def _work(done: "asyncio.Future[Result]", work: Callable[..., Result], arguments: tuple[Any, ...]) -> None:

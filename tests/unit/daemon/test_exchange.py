@@ -137,11 +137,13 @@ def test_reports_of_several_workers_are_followed_at_once_before_they_are_answere
         exchange = Exchange(mounts, heard.listeners(), Locked(heard), threads)  # type: ignore[arg-type]
         both = report(0, b"a", b"b"), report(1, b"c")
         await asyncio.gather(*(exchange.on_mount_report(one) for one in both))
-        assert (heard.reads, heard.used, heard.woken) == ([([b"a", b"b", b"c"], 2)], [[b"a", b"b", b"c"]], 1)
+        [keys] = heard.used
+        assert keys in ([b"a", b"b", b"c"], [b"c", b"a", b"b"])
+        assert (heard.reads, heard.woken) == ([(keys, 2)], 1)
         await exchange.on_mount_report(report(2))
         await exchange.on_mount_report(report(1, b"d"))
         assert (heard.reads[1:], len(heard.reports)) == ([([b"d"], 1)], 4)
-        assert heard.guessed == [("m", [b"a", b"b", b"c"]), ("m", [b"d"])]
+        assert heard.guessed == [("m", keys), ("m", [b"d"])]
         threads.close()
 
     virtual_time.run(play())
