@@ -6,6 +6,7 @@ A dataset that was removed is kept out of sight, as long as another node
 reads one of its snapshots.
 """
 
+import asyncio
 import contextlib
 import dataclasses
 import logging
@@ -55,6 +56,8 @@ _RESERVED: Final = frozenset({"all"})
 KEPT_GENERATIONS: Final = 2
 # When a snapshot was replaced that another node has sent: before any mount of this node started.
 _LONG_AGO: Final = 0.001
+# Seconds that a change by a user waits, at most, for one that came from another node: a snapshot is put in place.
+TAKING_OVER_SECONDS: Final = 10.0
 # Snapshots for which it is remembered which dataset has them.
 _NAMES: Final = 4096
 
@@ -83,7 +86,9 @@ class Catalog:
         self._datasets: dict[str, Dataset] = {}  # by name
         self._departed: list[Dataset] = []  # were removed, and have snapshots that other nodes read
         self._upkeep = OriginUpkeep()
-        self._changing: set[str] = set()  # names of datasets that are being listed or removed
+        # Names of datasets that are being listed or removed, or taken over from another node; the latter with what is
+        # set at the end.
+        self._changing: dict[str, asyncio.Event | None] = {}
         self._saving = threading.Lock()
         self._names: dict[str, str] = {}  # by id of a snapshot: see `dataset_of`
         # In a cluster: gives the stamp of a change that is made on this node; and is told the name of each dataset that
@@ -211,6 +216,7 @@ class Catalog:
 
         Raises NotFound, Busy, and what the origin raises.
         """
+        await self._until_taken_over(name)
         dataset = self.get(name)
         before = dataset.current
         resumed = 0
@@ -235,6 +241,7 @@ class Catalog:
     async def remove(self, name: str, is_read_elsewhere: Callable[[str], bool] = lambda _: False) -> Dataset:
         """Forget the dataset and its snapshots, but for those that *is_read_elsewhere* says yes of by their id; its
         blocks stay. Raises NotFound, Busy."""
+        await self._until_taken_over(name)
         dataset = self.get(name)
         with self._changing_name(name):
             removals, added, departed = self.removals, dataset.record.added, self._departed
@@ -310,7 +317,7 @@ class Catalog:
 
         Raises Busy while the dataset is listed or removed, CachefsError.
         """
-        with self._changing_name(wanted.name):
+        with self._changing_name(wanted.name, ends=asyncio.Event()):
             known = self.find_added(wanted)
             dataset = known or Dataset(
                 msgspec.structs.replace(wanted, snapshots=[]),
@@ -381,7 +388,7 @@ class Catalog:
 
         Raises Busy while it is listed or removed, CachefsError.
         """
-        with self._changing_name(wanted.name):
+        with self._changing_name(wanted.name, ends=asyncio.Event()):
             return await self._adopt_from(wanted, received)
 
     async def _adopt_from(self, wanted: DatasetRecord, received: Path | None) -> Dataset:
@@ -605,14 +612,23 @@ class Catalog:
         if name in self._changing:
             raise Busy(f"dataset {name} is being listed or removed right now; try again when that is done")
 
+    async def _until_taken_over(self, name: str) -> None:
+        """Waits until what another node says of the dataset is on this node's disk: no user has begun that."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TAKING_OVER_SECONDS):
+                while ends := self._changing.get(name):
+                    await ends.wait()
+
     @contextlib.contextmanager
-    def _changing_name(self, name: str) -> Iterator[None]:
+    def _changing_name(self, name: str, *, ends: asyncio.Event | None = None) -> Iterator[None]:
         self.check_idle(name)
-        self._changing.add(name)
+        self._changing[name] = ends
         try:
             yield
         finally:
-            self._changing.discard(name)
+            del self._changing[name]
+            if ends is not None:
+                ends.set()
             self._tidy()
 
 

@@ -501,3 +501,23 @@ def test_a_snapshot_that_is_being_kept_stays_though_the_others_of_its_dataset_ar
         assert not other.has(read)
 
     on_bench(tmp_path, scene)
+
+
+def test_a_removal_waits_for_a_snapshot_that_comes_from_another_node(tmp_path: Path) -> None:
+    arriving, current = snapshots(tmp_path, 2)
+
+    async def scene(bench: Bench) -> None:
+        node = await bench.node([current])
+        wanted = msgspec.structs.replace(node.catalog.get(NAME).record, snapshots=[])
+        with node.held.receiving() as path:
+            shutil.copy(bench.root / f"{arriving}.snapshot", path)
+            keeping = asyncio.create_task(node.catalog.keep(arriving, wanted, path))
+            await asyncio.sleep(0)
+            with pytest.raises(Busy):
+                node.catalog.check_idle(NAME)
+            await node.changes.remove(NAME)
+            assert keeping.done()
+        assert not node.has(arriving)
+        assert not node.has(current)
+
+    on_bench(tmp_path, scene)
