@@ -166,7 +166,7 @@ class Guesses:
     def _used_up(self, items: Any) -> Rest | None:
         """What is left of a list from which the sampler takes what it gives, at one of its ends."""
         drawn = self._since_ends
-        if not 0 < drawn <= len(self._run):
+        if not SHORTEST_RUN <= drawn <= len(self._run):  # a single one may come from an end by chance
             return None
         run = self._run[-drawn:]
         now = _ends_of(items)
