@@ -95,7 +95,12 @@ def test_a_file_goes_on_where_it_stopped_if_it_is_the_same(tmp_path: Path) -> No
     assert (same.name, same.read_bytes() == path.read_bytes()) == (path.name, False)
     contents = {one: one.read_bytes() for one in (path, same)}
     ranges: list[str] = []
-    real = SnapshotFiles._send
+    real, grow = SnapshotFiles._send, snapshot_files._Partial.grow
+    grown = asyncio.Event()
+
+    def grow_and_tell(self: snapshot_files._Partial, size: int) -> None:
+        grow(self, size)
+        grown.set()
 
     async def cut_short(self: SnapshotFiles, request: web.Request, source: Path) -> web.StreamResponse:
         ranges.append(request.headers.get("Range", ""))
@@ -104,7 +109,9 @@ def test_a_file_goes_on_where_it_stopped_if_it_is_the_same(tmp_path: Path) -> No
             response = web.StreamResponse(headers={"ETag": f'"{content[-16:].hex()}"'})
             response.content_length = len(content)
             await response.prepare(request)
+            grown.clear()
             await response.write(content[:70_000])
+            await grown.wait()
             assert request.transport is not None
             request.transport.close()
             return response
@@ -115,6 +122,7 @@ def test_a_file_goes_on_where_it_stopped_if_it_is_the_same(tmp_path: Path) -> No
             (received := tmp_path / "received").touch()
             with (
                 patch.object(SnapshotFiles, "_send", cut_short),
+                patch.object(snapshot_files._Partial, "grow", grow_and_tell),
                 patch.object(snapshot_files, "PIECE", 1 << 16),
                 patch("random.shuffle"),
             ):
