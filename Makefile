@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 # A change of any of these means installing the package again.
 BUILD_INPUTS := .ci/prepare setup.cfg setup.py pyproject.toml cachefs/planning/sequences/_shuffle.c cachefs/mount/_zero_open.c cachefs/_process.c daemon/cachefs_daemon/store/_batch_io.c
 
-.PHONY: demo demo-cluster test cluster soak programs screenshots test-packages deb wheels sdist docs lint clean
+.PHONY: demo demo-cluster test steady cluster soak programs screenshots test-packages deb wheels sdist docs lint clean
 
 demo: $(VENV)/.ready-demo
 	$(BIN)/cachefs-demo $(DEMO_OPTIONS)
@@ -29,6 +29,10 @@ test: $(VENV)/.ready-test
 		--max-worker-restart 4 -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true \
 		--basetemp=$$directory/t $(PYTEST_OPTIONS); tests=$$?; \
 		wait $$lint; lint=$$?; cat $$directory/lint; exit $$((tests + lint)); }
+
+# The suite five times, with two busy processes for each processor: which tests waver?
+steady: $(VENV)/.ready-test
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m tests.steady $(STEADY_OPTIONS)
 
 soak: $(VENV)/.ready-test
 	$(IN_SHORT_DIRECTORY) $(PYTEST) -m soak --timeout=0 --basetemp=$$directory/t $(PYTEST_OPTIONS) && \
