@@ -11,10 +11,12 @@ from types import TracebackType
 from typing import Any
 
 import msgspec
+import psutil
 from cachefs_tools.scratch_node import memory_directory
 
 from cachefs.block import MEMORY, PIECE_SIZE, SSD, Location, block_count, block_key, block_length, pieces_match
 from cachefs.errors import DaemonUnavailable
+from cachefs.job_messages import JobName
 from cachefs.messages import (
     BlockRef,
     DatasetAdd,
@@ -28,7 +30,17 @@ from cachefs.messages import (
     OriginOptions,
     Status,
 )
-from cachefs.rpc import DATASET_ADD, DATASET_REFRESH, REPORT, STATUS, DaemonClient
+from cachefs.rpc import (
+    DATASET_ADD,
+    DATASET_LIST,
+    DATASET_REFRESH,
+    DATASET_REMOVE,
+    JOB_CANCEL,
+    JOB_LIST,
+    REPORT,
+    STATUS,
+    DaemonClient,
+)
 from cachefs.segment import SegmentReader
 from cachefs.snapshot import Snapshot
 from tests.fetching import fetch
@@ -171,6 +183,21 @@ class Daemon:
         with contextlib.suppress(AttributeError):
             self.client.close()
         return status
+
+    def forget(self) -> None:
+        """Remove all jobs, mounts and datasets with their blocks, so that the next test finds none.
+
+        Counters and the list of errors stay: tests that share a daemon compare them with what they were before.
+        """
+        for job in self.client.call(JOB_LIST, Empty()).jobs:
+            self.client.call(JOB_CANCEL, JobName(job=job.job))
+        for mount in self.status().mounts:
+            if mount.pid != os.getpid():
+                until(lambda: not psutil.pid_exists(mount.pid), f"{mount.mountpoint} ends")  # noqa: B023
+            self.report(mount.id, mount.spec, closing=True)
+        for dataset in self.client.call(DATASET_LIST, Empty()).datasets:
+            self.client.call(DATASET_REMOVE, DatasetName(name=dataset.name), timeout=60)
+        until(lambda: self.status().index_blocks == 0)
 
     # --- the calls most tests need --------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ class Scale:
     large: int  # number of files of about that size
 
 
-SMALL = Scale(files=1_500, largest=9_000_000, large=4)
+SMALL = Scale(files=300, largest=9_000_000, large=2)
 FULL = Scale(files=20_000, largest=50_000_000, large=12)
 FULL_MARKS = [pytest.mark.soak, pytest.mark.timeout(3000)]
 SCALES = [pytest.param(SMALL, id="small"), pytest.param(FULL, id="full", marks=FULL_MARKS)]

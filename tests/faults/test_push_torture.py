@@ -35,7 +35,7 @@ OPTIONS: Final = ("workers=2", "page_cache_budget=24MiB")
 # More than the budget, and more than the memory tier.
 FILES: Final = 500
 EVENTS: Final = [
-    pytest.param(30, id="small"),
+    pytest.param(10, id="small"),
     pytest.param(1000, id="full", marks=[pytest.mark.soak, pytest.mark.timeout(3600)]),
 ]
 

@@ -98,7 +98,8 @@ def images(divisor: int, tmp_path: Path) -> Path:
     return top
 
 
-@pytest.mark.parametrize("policy", ["minio", "lru"])
+# A tier whose policy is lru evicts with each read.
+@pytest.mark.parametrize("policy", [pytest.param("minio", marks=pytest.mark.soak), "lru"])
 def test_budgets_hold_under_eight_readers(images: Path, divisor: int, policy: str, tmp_path: Path) -> None:
     segment = (16 << 20) // divisor
     budgets = {"memory": (256 << 20) // divisor, "ssd": (1 << 30) // divisor}

@@ -17,8 +17,11 @@ from tests.waiting import until
 # By what it can be seen that processes of theirs run: in Python, with a handler of their own for SIGINT.
 @pytest.mark.parametrize(
     ("command", "begun"),
-    [("listing", "*/cachefsd.sock"), ("origin --throttle 50", "*/limits/proxy.log"), ("train --busy 1", "*")],
-    ids=["listing", "origin", "train"],
+    [
+        pytest.param("listing", "*/cachefsd.sock", id="listing", marks=pytest.mark.soak),
+        pytest.param("origin --throttle 50", "*/limits/proxy.log", id="origin"),
+        pytest.param("train --busy 1", "*", id="train", marks=pytest.mark.soak),
+    ],
 )
 def test_an_interruption_is_one_line_and_leaves_nothing(command: str, begun: str, tmp_path: Path) -> None:
     program = [sys.executable, "-c", "from cachefs_tools.bench import main; main()", *command.split()]

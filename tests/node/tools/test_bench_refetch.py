@@ -31,12 +31,12 @@ def test_the_chosen_cells_have_all_pairs_and_each_kind_of_small_tiers() -> None:
         # The page cache has all, and the tiers have half: once 2.5 to 3.5 times the least in 4 epochs. Now 1.0 to 1.1,
         # and more where the machine takes pages meanwhile.
         pytest.param(Cell(), 1.2, id="memory"),
-        pytest.param(Cell(push=False), 1.2, id="no_push"),
+        pytest.param(Cell(push=False), 1.2, id="no_push", marks=pytest.mark.soak),
         # Pages were dropped as the job began: 1.15 to 1.5.
-        pytest.param(Cell(tiers=Tiers.BOTH, small_budget=True, workers=0), 1.2, id="budget"),
-        pytest.param(Cell(small_budget=True, distributed=True), 1.2, id="distributed"),
+        pytest.param(Cell(tiers=Tiers.BOTH, small_budget=True, workers=0), 1.2, id="budget", marks=pytest.mark.soak),
+        pytest.param(Cell(small_budget=True, distributed=True), 1.2, id="distributed", marks=pytest.mark.soak),
         # The page cache has nothing for long: once 1.1 to 1.4 times the least.
-        pytest.param(Cell(page_cache=PageCache.NONE), 1.3, id="dropped"),
+        pytest.param(Cell(page_cache=PageCache.NONE), 1.3, id="dropped", marks=pytest.mark.soak),
     ],
 )
 def test_published_jobs_fetch_hardly_more_than_the_least_possible(tmp_path: Path, cell: Cell, most: float) -> None:

@@ -12,9 +12,10 @@ from cachefs_tools.cachectl.stats import header
 from cachefs.job_messages import JobProgress, JobPublish
 from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.rpc import JOB_PROGRESS, JOB_PUBLISH
+from tests.cachectl import CACHECTL
 from tests.daemon import Daemon
 from tests.node.daemon.test_jobs import write_files
-from tests.node.tools.test_cachectl import CACHECTL, SMALL, failure, run
+from tests.node.tools.test_cachectl import SMALL, failure, run
 
 COUNTERS = {"requests": 100, "hits_memory": 50, "hits_ssd": 30, "misses": 5, "push_late": 1}
 PUSHED = {"push_stored_bytes": 4_000_000, "push_held_bytes": 3 << 20, "push_budget": 64 << 20}

@@ -87,11 +87,11 @@ def test_demo_measures_each_way_of_reading(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("step", "number"),
     [
-        ("generating", signal.SIGINT),
+        pytest.param("generating", signal.SIGINT, marks=pytest.mark.soak),
         ("starting an S3 server", signal.SIGTERM),
         pytest.param("S3, no cachefs, epoch 1", signal.SIGINT, marks=pytest.mark.soak),
         pytest.param("cachefs mount, epoch 1", signal.SIGTERM, marks=pytest.mark.soak),
-        ("gets SIGKILL", signal.SIGINT),
+        pytest.param("gets SIGKILL", signal.SIGINT, marks=pytest.mark.soak),
     ],
 )
 def test_interrupted_demo_leaves_nothing(tmp_path: Path, step: str, number: signal.Signals) -> None:
@@ -106,6 +106,7 @@ def test_interrupted_demo_leaves_nothing(tmp_path: Path, step: str, number: sign
     assert_nothing_is_left(tmp_path)
 
 
+@pytest.mark.soak
 def test_a_part_that_fails_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     demo = start(tmp_path)
     said = wait_for(demo, "S3, no cachefs, epoch 2")

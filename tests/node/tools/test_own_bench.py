@@ -84,9 +84,8 @@ def test_a_job_that_cannot_read_is_told_why(daemon: Daemon, tmp_path: Path) -> N
     assert "see `cachectl errors`" in done.stderr
 
 
-@pytest.mark.parametrize(
-    "ends", [signal.SIGINT, *(pytest.param(one, marks=pytest.mark.soak) for one in (signal.SIGTERM, signal.SIGHUP))]
-)
+@pytest.mark.soak
+@pytest.mark.parametrize("ends", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupted_it_leaves_nothing(daemon: Daemon, ends: signal.Signals) -> None:
     before = left_behind()
     arguments = ("--rate", "1", "--seconds", "60", "--batch", "1", "--workers", "1", "--yes")
@@ -103,6 +102,7 @@ def test_interrupted_it_leaves_nothing(daemon: Daemon, ends: signal.Signals) -> 
     assert sum(tier.used for tier in daemon.status().tiers) == 0
 
 
+@pytest.mark.soak
 def test_killed_it_leaves_nothing_mounted(daemon: Daemon, tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()

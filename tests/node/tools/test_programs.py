@@ -85,7 +85,7 @@ def epochs_published(record: Recording, job: str) -> set[int]:
     return given | {1 for message in record.of(JobPublish, job) if message.spec is not None}
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", ["csv-pil", pytest.param("nanogpt", marks=pytest.mark.soak)])
 def test_a_program_computes_the_same_and_its_order_is_published(node: Node, tmp_path: Path, name: str) -> None:
     """The program waits, in the epoch in which its order is to be known, until it is."""
     program = next(one for one in PROGRAMS if one.name == name)

@@ -76,6 +76,7 @@ def test_small_tiers_fetch_again(tmp_path: Path) -> None:
     assert run["origin"]["samples"] > FILES
 
 
+@pytest.mark.soak
 def test_an_unmodified_torch_script_trains(tmp_path: Path) -> None:
     (run,) = train(tmp_path, "--publish", "none", "--policy", "minio", "--bandwidth", "20")["runs"]
     assert_adds_up(run)
@@ -96,7 +97,8 @@ def test_the_origin_may_be_any_s3_server(tmp_path: Path, radosgw: S3Server) -> N
         radosgw.put(BUCKET, {"left": b"nothing"})
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGTERM, marks=pytest.mark.soak), signal.SIGKILL])
+@pytest.mark.soak
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_run_leaves_no_process(tmp_path: Path, number: signal.Signals) -> None:
     bench = subprocess.Popen(
         [BENCH, "train", "--files", "200", "--demand", "20", "--publish", "run", "--directory", str(tmp_path)],
