@@ -3,19 +3,22 @@
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import msgspec
 import psutil
+import pytest
 from cachefs_tools.scratch_node import memory_directory
 
 from cachefs.block import MEMORY, PIECE_SIZE, SSD, Location, block_count, block_key, block_length, pieces_match
-from cachefs.errors import DaemonUnavailable
+from cachefs.errors import CachefsError, DaemonUnavailable
 from cachefs.job_messages import JobName
 from cachefs.messages import (
     BlockRef,
@@ -199,6 +202,14 @@ class Daemon:
             self.client.call(DATASET_REMOVE, DatasetName(name=dataset.name), timeout=60)
         until(lambda: self.status().index_blocks == 0)
 
+    def start_anew(self) -> None:
+        """Start the daemon with nothing of what it had."""
+        self.kill9()
+        for directory in (self.home / "state", self.ssd, self.memory):
+            shutil.rmtree(directory, ignore_errors=True)
+        self.memory.mkdir(exist_ok=True)
+        self.start()
+
     # --- the calls most tests need --------------------------------------------------------------------------------
 
     def add_dataset(self, name: str, url: str, options: OriginOptions | None = None) -> DatasetView:
@@ -263,3 +274,21 @@ class Daemon:
     def fetch(self, *blocks: BlockRef, deadline: float = 20) -> list[FetchedBlock]:
         """Ask the daemon for blocks as a mount does. Returns an answer for each. The deadline is in seconds."""
         return fetch(self.socket, blocks, deadline)
+
+
+@contextlib.contextmanager
+def shared_daemon(request: pytest.FixtureRequest, shared: Daemon, own: Callable[[], Daemon]) -> Iterator[Daemon]:
+    """A daemon for one test: that of its module, or with the marker `own_daemon` the one that *own* makes.
+
+    The daemon of the module is empty for each test. Its counters and its list of errors go on.
+    """
+    if request.node.get_closest_marker("own_daemon"):
+        with own() as daemon:
+            yield daemon
+        return
+    yield shared
+    try:
+        shared.forget()
+    except (AssertionError, CachefsError) as error:  # the next test is not to fail for what this one left
+        warnings.warn(pytest.PytestWarning(f"the daemon of the module is started anew: {error}"), stacklevel=1)
+        shared.start_anew()

@@ -49,7 +49,7 @@ from cachefs.rpc import (
     DaemonClient,
 )
 from cachefs.segment import segment_path
-from tests.daemon import Daemon, block_ref
+from tests.daemon import Daemon, block_ref, shared_daemon
 from tests.fetching import FetchClient, fetch
 from tests.node.daemon.test_jobs import wait_until
 from tests.waiting import until
@@ -72,10 +72,16 @@ def origin(tmp_path: Path) -> Path:
     return top
 
 
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    with Daemon(tmp_path / "node") as running:
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("node")) as running:
         yield running
+
+
+@pytest.fixture
+def daemon(request: pytest.FixtureRequest, running: Daemon, tmp_path: Path) -> Iterator[Daemon]:
+    with shared_daemon(request, running, lambda: Daemon(tmp_path / "node")) as daemon:
+        yield daemon
 
 
 @pytest.fixture
@@ -101,21 +107,23 @@ def cached_paths(daemon: Daemon, *paths: bytes) -> set[bytes]:
 
 
 def test_a_fetched_file_is_the_origins(daemon: Daemon, view: DatasetView, origin: Path) -> None:
+    before = daemon.status()
     for path in ("class1/001.jpg", "large", "empty"):
         assert daemon.read(view, path) == (origin / path).read_bytes()
     status = daemon.status()
-    assert (status.fetched_blocks, status.fetched_bytes) == (4, (9 << 20) + 5 + 4000)
+    assert status.fetched_blocks - before.fetched_blocks == 4
+    assert status.fetched_bytes - before.fetched_bytes == (9 << 20) + 5 + 4000
     assert daemon.read(view, "large") == (origin / "large").read_bytes()
     assert daemon.status().origin_requests == status.origin_requests
 
 
 def test_many_readers_of_one_block_cost_one_request(daemon: Daemon, view: DatasetView) -> None:
-    ref = block_ref(view, "large", 1)
+    ref, before = block_ref(view, "large", 1), daemon.status()
     with ThreadPoolExecutor(16) as readers:
         answers = list(readers.map(lambda _: daemon.fetch(ref, ref), range(64)))
     assert {block.location for blocks in answers for block in blocks} == {answers[0][0].location}
     status = daemon.status()
-    assert (status.fetched_blocks, status.origin_requests) == (1, 1)
+    assert status.fetched_blocks - before.fetched_blocks == status.origin_requests - before.origin_requests == 1
 
 
 def test_blocks_ahead_arrive_without_anybody_waiting(daemon: Daemon, view: DatasetView) -> None:
@@ -136,14 +144,15 @@ def test_one_bad_reference_does_not_spoil_the_others(daemon: Daemon, view: Datas
 
 
 def test_a_reader_that_goes_away_does_not_take_the_fetch_along(daemon: Daemon, view: DatasetView) -> None:
-    client = FetchClient(daemon.socket)
+    before, client = daemon.status().origin_requests, FetchClient(daemon.socket)
     client.ask(1, Fetch(blocks=[block_ref(view, "large", n) for n in range(3)], deadline=20))
     client.close()
     assert daemon.read(view, "large", deadline=20)
-    assert daemon.status().origin_requests <= 3
+    assert daemon.status().origin_requests - before <= 3
 
 
 def test_a_report_tells_a_mount_all_it_needs(daemon: Daemon, view: DatasetView) -> None:
+    before = daemon.status()
     node = daemon.report("m", spec="images", counters={"hits_memory": 3, "hit_bytes_memory": 9, "misses": 2})
     assert node.datasets == [view]
     assert set(node.tiers) == {"memory", "ssd"}
@@ -152,16 +161,19 @@ def test_a_report_tells_a_mount_all_it_needs(daemon: Daemon, view: DatasetView) 
     assert node.read_deadline == 20
     status = daemon.status()
     assert status.instance == node.instance
-    assert (status.tiers[0].hits, status.tiers[0].hit_bytes, status.misses) == (3, 9, 2)
+    assert status.tiers[0].hits - before.tiers[0].hits == 3
+    assert status.tiers[0].hit_bytes - before.tiers[0].hit_bytes == 9
+    assert status.misses - before.misses == 2
     assert [(mount.mountpoint, mount.alive) for mount in status.mounts] == [("/mnt/m", True)]
 
 
 def test_counters_of_mounts_that_ended_still_count(daemon: Daemon) -> None:
+    before = daemon.status().tiers[1].hits
     daemon.report("m", counters={"hits_ssd": 3})
     daemon.report("m", counters={"hits_ssd": 5}, closing=True)
     daemon.report("n", counters={"hits_ssd": 1})
     status = daemon.status()
-    assert status.tiers[1].hits == 6
+    assert status.tiers[1].hits - before == 6
     assert [mount.id for mount in status.mounts] == ["n"]
 
 
@@ -239,6 +251,7 @@ def test_a_mounted_dataset_is_not_removed(daemon: Daemon, view: DatasetView) -> 
     assert list((daemon.home / "state" / "snapshots").iterdir()) == []
 
 
+@pytest.mark.own_daemon
 def test_a_daemon_that_was_killed_knows_its_mounts_at_once(daemon: Daemon, view: DatasetView) -> None:
     daemon.report("m", spec="images")
     daemon.report("gone", spec="images")
@@ -268,6 +281,7 @@ def test_removing_a_dataset_frees_what_no_other_has(daemon: Daemon, view: Datase
     assert daemon.fetch(type(block_ref(part, "001.jpg"))(view.snapshot, 1, 0))[0].errno == errno.ENOENT
 
 
+@pytest.mark.own_daemon
 def test_everything_is_there_after_a_restart(daemon: Daemon, view: DatasetView, origin: Path) -> None:
     warm(daemon)
     daemon.client.call(PIN, Selection(dataset="images", paths=[b"class2"]))
@@ -282,6 +296,7 @@ def test_everything_is_there_after_a_restart(daemon: Daemon, view: DatasetView, 
         assert show(daemon).pinned == [b"class2"]
 
 
+@pytest.mark.own_daemon
 def test_a_damaged_snapshot_is_told_and_a_refresh_heals_it(daemon: Daemon, view: DatasetView, origin: Path) -> None:
     daemon.stop()
     path = Path(view.path)
@@ -422,15 +437,15 @@ def flip_byte(daemon: Daemon, location: Location) -> None:
 
 
 def test_a_complaint_about_bad_bytes_is_checked_and_repaired(daemon: Daemon, view: DatasetView, origin: Path) -> None:
-    path = "class2/029.jpg"
+    path, before = "class2/029.jpg", daemon.status().repairs
     (answer,) = daemon.fetch(block_ref(view, path))
     assert daemon.fetch(block_ref(view, path, bad=answer.location))[0].location == answer.location
-    assert daemon.status().repairs == 0
+    assert daemon.status().repairs == before
     flip_byte(daemon, Location.unpack(answer.location))
     (repaired,) = daemon.fetch(block_ref(view, path, bad=answer.location))
     assert repaired.location != answer.location
     assert daemon.read(view, path) == (origin / path).read_bytes()
-    assert daemon.status().repairs == 1
+    assert daemon.status().repairs == before + 1
 
 
 def test_verify_reads_everything_and_drops_what_is_wrong(daemon: Daemon, view: DatasetView, origin: Path) -> None:
@@ -446,6 +461,7 @@ def test_verify_reads_everything_and_drops_what_is_wrong(daemon: Daemon, view: D
 # --- the process ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.own_daemon
 def test_its_sockets_are_for_everybody_and_gone_at_the_end(daemon: Daemon) -> None:
     sockets = (daemon.socket, identity_socket(daemon.socket), fetch_socket(daemon.socket))
     assert [stat.S_IMODE(each.stat().st_mode) for each in sockets] == [0o666, 0o666, 0o666]
@@ -453,6 +469,7 @@ def test_its_sockets_are_for_everybody_and_gone_at_the_end(daemon: Daemon) -> No
     assert not any(each.exists() for each in sockets)
 
 
+@pytest.mark.own_daemon
 def test_sockets_that_were_removed_are_there_again(daemon: Daemon) -> None:
     """As cleaners of temporary files do it. The client that was connected goes on."""
     for path in (daemon.socket, identity_socket(daemon.socket)):
@@ -470,6 +487,7 @@ def test_sockets_that_were_removed_are_there_again(daemon: Daemon) -> None:
     assert not daemon.socket.exists()
 
 
+@pytest.mark.own_daemon
 def test_the_socket_of_a_daemon_that_took_the_place_stays(daemon: Daemon) -> None:
     daemon.socket.unlink()
     with socket.socket(socket.AF_UNIX) as other, socket.socket(socket.AF_UNIX) as visitor:
@@ -479,6 +497,7 @@ def test_the_socket_of_a_daemon_that_took_the_place_stays(daemon: Daemon) -> Non
         visitor.connect(str(daemon.socket))
 
 
+@pytest.mark.own_daemon
 def test_a_daemon_that_cannot_have_both_sockets_leaves_neither(daemon: Daemon, tmp_path: Path) -> None:
     assert daemon.stop() == 0
     with socket.socket(socket.AF_UNIX) as other:
@@ -492,6 +511,7 @@ def test_a_daemon_that_cannot_have_both_sockets_leaves_neither(daemon: Daemon, t
     assert not daemon.socket.exists()
 
 
+@pytest.mark.own_daemon
 def test_sigint_stops_in_order(daemon: Daemon) -> None:
     assert daemon.process is not None
     daemon.process.send_signal(signal.SIGINT)

@@ -21,7 +21,7 @@ from cachefs_tools.cachectl import main
 from cachefs.mount import kernel
 from cachefs.mount_table import mount_points
 from tests.cachectl import CACHECTL, cachectl, cachectl_process, run_here
-from tests.daemon import Daemon
+from tests.daemon import Daemon, shared_daemon
 from tests.mounting import frozen, mount_pid, mounted
 
 ODD_NAME = b"odd \xff\n[bold]name"
@@ -50,10 +50,10 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 
 @pytest.fixture
-def daemon(running: Daemon, tree: Path) -> Iterator[Daemon]:
-    running.add_dataset("tree", f"file://{tree}")
-    yield running
-    running.forget()
+def daemon(request: pytest.FixtureRequest, running: Daemon, tmp_path: Path, tree: Path) -> Iterator[Daemon]:
+    with shared_daemon(request, running, lambda: Daemon(tmp_path / "node", SMALL)) as daemon:
+        daemon.add_dataset("tree", f"file://{tree}")
+        yield daemon
 
 
 def run(daemon: Daemon | Path, *arguments: str | bytes | Path, stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
