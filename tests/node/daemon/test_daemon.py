@@ -51,7 +51,6 @@ from cachefs.rpc import (
 from cachefs.segment import segment_path
 from tests.daemon import Daemon, block_ref, shared_daemon
 from tests.fetching import FetchClient, fetch
-from tests.node.daemon.test_jobs import wait_until
 from tests.waiting import until
 
 FILES = 30
@@ -322,7 +321,7 @@ def test_a_snapshot_that_is_truncated_while_in_use_kills_no_daemon(
     process = daemon.process
     os.truncate(view.path, 8192)
     if noticed:
-        wait_until(lambda: any(view.snapshot in one.message for one in daemon.status().errors))
+        until(lambda: any(view.snapshot in one.message for one in daemon.status().errors))
         [answer] = daemon.fetch(ref)
         assert f"{view.path} is damaged" in answer.message
         with pytest.raises(errors.SnapshotDamaged, match="cachectl dataset refresh images"):
@@ -474,8 +473,8 @@ def test_sockets_that_were_removed_are_there_again(daemon: Daemon) -> None:
     """As cleaners of temporary files do it. The client that was connected goes on."""
     for path in (daemon.socket, identity_socket(daemon.socket)):
         path.unlink()
-    wait_until(daemon.socket.exists)
-    wait_until(identity_socket(daemon.socket).exists)
+    until(daemon.socket.exists)
+    until(identity_socket(daemon.socket).exists)
     fresh = DaemonClient(daemon.socket)
     assert fresh.call(STATUS, Empty()).pid == daemon.status().pid
     assert ask_identity(daemon.socket)

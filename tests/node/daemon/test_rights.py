@@ -20,7 +20,7 @@ from cachefs.rpc import JOB_CANCEL, JOB_LIST, JOB_PROGRESS, JOB_SHOW, METHODS, D
 from tests.as_user import NOBODY, as_user, public_directory
 from tests.daemon import Daemon
 from tests.mounting import mounted
-from tests.node.daemon.test_jobs import wait_until
+from tests.waiting import until
 
 CACHECTL = [sys.executable, "-c", "from cachefs_tools.cachectl import main; main()"]
 CACHEFS = [sys.executable, "-c", "from cachefs.cli import main; main()"]
@@ -242,7 +242,7 @@ def test_the_control_file_reaches_no_job_of_a_user(daemon: Daemon, tmp_path: Pat
         end = {"op": "progress", "job": "fit", "ended": True}
         begin = {"op": "publish", "job": "fit", "sampler": {"kind": "sequential", "size": 20}}
         (mount / ".cachefs/publish").write_text(f"{json.dumps(end)}\n{json.dumps(begin)}\n{json.dumps(end)}\n")
-        wait_until(lambda: "fit~control" in jobs(daemon))
+        until(lambda: "fit~control" in jobs(daemon))
     assert daemon.client.call(JOB_SHOW, JobName(job="fit")).state == "running"
 
 
@@ -259,7 +259,7 @@ def test_cachefs_run_works_for_an_ordinary_user(daemon: Daemon, home: Path) -> N
             stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/",
         ) as job:  # fmt: skip
             try:
-                wait_until(lambda: f"mine~{NOBODY}" in jobs(daemon))
+                until(lambda: f"mine~{NOBODY}" in jobs(daemon))
             finally:
                 assert job.stdin is not None
                 job.stdin.close()

@@ -6,8 +6,9 @@ import numpy as np
 
 from cachefs.messages import Stall
 from tests.daemon import Daemon
-from tests.node.daemon.test_jobs import keys_in_path_order, wait_until, write_files
+from tests.node.daemon.test_jobs import keys_in_path_order, write_files
 from tests.node.tools.test_cachectl import SMALL, answer, run
+from tests.waiting import until
 
 
 def test_publish_show_stalls_and_cancel(tmp_path: Path) -> None:
@@ -20,7 +21,7 @@ def test_publish_show_stalls_and_cancel(tmp_path: Path) -> None:
             "--world-size", "4", "--rank", "0-2", "--workers", "2", "--batch-size", "4",
         )  # fmt: skip
         assert [consumer["consumer"] for consumer in view["consumers"]] == ["0", "1", "2"]
-        wait_until(lambda: answer(daemon, "job", "show", "train")["consumers"][2]["epoch_length"] == 15)
+        until(lambda: answer(daemon, "job", "show", "train")["consumers"][2]["epoch_length"] == 15)
         assert answer(daemon, "job", "list")["jobs"][0]["job"] == "train"
         daemon.report(stalls=[Stall(keys[0], 0.5, "ssd")])
         rows = answer(daemon, "stalls")["rows"]
@@ -43,7 +44,7 @@ def test_explicit_orders_and_lists_of_files(tmp_path: Path) -> None:
         orders = ("--order", tmp_path / "first.npy", "--order", tmp_path / "second.txt")
         options = ("job", "publish", "train", "images", "--sampler", "explicit", "--files", "-")
         answer(daemon, *options, *orders, stdin=b"00007\n00003\n00011\n")
-        wait_until(lambda: daemon.status().fetched_blocks == 3)
+        until(lambda: daemon.status().fetched_blocks == 3)
         [consumer] = answer(daemon, "job", "show", "train")["consumers"]
         assert (consumer["known_epochs"], consumer["epoch_length"], consumer["problem"]) == ([[0, 1]], 3, "")
         usage = run(daemon, *options[:-2])
