@@ -1,6 +1,7 @@
 """Listing in parallel finds every key once, whatever the keys; and also on servers that list out of order."""
 
 import asyncio
+import bisect
 import itertools
 import random
 from collections.abc import Callable
@@ -45,16 +46,18 @@ class Bucket:
 
     async def fetch(self, **query: Any) -> Page:
         self.requests.append(query)
-        found = [key for key in self.keys if key.startswith(query["Prefix"])]
+        begin = 0
         if "StartAfter" in query and self.ignores != "StartAfter":
-            start = self.order(query["StartAfter"])
-            found = [key for key in found if self.order(key) > start or (self.repeats and self.order(key) == start)]
+            place = bisect.bisect_left if self.repeats else bisect.bisect_right
+            begin = place(self.keys, self.order(query["StartAfter"]), key=self.order)
         if "ContinuationToken" in query:
             last = self.order(query["ContinuationToken"])
-            found = [key for key in found if self.order(key) > last]
-        page = found[: min(self.page_size, query.get("MaxKeys", self.page_size))]
+            begin = max(begin, bisect.bisect_right(self.keys, last, key=self.order))
+        prefixed = (key for key in itertools.islice(self.keys, begin, None) if key.startswith(query["Prefix"]))
+        most = min(self.page_size, query.get("MaxKeys", self.page_size))
+        *page, more = *itertools.islice(prefixed, most), next(prefixed, None)
         objects = [ListedObject(key.removeprefix("p/").encode(), 1, 0, b"") for key in page]
-        return Page(objects, page[-1] if len(found) > len(page) else None)
+        return Page(objects, page[-1] if more is not None else None)
 
 
 def listing(bucket: Bucket) -> list[str]:

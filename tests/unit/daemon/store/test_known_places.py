@@ -17,7 +17,7 @@ def place(number: int) -> Location:
 KEYS = [b"%d" % number for number in range(12)]
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(
     st.integers(1, 4),
     st.lists(
@@ -87,7 +87,7 @@ def test_with_threads_nobody_is_told_what_is_older_than_a_change_that_is_done() 
     for reader in readers:
         reader.start()
     choose = random.Random(9)
-    for number in range(1, 20_000):
+    for number in range(1, 5_000):
         key = choose.choice(KEYS)
         index[key] = place(number)
         known.change({key: place(number)})

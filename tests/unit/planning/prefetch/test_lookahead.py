@@ -31,13 +31,17 @@ def numbers(found: list[Upcoming]) -> list[int]:
     return [one.number for one in found]
 
 
-@given(st.integers(0, 1000), st.tuples(*[st.floats(1, 100)] * 3), st.integers(50, 900))
-@example(0, (1.0, 1.0, 16.0), 616)
+@given(st.integers(0, 1000), st.tuples(*[st.floats(1, 100)] * 3), st.integers(10, 180), st.just(600))
+@example(0, (1.0, 1.0, 16.0), 616, BLOCKS)
 @settings(max_examples=30, deadline=None)
-def test_all_that_is_wanted_comes_once_and_soonest_first(seed: int, rates: tuple[float, ...], step: int) -> None:
+def test_all_that_is_wanted_comes_once_and_soonest_first(
+    seed: int, rates: tuple[float, ...], step: int, blocks: int
+) -> None:
+    """blocks: how many of them are read, or are here."""
     draw = np.random.default_rng(seed)
-    orders = {name: draw.integers(0, BLOCKS, 2500) for name in "abc"}
-    plan, here = plan_of(**{name: order.tolist() for name, order in orders.items()}), draw.permutation(BLOCKS)[:1000]
+    orders = {name: draw.integers(0, blocks, blocks * 5 // 6) for name in "abc"}
+    plan = plan_of(**{name: order.tolist() for name, order in orders.items()})
+    here = draw.permutation(blocks)[: blocks // 3]
     for name, rate in zip("abc", rates, strict=True):
         plan.set_progress(name, 0, 0, rate)
     lookahead, known = Lookahead(plan, ABSENT), states(here=here.tolist())

@@ -41,7 +41,7 @@ def test_samples_are_listed_in_order_and_prove_themselves(data: Path) -> None:
     assert not is_sample(b"", 7)
 
 
-@pytest.mark.parametrize("script", ["plain_job", "torch_job"])
+@pytest.mark.parametrize("script", [pytest.param("plain_job", marks=pytest.mark.soak), "torch_job"])
 def test_a_job_reports_every_epoch(data: Path, script: str) -> None:
     epochs = run(script, data)
     assert [epoch.epoch for epoch in epochs] == [0, 1]
@@ -61,6 +61,7 @@ def test_a_job_notices_what_is_damaged(data: Path) -> None:
     assert [epoch.damaged for epoch in run("plain_job", data)] == [2, 2]
 
 
+@pytest.mark.soak
 def test_a_job_stops_when_told(data: Path) -> None:
     (epoch,) = run("torch_job", data, "--batches", "4")
     assert (epoch.epoch, epoch.samples) == (0, 64)
