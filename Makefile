@@ -36,7 +36,10 @@ steady: $(VENV)/.ready-test
 
 soak: $(VENV)/.ready-test
 	$(IN_SHORT_DIRECTORY) $(PYTEST) -m soak --timeout=0 --basetemp=$$directory/t $(PYTEST_OPTIONS) && \
-		$(PYTEST) --timeout=0 --hypothesis-profile=soak --basetemp=$$directory/t tests/unit
+		$(PYTEST) --timeout=0 --hypothesis-profile=soak --basetemp=$$directory/t tests/unit && \
+		for order in 1 2 3 4 5 6 7 8; do \
+			CACHEFS_ORDER=$$order $(PYTEST) -n 2 --timeout=0 --basetemp=$$directory/t tests/unit/daemon tests/unit/scheduler || exit 1; \
+		done
 
 cluster: $(VENV)/.ready-test
 	$(IN_SHORT_DIRECTORY) $(PYTEST) -m cluster --timeout=0 --basetemp=$$directory/t $(PYTEST_OPTIONS)
