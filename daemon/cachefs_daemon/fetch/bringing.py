@@ -71,6 +71,8 @@ class _Landing:
     # When it ended, in loop time.
     when: float
     outcome: Outcome
+    # Was it for other nodes alone? Then its failure says nothing to readers here, for whom others are asked too.
+    was_for_peer: bool
 
 
 class Bringing:
@@ -129,9 +131,10 @@ class Bringing:
         await self._ranges.close()
         self.passing.close()
 
-    def known(self, source: BlockSource, looked: float) -> BlockSource | Outcome:
+    def known(self, source: BlockSource, looked: float, *, for_peer: bool = False) -> BlockSource | Outcome:
         """The block, if no tier could hold it a moment ago. The outcome of a flight of this block that failed a moment
-        ago, or that landed since *looked* (loop time): the look at the store may have missed it. Else the source."""
+        ago, or that landed since *looked* (loop time): the look at the store may have missed it. Else the source.
+        for_peer: another node asks. A failure of what was fetched for other nodes alone concerns no reader here."""
         passing = self.passing.get(source.key)
         if passing is not None:
             return passing
@@ -139,6 +142,8 @@ class Bringing:
         if landing is None:
             return source
         if isinstance(landing.outcome, CachefsError):
+            if landing.was_for_peer and not for_peer:
+                return source
             memory = OUTAGE_MEMORY if isinstance(landing.outcome, OriginUnavailable) else FAILURE_MEMORY
             fresh = asyncio.get_running_loop().time() - landing.when < memory
             return landing.outcome if fresh else source
@@ -204,6 +209,7 @@ class Bringing:
                 self._queue(flight)
             return flight
         flight.is_read_here = flight.is_read_here or not (ahead or for_peer)
+        flight.is_for_peer = flight.is_for_peer and for_peer  # where the origin refuses it, others are asked
         if not ahead and not flight.demanded:
             flight.demanded = True
             flight.waited_since = until - self._read_deadline
@@ -436,11 +442,12 @@ class Bringing:
         flight.slot.leave()
         self.parts.drop(key)
         if not isinstance(outcome, PassingBlock):  # `passing` says how long that is remembered
-            self._remember(key, outcome)
+            self._remember(flight, outcome)
         flight.land(outcome)
 
-    def _remember(self, key: bytes, outcome: Outcome) -> None:
-        self._recent[key] = _Landing(asyncio.get_running_loop().time(), outcome)
+    def _remember(self, flight: Flight, outcome: Outcome) -> None:
+        key = flight.source.key
+        self._recent[key] = _Landing(asyncio.get_running_loop().time(), outcome, flight.is_for_peer)
         self._recent.move_to_end(key)
         if len(self._recent) > RECENT:
             self._recent.popitem(last=False)

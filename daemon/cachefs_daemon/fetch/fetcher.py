@@ -204,7 +204,7 @@ class Fetcher:
         if found is None:
             self._ask_in_task(refs, until, answer, for_peer=for_peer)
             return None
-        one = self.bringing.known(found, looked) if isinstance(found, BlockSource) else found
+        one = self.bringing.known(found, looked, for_peer=for_peer) if isinstance(found, BlockSource) else found
         if not isinstance(one, BlockSource):
             one = one or _gone_again()
             answer([one], "")
@@ -305,7 +305,10 @@ class Fetcher:
         looked = loop.time()
         run = self._threads.background if ahead else self._threads.run
         found = await run(self._look_ups.look_up, refs)
-        outcomes = [self.bringing.known(one, looked) if isinstance(one, BlockSource) else one for one in found]
+        outcomes = [
+            self.bringing.known(one, looked, for_peer=for_peer) if isinstance(one, BlockSource) else one
+            for one in found
+        ]
         sources = ((number, one) for number, one in enumerate(outcomes) if isinstance(one, BlockSource))
         flights = {number: self.bringing.join(one, ahead=ahead, for_peer=for_peer) for number, one in sources}
         if flights:

@@ -59,7 +59,7 @@ class Flight:
     search: Search | None = None
     # Is this node the one that keeps the block, as far as is known? Else it is a copy of another's.
     is_mine: bool = True
-    # Was it begun since another node asked? Then it is looked for on no third one.
+    # Has only another node asked for it? Then it is looked for on no third one.
     is_for_peer: bool = False
     # Do reads of this node wait for it?
     is_read_here: bool = False

@@ -40,7 +40,7 @@ from cachefs_daemon.store.storage import StoreConfig
 from cachefs_daemon.store.tier import TierConfig
 
 from cachefs.block import MEMORY, Location, block_key, piece_checksums
-from cachefs.errors import CachefsError, NotFound, ObjectChanged
+from cachefs.errors import CachefsError, NotFound, ObjectChanged, OriginAccessDenied
 from cachefs.messages import BlockRef, Fetch
 from tests import virtual_time
 from tests.blockstore import OpenStore
@@ -867,6 +867,41 @@ def test_all_who_ask_the_home_get_one_read_of_the_origin(store: OpenStore) -> No
         assert not any(isinstance(one, CachefsError) for one in await asyncio.gather(*asked))
         await until_async(lambda: flight.has_landed)
         assert bench.origin.requests == 1
+
+    on_bench(store, scene)
+
+
+@pytest.mark.parametrize("joins", [True, False])
+def test_a_reader_gets_from_others_what_the_origin_has_refused_to_another_node_here(
+    store: OpenStore, joins: bool
+) -> None:
+    """joins: the reader comes while the block is fetched for the other node; else just after that has failed."""
+
+    async def scene(bench: Bench) -> None:
+        bench.route = None
+        bench.origin.failure = OriginAccessDenied("no permission")
+        bench.origin.open.clear()
+        theirs = bench.ask_for_peer(1)
+        await until(lambda: bench.origin.requests == 1)
+        mine = bench.ask(1) if joins else None
+        bench.origin.open.set()
+        if mine is None:
+            assert isinstance(await theirs, OriginAccessDenied)
+            mine = bench.ask(1)
+        (await bench.question()).give_block()
+        assert bench.holds(1, await mine)
+        assert not isinstance(await theirs, CachefsError) or not joins
+
+    on_bench(store, scene)
+
+
+def test_what_the_origin_refuses_is_not_asked_anew_for_each_other_node(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.route = None
+        bench.origin.failure = OriginAccessDenied("no permission")
+        for _ in range(3):
+            assert isinstance(await bench.ask_for_peer(1), OriginAccessDenied)
+        assert (bench.origin.requests, bench.peers.questions) == (1, [])
 
     on_bench(store, scene)
 
