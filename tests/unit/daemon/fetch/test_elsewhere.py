@@ -882,7 +882,7 @@ def test_a_reader_gets_from_others_what_the_origin_has_refused_to_another_node_h
         bench.origin.failure = OriginAccessDenied("no permission")
         bench.origin.open.clear()
         theirs = bench.ask_for_peer(1)
-        await until(lambda: bench.origin.requests == 1)
+        await until_async(lambda: bench.origin.requests == 1)
         mine = bench.ask(1) if joins else None
         bench.origin.open.set()
         if mine is None:

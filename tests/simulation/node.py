@@ -1,0 +1,204 @@
+"""A simulated node: a machine with a disk that stays, and a daemon that may be killed and started again.
+
+The daemon's parts are the product's, connected as `cachefs_daemon.node` connects them.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, cast
+
+from cachefs_daemon.api.fetch_channel import FetchChannel
+from cachefs_daemon.api.identity import Admission
+from cachefs_daemon.cluster.identity import Identity, own_record
+from cachefs_daemon.cluster.shared import SharedMembership
+from cachefs_daemon.cluster_section import ClusterSection
+from cachefs_daemon.datasets.block_source import BlockSource
+from cachefs_daemon.fetch.awaited_snapshots import AwaitedSnapshots
+from cachefs_daemon.fetch.elsewhere import Elsewhere
+from cachefs_daemon.fetch.fetcher import Fetcher
+from cachefs_daemon.fetch.home_routes import HomeRoutes
+from cachefs_daemon.fetch.slots import FetchSlots
+from cachefs_daemon.fetch.snapshot_lacks import SnapshotLacks
+from cachefs_daemon.origin.base import ObjectRange
+from cachefs_daemon.peers.plane import DataPlane
+from cachefs_daemon.runtime.errorlog import ErrorLog
+from cachefs_daemon.runtime.threads import Threads
+
+from cachefs.block import block_count, block_key, block_length, content_id
+from cachefs.errors import NotFound
+from cachefs.messages import BlockRef
+from tests.simulation.disk import Disk, any_store
+from tests.simulation.etcd import Etcd, NodeStore
+from tests.simulation.loop import Process
+from tests.simulation.origin import ObjectStore, SimulatedOrigin
+from tests.simulation.system import Machine
+
+PORT: Final = 7380
+BLOCK_SIZE: Final = 1 << 16
+CLUSTER: Final = "simulated"
+# Seconds that a read waits for an origin.
+READ_DEADLINE: Final = 20.0
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of a snapshot."""
+
+    key: bytes
+    version: bytes
+    size: int
+
+
+@dataclass(frozen=True)
+class SimulatedSnapshot:
+    """A listing of the store at one moment."""
+
+    id: str
+    files: tuple[File, ...]
+
+    def refs(self) -> list[BlockRef]:
+        """Return all blocks, each to be read as a whole."""
+        return [
+            BlockRef(self.id, entry, number, b"", 0, block_length(file.size, BLOCK_SIZE, number))
+            for entry, file in enumerate(self.files)
+            for number in range(block_count(file.size, BLOCK_SIZE))
+        ]
+
+    def key(self, ref: BlockRef) -> bytes:
+        file = self.files[ref.entry]
+        return block_key(content_id(b"set/" + file.key, file.version, file.size, BLOCK_SIZE), ref.number)
+
+
+@dataclass
+class Limits:
+    """What a node may use."""
+
+    connections: int = 8
+    bytes_in_flight: int = 1 << 20
+    replicas: int = 1
+    grace: float = 10.0
+
+
+@dataclass
+class Daemon:
+    """The parts of a daemon that runs."""
+
+    process: Process
+    membership: SharedMembership
+    plane: DataPlane
+    slots: FetchSlots
+    fetcher: Fetcher
+    elsewhere: Elsewhere
+    routes: HomeRoutes
+    channel: FetchChannel
+    awaited: AwaitedSnapshots
+    threads: Threads
+    errors: ErrorLog
+
+
+@dataclass
+class SimulatedNode:
+    """See the module."""
+
+    number: int
+    loop: Machine
+    store: ObjectStore
+    etcd: Etcd
+    disk: Disk
+    limits: Limits
+    clock_offset: float = 0.0
+    # By id, those that the node has.
+    snapshots: dict[str, SimulatedSnapshot] = field(default_factory=dict)
+    process: Process | None = None
+    daemon: Daemon | None = None
+    is_draining: bool = False
+    _starts: int = 0
+
+    @property
+    def host(self) -> str:
+        return f"10.0.0.{self.number}"
+
+    @property
+    def id(self) -> str:
+        return f"{self.number:016x}"
+
+    @property
+    def is_up(self) -> bool:
+        """Does its daemon serve?"""
+        return self.daemon is not None and self.daemon.process.is_alive
+
+    def start(self) -> "asyncio.Task[None]":
+        """Start its daemon."""
+        self._starts += 1
+        self.is_draining = False
+        self.process = Process(self.loop, self.host, clock_offset=self.clock_offset)
+        return self.process.start(self._run(self.process))
+
+    def kill(self) -> None:
+        """Kill its daemon."""
+        if self.process is not None:
+            self.process.kill()
+        self.daemon = None
+
+    async def _run(self, process: Process) -> None:
+        daemon = self._made(process)
+        await daemon.membership.start()
+        await daemon.plane.start()
+        await daemon.membership.announce("active")
+        self.daemon = daemon
+
+    def _made(self, process: Process) -> Daemon:
+        """Make the parts, as `Node` does."""
+        limits = self.limits
+        section = ClusterSection(
+            membership="etcd", cluster=CLUSTER, name=f"n{self.number}", listen=f"{self.host}:{PORT}",
+            insecure_peers=True, etcd=("http://etcd:2379",), replicas=limits.replicas, grace=limits.grace,
+        )  # fmt: skip
+        errors, threads = ErrorLog(), Threads()
+        identity = Identity(self.id, f"{self.number * 1000 + self._starts:016x}")
+        record = own_record(section, identity, self.disk.budget, 0)
+        membership = SharedMembership(NodeStore(self.etcd), record, section.grace, Path(f"/simulated/{self.number}"))
+        plane = DataPlane(section, membership, errors, None)
+        slots = FetchSlots(limits.connections, limits.bytes_in_flight)
+        origin = SimulatedOrigin(self.store)
+
+        def source(ref: BlockRef) -> BlockSource:
+            return self.source(ref, origin)
+
+        fetcher = Fetcher(any_store(self.disk), source, threads, slots, errors, READ_DEADLINE)
+        lacks = SnapshotLacks()
+        routes = HomeRoutes(membership, lacks, limits.replicas)
+        elsewhere = Elsewhere(plane.client, routes.route, membership, slots, lacks)
+        membership.listen(elsewhere.on_view)
+        fetcher.bringing.elsewhere = elsewhere
+        awaited = fetcher.awaited = AwaitedSnapshots(lambda one: one in self.snapshots, lambda _: False)
+        channel = FetchChannel(Path(f"/simulated/{self.number}.ch"), Admission(0), fetcher, errors)
+        plane.open_servers(Path("index"), {}, cast(Callable[[Any], Any], channel.adopt))
+        return Daemon(process, membership, plane, slots, fetcher, elsewhere, routes, channel, awaited, threads, errors)
+
+    def source(self, ref: BlockRef, origin: SimulatedOrigin) -> BlockSource:
+        """Return where a block comes from. Raises NotFound."""
+        snapshot = self.snapshots.get(ref.snapshot)
+        if snapshot is None:
+            raise NotFound(f"snapshot {ref.snapshot} is not on this node")
+        file = snapshot.files[ref.entry]
+        wanted = ObjectRange(
+            file.key, file.version, file.size, ref.number * BLOCK_SIZE, block_length(file.size, BLOCK_SIZE, ref.number)
+        )
+        return BlockSource(snapshot.key(ref), origin, wanted, ref.snapshot, ref.entry, ref.number)
+
+    def learn(self, snapshot: SimulatedSnapshot) -> None:
+        """Have a snapshot from now on."""
+        self.snapshots[snapshot.id] = snapshot
+        if self.daemon is not None and self.daemon.process.is_alive:
+            self.daemon.process.run(self.daemon.awaited.came, snapshot.id)
+
+    async def stop(self, daemon: Daemon) -> None:
+        """End the daemon as a signal does: everything under way ends."""
+        await daemon.membership.stop()
+        await daemon.plane.stop()
+        await daemon.channel.stop(0)
+        await daemon.fetcher.close()
+        daemon.threads.close()

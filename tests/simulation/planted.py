@@ -1,0 +1,229 @@
+"""Faults that the product has had, or nearly had, as patches: the simulation has to find each of them.
+
+Each is taken from CHANGELOG.md or from reviews; docs/simulation.md has the table.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+from unittest import mock
+
+from cachefs_daemon.fetch.bringing import Bringing
+from cachefs_daemon.fetch.flights import Flight, Waiting
+from cachefs_daemon.fetch.home_routes import HomeRoutes
+from cachefs_daemon.fetch.search import Experience, Search
+from cachefs_daemon.fetch.slots import FetchSlots, Slot
+from cachefs_daemon.peers import connection
+from cachefs_daemon.peers.in_flight import InFlight
+from cachefs_daemon.peers.liveness import Liveness
+
+from cachefs.errors import CachefsError
+
+Patch = Callable[[], "contextlib.AbstractContextManager[object]"]
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A fault."""
+
+    name: str
+    # Names of the invariants of which one is broken.
+    breaks: tuple[str, ...]
+    # What goes wrong in the schedules that are to find it; empty: anything.
+    faults: tuple[str, ...]
+    patch: Patch
+
+
+def _replace(owner: Any, name: str, value: Any) -> Patch:
+    return lambda: mock.patch.object(owner, name, value)
+
+
+@contextlib.contextmanager
+def _unshared() -> Iterator[None]:
+    """Begin a fetch for each reader."""
+    join = Bringing.join
+
+    def join_alone(self: Any, source: Any, **how: Any) -> Flight:
+        self._flights.pop(source.key, None)
+        return join(self, source, **how)
+
+    with mock.patch.object(Bringing, "join", join_alone):
+        yield
+
+
+@contextlib.contextmanager
+def _kept_permit() -> Iterator[None]:
+    """Keep the slot of a fetch that fails."""
+    leave = Slot.leave
+
+    async def fly(self: Any, flight: Any, block: Any = None) -> None:
+        def leave_queue(slot: Slot) -> None:
+            if slot is not flight.slot or not isinstance(flight.patience.trouble, CachefsError):
+                leave(slot)
+
+        with mock.patch.object(Slot, "leave", leave_queue):
+            await original(self, flight, block)
+
+    original = Bringing._fly
+    with mock.patch.object(Bringing, "_fly", fly):
+        yield
+
+
+@contextlib.contextmanager
+def _cancelled_permit() -> Iterator[None]:
+    """Keep the place in the queue for a slot, or the slot, of a search that is cancelled."""
+    cancel = Search.cancel
+
+    def cancel_search(self: Any) -> None:
+        with mock.patch.object(Slot, "leave"):
+            cancel(self)
+
+    with mock.patch.object(Search, "cancel", cancel_search):
+        yield
+
+
+@contextlib.contextmanager
+def _unwoken() -> Iterator[None]:
+    """Wake nobody where a fetch has failed."""
+    land = Flight.land
+
+    def land_quietly(self: Any, outcome: Any) -> None:
+        if isinstance(outcome, CachefsError):
+            self._told = []
+        land(self, outcome)
+
+    with mock.patch.object(Flight, "land", land_quietly):
+        yield
+
+
+@contextlib.contextmanager
+def _answered_twice() -> Iterator[None]:
+    """Answer a reader at its deadline although it was answered before."""
+
+    def tell(self: Any, _: object = None) -> None:
+        self._pass_on(self._flight)
+
+    with mock.patch.object(Waiting, "_tell", tell):
+        yield
+
+
+@contextlib.contextmanager
+def _deadline_on_the_whole() -> Iterator[None]:
+    """Take a peer for silent so long after the question, whatever signs it gives."""
+
+    def silent_at(self: Any, node_id: str, length: int, asked: float, *, fetch: bool) -> float:
+        return asked + 0.5
+
+    with mock.patch.object(Experience, "silent_at", silent_at):
+        yield
+
+
+@contextlib.contextmanager
+def _lost_key_check() -> Iterator[None]:
+    """Take what a peer sends for the block, whatever it is."""
+    with mock.patch.object(connection, "pieces_match", return_value=True):
+        yield
+
+
+@contextlib.contextmanager
+def _short_read() -> Iterator[None]:
+    """Take what an origin sends for the block, however long it is."""
+    read = Bringing._read
+
+    async def read_padded(self: Any, flight: Any, parts: Any) -> Any:
+        data = await read(self, flight, parts)
+        return bytes(data) + bytes(flight.source.length - len(data))
+
+    with mock.patch.object(Bringing, "_read", read_padded):
+        yield
+
+
+@contextlib.contextmanager
+def _nobody_asked() -> Iterator[None]:
+    """Fail where the origin refuses a block to this node."""
+    with mock.patch.object(Bringing, "_ask_all", return_value=False):
+        yield
+
+
+@contextlib.contextmanager
+def _refused_for_peer() -> Iterator[None]:
+    """Tell a reader what the origin has refused to another node a moment ago (found by the simulation: seed 65)."""
+    known = Bringing.known
+
+    def known_of_all(self: Any, source: Any, looked: float, *, for_peer: bool = False) -> Any:
+        return known(self, source, looked, for_peer=True)
+
+    with mock.patch.object(Bringing, "known", known_of_all):
+        yield
+
+
+def _stale_home(self: Any, view: Any) -> None:
+    """Go on with the ring of the start."""
+    if not self._view.ring:
+        ring = dataclasses.replace(self._ring)
+        self._view, self._ring = view, type(ring).of(view, self._replicas)
+
+
+def _never_alive(self: Any, *, alive: bool, now: float, chance: float) -> None:
+    self._rest(now, chance)
+
+
+def _held(self: Any, batch: Any, blocks: int, size: int) -> None:
+    batch.bytes_left -= size
+
+
+PLANTED: Final = (
+    Planted("a fetch is not shared by its readers", ("single flight",), (), _unshared),
+    Planted(
+        "a slot is kept where its fetch has failed",
+        ("nothing is left behind", "budgets are held"),
+        ("change", "origin_bad"),
+        _kept_permit,
+    ),
+    Planted("a slot is kept by a search that is cancelled", ("nothing is left behind",), (), _cancelled_permit),
+    Planted("a peer's block is not checked", ("no wrong bytes",), ("rot",), _lost_key_check),
+    Planted("an origin's answer that is too short is taken", ("no wrong bytes",), ("origin_bad",), _short_read),
+    Planted(
+        "the home of a block is taken from an old ring",
+        ("each byte leaves the origin once", "one home per block and ring"),
+        ("join", "leave"),
+        _replace(HomeRoutes, "_on_view", _stale_home),
+    ),
+    Planted(
+        "a reader is not woken where the fetch fails", ("errors have a cause", "a read ends"), ("change",), _unwoken
+    ),
+    Planted("a reader is answered twice", ("a read ends", "no internal errors"), (), _answered_twice),
+    Planted(
+        "a peer that brings a block has a deadline on the whole, not on signs of life",
+        ("each byte leaves the origin once",),
+        ("origin_slow",),
+        _deadline_on_the_whole,
+    ),
+    Planted(
+        "a peer that was away is never asked again",
+        ("nodes converge",),
+        ("restart", "power"),
+        _replace(Liveness, "probed", _never_alive),
+    ),
+    Planted(
+        "bytes that were asked of peers stay counted",
+        ("nothing is left behind",),
+        (),
+        _replace(InFlight, "release", _held),
+    ),
+    Planted(
+        "bytes in flight have no limit",
+        ("budgets are held",),
+        (),
+        _replace(FetchSlots, "_fits", lambda self, size: True),
+    ),
+    Planted("other nodes are not asked where the origin refuses", ("errors have a cause",), ("denied",), _nobody_asked),
+    Planted(
+        "what the origin refused to another node is told to readers",
+        ("errors have a cause",),
+        ("denied",),
+        _refused_for_peer,
+    ),
+)
