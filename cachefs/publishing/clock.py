@@ -29,6 +29,9 @@ _time: Final[Any] = _own_time()
 # Seconds and nanoseconds of the machine's monotonic clock. Libraries that replace time.monotonic in C leave them alone.
 monotonic: Final[Callable[[], float]] = partial(_time.clock_gettime, _time.CLOCK_MONOTONIC)
 monotonic_ns: Final[Callable[[], int]] = partial(_time.clock_gettime_ns, _time.CLOCK_MONOTONIC)
+# Seconds for which this thread has had a processor: a budget of these is as much work on a busy machine as on an idle
+# one.
+thread_time: Final[Callable[[], float]] = partial(_time.clock_gettime, _time.CLOCK_THREAD_CPUTIME_ID)
 # Seconds since 1970, as the times of files are.
 since_1970: Final[Callable[[], float]] = partial(_time.clock_gettime, _time.CLOCK_REALTIME)
 sleep: Final[Callable[[float], None]] = _time.sleep

@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 import numpy
 
-from cachefs.publishing.columns import Listing, Source, listing, soon, taken, text_of
+from cachefs.publishing.columns import Listing, Source, listing, soon, taken, text_of, texts_of
 from cachefs.publishing.foreign import mode_of
 from cachefs.publishing.in_memory import is_in_memory
 from cachefs.publishing.lengths import length_of
@@ -151,8 +151,8 @@ def _texts(in_tuples: bool, entries: Any) -> list[str] | None:
     if in_tuples:
         if not all(type(entry) in (list, tuple) and entry for entry in entries):
             return None
-        entries = map(itemgetter(0), entries)
-    texts = list(map(text_of, entries))
+        entries = list(map(itemgetter(0), entries))
+    texts = texts_of(entries)
     return None if None in texts else cast(list[str], texts)
 
 
