@@ -302,6 +302,7 @@ class Service:
                 yield progress
 
     async def dataset_refresh(self, request: DatasetName) -> AsyncGenerator[ListingProgress, None]:
+        await self._node.catalog.until_taken_over(request.name)
         dataset = self._node.catalog.get(request.name)
         await self._node.catalog.check_files()
         before = followed = dataset.current
@@ -326,6 +327,7 @@ class Service:
 
     async def dataset_remove(self, request: DatasetName) -> Freed:
         """Blocks that other datasets have as well stay."""
+        await self._node.catalog.until_taken_over(request.name)
         await self._check_unmounted(request.name)
         if self._node.sharing is not None:
             await _wait_unused(self._node.sharing.used.check_unused, request.name)

@@ -216,7 +216,6 @@ class Catalog:
 
         Raises NotFound, Busy, and what the origin raises.
         """
-        await self._until_taken_over(name)
         dataset = self.get(name)
         before = dataset.current
         resumed = 0
@@ -241,7 +240,6 @@ class Catalog:
     async def remove(self, name: str, is_read_elsewhere: Callable[[str], bool] = lambda _: False) -> Dataset:
         """Forget the dataset and its snapshots, but for those that *is_read_elsewhere* says yes of by their id; its
         blocks stay. Raises NotFound, Busy."""
-        await self._until_taken_over(name)
         dataset = self.get(name)
         with self._changing_name(name):
             removals, added, departed = self.removals, dataset.record.added, self._departed
@@ -612,8 +610,11 @@ class Catalog:
         if name in self._changing:
             raise Busy(f"dataset {name} is being listed or removed right now; try again when that is done")
 
-    async def _until_taken_over(self, name: str) -> None:
-        """Waits until what another node says of the dataset is on this node's disk: no user has begun that."""
+    async def until_taken_over(self, name: str) -> None:
+        """Waits until what another node says of the dataset is on this node's disk: no user has begun that.
+
+        To be called first where a user changes the dataset, as it has another snapshot afterwards.
+        """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TAKING_OVER_SECONDS):
                 while ends := self._changing.get(name):

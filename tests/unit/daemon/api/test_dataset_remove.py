@@ -1,5 +1,6 @@
 """Mounts of other nodes, for which the removal of a dataset waits, or which refuse it."""
 
+import asyncio
 from types import SimpleNamespace
 
 import pytest
@@ -23,16 +24,24 @@ class Used:
             raise Busy(f"dataset {name} is mounted at /mnt on node n2; unmount that first")
 
 
-def remove(used: Used) -> list[str]:
+def remove(used: Used, taking_over: float = 0.0) -> list[str]:
+    """taking_over: seconds until what another node says of the dataset is here; it is mounted meanwhile."""
     removed: list[str] = []
+    mounted: list[SimpleNamespace] = []
 
     async def done(name: str) -> Freed:
         removed.append(name)
         return Freed(0, 0)
 
+    async def until_taken_over(name: str) -> None:
+        await asyncio.sleep(taking_over)
+        if taking_over:
+            mounted.append(SimpleNamespace(id="m", mountpoint="/data", pid=7))
+
     node = SimpleNamespace(
+        catalog=SimpleNamespace(until_taken_over=until_taken_over),
         storage=SimpleNamespace(usage=list),
-        mounts=SimpleNamespace(using=lambda name: None),
+        mounts=SimpleNamespace(using=lambda name: next(iter(mounted), None), is_mounted=lambda mount: True),
         sharing=SimpleNamespace(used=used),
         changes=SimpleNamespace(remove=done),
     )
@@ -48,3 +57,8 @@ def test_a_mount_of_another_node_that_stays_refuses_it(monkeypatch: pytest.Monke
     monkeypatch.setattr(service, "_UNMOUNTED_ELSEWHERE_SECONDS", 0.0)
     with pytest.raises(Busy, match="is mounted at /mnt on node n2"):
         remove(Used(looks=1000))
+
+
+def test_a_mount_that_began_while_another_node_changed_the_dataset_refuses_it() -> None:
+    with pytest.raises(Busy, match="is mounted at /data"):
+        remove(Used(looks=0), taking_over=3.0)

@@ -26,7 +26,7 @@ from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.sharing.sections import USED
 from cachefs_daemon.sharing.snapshot_files import SnapshotFiles
 
-from cachefs.block import CONTENT_ID_SIZE
+from cachefs.block import CONTENT_ID_SIZE, block_key
 from cachefs.errors import Busy, NotFound
 from cachefs.messages import BlockRef, MountElsewhere, OriginOptions
 from cachefs.snapshot_builder import ListedObject, build
@@ -504,7 +504,7 @@ def test_a_snapshot_that_is_being_kept_stays_though_the_others_of_its_dataset_ar
 
 
 def test_a_removal_waits_for_a_snapshot_that_comes_from_another_node(tmp_path: Path) -> None:
-    arriving, current = snapshots(tmp_path, 2)
+    current, arriving = snapshots(tmp_path, 2)
 
     async def scene(bench: Bench) -> None:
         node = await bench.node([current])
@@ -514,10 +514,16 @@ def test_a_removal_waits_for_a_snapshot_that_comes_from_another_node(tmp_path: P
             keeping = asyncio.create_task(node.catalog.keep(arriving, wanted, path))
             await asyncio.sleep(0)
             with pytest.raises(Busy):
-                node.catalog.check_idle(NAME)
-            await node.changes.remove(NAME)
+                await node.changes.remove(NAME)
+            await node.catalog.until_taken_over(NAME)
             assert keeping.done()
+        both = node.catalog.generations(node.catalog.get(NAME))
+        [before, kept] = [{entry.content for entry in one.walk(one.entry(0))} for one in both]
+        [new] = kept - before
+        node.store.put(block_key(new, 0), bytes(1000))
+        await node.changes.remove(NAME)
         assert not node.has(arriving)
         assert not node.has(current)
+        assert not node.store.keys()
 
     on_bench(tmp_path, scene)
