@@ -363,7 +363,8 @@ class PublishedConsumer:
     def _grow(self, length: int) -> None:
         """An order has more samples than were known, whose files are still to be learned."""
         self._length = length
-        self.learned.grow(length)
+        if not self._is_given_up:
+            self.learned.grow(length)
         if self.inference is not None:
             self.inference.grow(length)
             self._rule = None  # its shares are made anew

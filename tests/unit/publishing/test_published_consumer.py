@@ -225,6 +225,8 @@ def test_a_dataset_with_other_files_in_each_epoch_is_given_up(learning: Publishe
     assert learning.need is Need.NONE
     learn(learning, pairs(*range(10)))
     assert not learning.resolve_learned()
+    learning.set_order(5, order(*range(12)))
+    assert learning.need is Need.NONE, "an epoch with more samples changes nothing of that"
 
 
 def test_a_rule_of_files_in_a_directory_that_nobody_may_read_is_none(
