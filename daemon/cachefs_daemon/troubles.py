@@ -203,7 +203,8 @@ class Troubles:
         troubles = self.all(fresh=fresh)
         if fresh:  # the job ends
             for failure in self._failures.values():
-                failure.attribute(self._whose, time.time())
+                if failure.snapshot in snapshots:  # other jobs that have read those may still be published
+                    failure.attribute(self._whose, time.time())
         found = [one for one in concerning(troubles, snapshots) if one.last >= began]
         return [each for one in found if (each := self._of_job(one, job, began)) is not None]
 
@@ -214,8 +215,8 @@ class Troubles:
             return one
         own, unattributed = known.of(job, began)
         is_ahead = known.ahead > 0 and known.ahead >= began
-        if not own and not unattributed and not one.waiting and not is_ahead:
-            return None
+        if not own and not unattributed and not is_ahead:
+            return msgspec.structs.replace(one, failed=0) if one.waiting else None
         shown = (own or unattributed)[-1:]
         is_all = len(own) == len(known.reads) and began <= known.first
         return msgspec.structs.replace(

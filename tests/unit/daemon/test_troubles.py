@@ -176,7 +176,19 @@ def test_whose_a_failed_read_is_settles_after_a_while_or_when_the_job_ends() -> 
     assert [one.unattributed for one in of.of("well", ["one"], 0.0)] == [1]
     jobs = [Reader("well", is_sure=False)]
     failures.add(source, CachefsError("broken"), now, waited=True)
+    of.of("other", ["two"], 0.0, fresh=True)  # the end of a job settles nothing of what that has not read
+    assert [(one.failed, one.unattributed) for one in of.of("well", ["one"], 0.0)] == [(1, 1)]
     assert [(one.failed, one.unattributed) for one in of.of("well", ["one"], 0.0, fresh=True)] == [(2, 1)]
+
+
+def test_reads_that_wait_are_a_job_s_trouble_though_others_have_failed_for_another_job() -> None:
+    failures, source = ReadFailures(), SimpleNamespace(snapshot="one", subject="object", key=b"k")
+    failures.add(source, OriginAccessDenied("no"), NOW, waited=True)  # type: ignore[arg-type]
+    reads = [read(server(), 490.0, trouble=OriginAccessDenied("no"))]
+    of = Troubles(
+        lambda: found(failures=failures.all(), reads=reads), lambda snapshot, keys: [Reader("a", is_sure=True)]
+    )
+    assert [(one.waiting, one.failed, one.last) for one in of.of("b", ["one"], 0.0)] == [(1, 0, NOW)]
 
 
 def test_the_parts_are_not_looked_at_more_often_than_twice_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
