@@ -15,6 +15,7 @@ from tests.blockstore import memory_directory
 from tests.servers import radosgw as radosgw_server
 from tests.servers import rclone as rclone_server
 from tests.servers.s3 import S3Server
+from tests.warm_torch import WarmTorch, warm_torch
 
 # How long an example takes says how busy the machine is, and nothing about what is tested. `make soak` tries more.
 settings.register_profile("any machine", deadline=None, max_examples=50)
@@ -70,4 +71,11 @@ def radosgw() -> Iterator[S3Server]:
 def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """An S3 server that ignores If-Match and answers ranges with status 200."""
     with rclone_server.running(tmp_path_factory.mktemp("rclone")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def torch_jobs() -> Iterator[WarmTorch]:
+    """Starts jobs that need torch, without importing it for each."""
+    with warm_torch() as server:
         yield server

@@ -1,0 +1,111 @@
+"""A job that is forked from a process with torch (tests/warm_torch.py) is like one that a user starts."""
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.daemon import Daemon
+from tests.mounting import mounted
+from tests.warm_torch import WarmTorch
+
+CACHEFS = Path(sys.executable).with_name("cachefs")
+FILES = 20
+SECONDS = 240.0
+# Prints what a job sees of its process, reads all files twice itself and twice with a worker, and ends as told.
+SCRIPT = """
+import atexit, json, os, random, signal, sys, threading
+from pathlib import Path
+import numpy, torch
+from torch.utils.data import DataLoader, Dataset
+
+class Files(Dataset):
+    def __init__(self, root): self.files = sorted(map(str, Path(root).iterdir()))
+    def __len__(self): return len(self.files)
+    def __getitem__(self, index): return int(open(self.files[index]).read())
+
+if __name__ == "__main__":
+    atexit.register(print, "at the end", flush=True)
+    others = ("CACHEFS_RUN", "CACHEFS_TOP", "CACHEFS_JOB", "CACHEFS_PYTHON")
+    ours = {name: value for name, value in os.environ.items() if name not in others}
+    print(sys.argv, sys.path, sys.orig_argv, __name__, __file__, __spec__, os.getcwd(), json.dumps(ours, sort_keys=True))
+    print([signal.getsignal(number) for number in sorted(signal.valid_signals())])
+    print([one.name for one in threading.enumerate()], sorted(os.listdir("/proc/self/fd"))[:3], os.getpgid(0), os.getsid(0), os.nice(0))
+    print(os.environ.get("CACHEFS_TOP") in (None, str(os.getpid())), repr(sys.stdin.read()))
+    torch.manual_seed(1), random.seed(2), numpy.random.seed(3)
+    start = "spawn" if "return" in sys.argv else "fork"
+    for options in {}, {"num_workers": 1, "multiprocessing_context": start, "persistent_workers": True}:
+        loader = DataLoader(Files(sys.argv[1]), 4, shuffle=True, **options)
+        for _ in range(2):
+            print([batch.tolist() for batch in loader], flush=True)
+    print(torch.rand(()), random.random(), numpy.random.rand(), file=sys.stderr)
+    match sys.argv[2:]:
+        case ["raise"]: raise OSError(5, "no luck")
+        case ["exit"]: sys.exit("gone")
+        case ["kill"]: os.kill(os.getpid(), signal.SIGTERM)
+        case ["interrupt"]: os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+@dataclass(frozen=True)
+class Node:
+    socket: Path
+    mount: Path
+    script: Path
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    home = tmp_path_factory.mktemp("warm")
+    top = home / "origin"
+    top.mkdir()
+    for number in range(FILES):
+        (top / f"{number:03}").write_text(str(number))
+    (home / "script.py").write_text(SCRIPT)
+    with Daemon(home / "n") as daemon:
+        daemon.add_dataset("numbers", f"file://{top}")
+        with mounted(daemon.socket, "numbers", home / "mnt") as mount:
+            yield Node(daemon.socket, mount, home / "script.py")
+
+
+@pytest.mark.parametrize("end", ["return", "raise", "exit", "kill", "interrupt"])
+def test_a_forked_job_is_like_one_of_a_user(torch_jobs: WarmTorch, node: Node, tmp_path: Path, end: str) -> None:
+    def command(job: str) -> list[str]:
+        run = [CACHEFS, "run", "--job", job, "--socket", node.socket, "--"]
+        return [*map(str, [*run, sys.executable, node.script, node.mount]), end]
+
+    pipes: dict[str, Any] = {**dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE), "cwd": tmp_path}
+    forked = torch_jobs.start(command("forked"), **pipes)
+    started = subprocess.Popen(command("started"), text=True, **pipes)
+    said = [job.communicate("a line\n", timeout=SECONDS) for job in (forked, started)]
+    assert forked.returncode == started.returncode
+    wanted = {"return": 0, "raise": 1, "exit": 1, "kill": -signal.SIGTERM, "interrupt": -signal.SIGINT}
+    assert started.returncode == wanted[end]
+    assert said[0][0].splitlines() == said[1][0].splitlines()
+    assert steady(said[0][1]) == steady(said[1][1])
+
+
+def steady(stderr: str) -> list[str]:
+    """Lines without figures of cachefs, which are other ones in each run. Lines about loaders come in any order."""
+    lines = [re.sub(r"[\d.,]+ ?(s|ms|us|%|KiB|B)\b", "N", line) for line in stderr.splitlines()]
+    return [line for line in lines if not line.startswith("cachefs: ")] + sorted(
+        line for line in lines if line.startswith("cachefs: ")
+    )
+
+
+def test_a_job_can_be_killed_and_waited_for(torch_jobs: WarmTorch) -> None:
+    with torch_jobs.start([sys.executable, "-c", "import time; print(1, flush=True); time.sleep(100)"],
+                          stdout=subprocess.PIPE) as job:  # fmt: skip
+        assert job.stdout is not None
+        assert job.stdout.readline() == "1\n"
+        assert job.poll() is None
+        with pytest.raises(subprocess.TimeoutExpired):
+            job.wait(0.01)
+        job.kill()
+        assert job.wait(SECONDS) == -signal.SIGKILL

@@ -1,0 +1,145 @@
+"""Starts jobs by forking a process that has imported torch, which takes a new process 2 s of a processor.
+
+`WarmTorch.start` takes the command that `subprocess.Popen` would be given: `python SCRIPT ...`, `python -c CODE ...`, or
+either after `cachefs run ... --`. It returns a Popen, whose process has the arguments, environment, working directory
+and standard files of that command, its exit status and its signals. The code of `cachefs run` runs in the job's process,
+as it does where that process becomes the command, and so does the sitecustomize that PYTHONPATH names.
+
+What differs from a process of its own:
+
+- torch, numpy and what both import are there before the job begins. So the hooks of `cachefs run` are installed before
+  its first line, and not when it imports torch, and a job that never imports torch is watched too.
+- The parent is the server. /proc/PID/cmdline names the server's command, and the garbage collector does not look at
+  objects of the server.
+- Of variables that Python itself reads at its start, PYTHONPATH counts, and no other; PYTHONHASHSEED is 0. Options of
+  Python are refused.
+- A process that the job starts, such as a worker that is spawned, imports torch anew. So a test that starts many of
+  these gains nothing.
+
+Tests of the command itself, of its environment, of signals and of jobs without torch start it as users do:
+tests/node/publishing/test_run.py ("the command") and test_words.py. `test_warm_torch.py` beside them holds both ways
+to the same.
+"""
+
+import array
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+PROCESS = Path(__file__).with_name("warm_torch_process.py")
+# Seconds in which the server has to fork.
+FORK_SECONDS = 100.0
+# Python would draw another seed for each process.
+HASH_SEED = {"PYTHONHASHSEED": "0"}
+# What a job inherits where its command names no file.
+_OWN = (0, 1, 2)
+
+
+class WarmTorch:
+    """A server with torch imported. Its jobs are forked."""
+
+    def __init__(self, wrapper: Sequence[str] = ()) -> None:
+        """*wrapper* is a command that runs the server, such as `cachefs run --`. Its jobs are then watched already."""
+        self._link, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with other:
+            self._server = subprocess.Popen(
+                [*wrapper, sys.executable, str(PROCESS), str(other.fileno())],
+                env={**os.environ, **HASH_SEED},
+                pass_fds=[other.fileno()],
+            )
+
+    def start(self, command: Sequence[str | Path], **options: Any) -> "subprocess.Popen[str]":
+        """Start *command*. *options* are those of Popen: stdin, stdout, stderr, cwd, env, text."""
+        return _Forked(self, [*map(str, command)], **{"text": True, **options})
+
+    def run(
+        self, command: Sequence[str | Path], *, timeout: float, env: Mapping[str, str] | None = None
+    ) -> "subprocess.CompletedProcess[str]":
+        """Run *command* and keep what it prints. Raises TimeoutExpired, once it was killed."""
+        job = self.start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env)
+        with job:
+            try:
+                stdout, stderr = job.communicate(timeout=timeout)
+            except BaseException:
+                job.kill()
+                raise
+        return subprocess.CompletedProcess(job.args, job.returncode, stdout, stderr)
+
+    def fork(
+        self, command: Sequence[str], environment: Mapping[str, str], directory: str, files: Sequence[int]
+    ) -> tuple[int, socket.socket]:
+        """Have the server fork. Returns the number of the new process, and where its exit status will come."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        request = {"command": command, "environment": {**environment}, "directory": directory}
+        with theirs:
+            sent = array.array("i", [*files, theirs.fileno()])
+            self._link.sendmsg([json.dumps(request).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, sent)])
+        ours.settimeout(FORK_SECONDS)
+        pid = int(ours.recv(64) or b"0")
+        assert pid, f"the server with torch has ended: {self._server.poll()}"
+        return pid, ours
+
+    def close(self) -> None:
+        """The server ends. Jobs that run go on."""
+        self._link.close()
+        try:
+            self._server.wait(FORK_SECONDS)
+        finally:
+            self._server.kill()
+            self._server.wait()
+
+
+@contextlib.contextmanager
+def warm_torch(wrapper: Sequence[str] = ()) -> Iterator[WarmTorch]:
+    """A server for the time of the block."""
+    server = WarmTorch(wrapper)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+class _Forked(subprocess.Popen[str]):
+    """A process that the server has forked. Only how it is started, and where its status comes from, is different."""
+
+    def __init__(self, server: WarmTorch, command: Sequence[str], **options: Any) -> None:
+        self._server = server
+        self._status: socket.socket | None = None
+        super().__init__(command, **options)
+
+    def _execute_child(
+        self, args: Sequence[str], executable: None, preexec_fn: None, close_fds: bool, pass_fds: tuple[int, ...],
+        cwd: str | Path | None, env: Mapping[str, str] | None, startupinfo: None, creationflags: int, shell: bool,
+        *pipes: Any,
+    ) -> None:  # fmt: skip
+        p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, *_ = pipes
+        given = (p2cread, c2pwrite, errwrite)
+        files = [own if file == -1 else file for own, file in zip(_OWN, given, strict=True)]
+        try:
+            self.pid, self._status = self._server.fork(args, env or os.environ, str(cwd or os.getcwd()), files)
+            self._child_created = True
+        finally:
+            self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)  # type: ignore[attr-defined]
+
+    def _internal_poll(self, _deadstate: object = None) -> int | None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._wait(0)
+        return self.returncode
+
+    def _wait(self, timeout: float | None) -> int:
+        if self._status is not None:
+            if not select.select([self._status], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0)
+            with self._status as link:
+                # Where the server was killed, nothing tells how the job has ended.
+                self.returncode = int(link.recv(64) or -signal.SIGKILL)
+            self._status = None
+        return self.returncode

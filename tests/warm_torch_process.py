@@ -1,0 +1,218 @@
+"""`warm_torch_process.py FD`: imports torch, and forks a job for each request that comes through the socket FD.
+
+See tests/warm_torch.py, which starts it.
+"""
+
+import atexit
+import contextlib
+import gc
+import json
+import os
+import selectors
+import site
+import socket
+import sys
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+# Where Python looks for modules, but for the directory of the script.
+SEARCHED = sys.path[1:]
+DATALOADER = "torch.utils.data.dataloader"
+
+
+@dataclass(frozen=True)
+class Request:
+    """A job: its command, and its standard files as descriptors."""
+
+    command: list[str]
+    environment: dict[str, str]
+    directory: str
+    files: list[int]
+
+
+class Executed(BaseException):
+    """`cachefs run` becomes this command."""
+
+    def __init__(self, command: Sequence[str], environment: dict[str, str]) -> None:
+        super().__init__(command)
+        self.command, self.environment = [*command], environment
+
+
+def import_torch() -> list[tuple[Callable[..., object], Any, Any]]:
+    """Import what jobs need. Returns what the modules have registered to be run at the end of the process."""
+    found: list[tuple[Callable[..., object], Any, Any]] = []
+    register = atexit.register
+
+    def keep(function: Any, *arguments: Any, **options: Any) -> Any:
+        found.append((function, arguments, options))
+        return register(function, *arguments, **options)
+
+    atexit.register = keep  # type: ignore[assignment]
+    try:
+        import numpy
+        import torch.utils.data
+
+        assert numpy
+        assert torch
+    finally:
+        atexit.register = register
+    gc.collect()
+    gc.freeze()  # so that the collector of a child does not touch, and copy, every page
+    return found
+
+
+def serve(link: socket.socket) -> Request:
+    """Fork for each request. Returns in the child only; ends when the other end of the link is closed."""
+    jobs: dict[int, tuple[int, socket.socket]] = {}  # by pidfd
+    with selectors.DefaultSelector() as selector:
+        selector.register(link, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is not link:
+                    selector.unregister(key.fd)
+                    tell_end(key.fd, *jobs.pop(key.fd))
+                    continue
+                request = received(link)
+                if request is None:
+                    os._exit(0)
+                *files, status = request.files
+                pid = os.fork()
+                if not pid:
+                    return request
+                told = socket.socket(fileno=status)
+                with contextlib.suppress(OSError):
+                    told.send(b"%d" % pid)
+                for file in files:
+                    os.close(file)
+                pidfd = os.pidfd_open(pid)
+                jobs[pidfd] = pid, told
+                selector.register(pidfd, selectors.EVENT_READ)
+
+
+def received(link: socket.socket) -> Request | None:
+    data, files, _, _ = socket.recv_fds(link, 1 << 20, 4)
+    return Request(**json.loads(data), files=files) if data else None
+
+
+def tell_end(pidfd: int, pid: int, told: socket.socket) -> None:
+    os.close(pidfd)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with told, contextlib.suppress(OSError):
+        told.send(b"%d" % status)
+
+
+def take_over(request: Request) -> None:
+    """Have the files, the directory and the environment of the job, and no descriptor besides."""
+    # The new descriptors have numbers above those that they replace.
+    for number, file in enumerate(request.files[:3]):
+        os.dup2(file, number)
+    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    os.chdir(request.directory)
+    replace_environment(request.environment)
+
+
+def replace_environment(environment: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def command_of(command: list[str]) -> list[str]:
+    """The Python command, after each `cachefs run` before it has changed the environment as it does."""
+    while os.path.basename(command[0]) == "cachefs":
+        command = executed(command)
+    assert os.path.samefile(command[0], sys.executable), f"{command[0]} is another program"
+    return command
+
+
+def executed(command: list[str]) -> list[str]:
+    """Run cachefs as its script does, up to the call that makes the process another program."""
+
+    def execute(_: str, words: Sequence[str], environment: dict[str, str]) -> NoReturn:
+        raise Executed(words, environment)
+
+    before, os.execvpe = os.execvpe, execute
+    sys.argv = command
+    try:
+        from cachefs.cli import main
+
+        main()
+    except Executed as became:
+        replace_environment(became.environment)
+        return became.command
+    finally:
+        os.execvpe = before
+        for name in [name for name in sys.modules if name.partition(".")[0] == "cachefs"]:
+            del sys.modules[name]
+
+
+def prepare(command: list[str]) -> None:
+    """Set arguments and paths as Python does at its start, and run the sitecustomize of the job."""
+    options = command[1:]
+    assert options[0] == "-c" or not options[0].startswith("-"), f"options of Python are refused: {options}"
+    added = os.environ.get("PYTHONPATH")
+    named = [os.path.abspath(path) for path in added.split(os.pathsep)] if added else []
+    sys.orig_argv = command
+    sys.argv = options if options[0] != "-c" else ["-c", *options[2:]]
+    sys.path[:] = [*named, *SEARCHED]
+    sys.modules.pop("sitecustomize", None)
+    site.execsitecustomize()
+    watch_dataloader()
+    sys.path.insert(0, "" if options[0] == "-c" else os.path.dirname(os.path.abspath(options[0])))
+
+
+def watch_dataloader() -> None:
+    """Have the hooks watch torch's DataLoader, as they would when it is imported."""
+    for finder in sys.meta_path:
+        if type(finder).__name__ == "DataLoaderFinder":
+            sys.meta_path.remove(finder)
+            finder.find_spec.__func__.__globals__["watch"](sys.modules[DATALOADER])  # type: ignore[attr-defined]
+            return
+
+
+def run_main(options: list[str]) -> int:
+    """Run the job as the module __main__. Returns the exit status."""
+    module: Any = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    try:
+        if options[0] == "-c":
+            exec(compile(options[1], "<string>", "exec"), module.__dict__)
+        else:
+            module.__file__ = options[0]
+            module.__cached__ = None
+            with open(options[0], "rb") as file:
+                code = compile(file.read(), options[0], "exec")
+            exec(code, module.__dict__)
+    except SystemExit as error:
+        return status_of(error)
+    except BaseException as error:
+        error = error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+        sys.excepthook(type(error), error, error.__traceback__)
+        if isinstance(error, KeyboardInterrupt):
+            sys.excepthook = lambda *_: None
+            raise  # Python then ends by the signal
+        return 1
+    return 0
+
+
+def status_of(error: SystemExit) -> int:
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    registered = import_torch()
+    job = serve(socket.socket(fileno=int(sys.argv[1])))
+    take_over(job)
+    # A job's own process would register first what its sitecustomize wants in the end, and run that last.
+    for function, _, _ in registered:
+        atexit.unregister(function)
+    to_run = command_of(job.command)
+    prepare(to_run)
+    for function, arguments, keywords in registered:
+        atexit.register(function, *arguments, **keywords)
+    sys.exit(run_main(to_run[1:]))
