@@ -1,9 +1,9 @@
 """Starts jobs by forking a process that has imported torch, which takes a new process 2 s of a processor.
 
-`WarmTorch.start` takes the command that `subprocess.Popen` would be given: `python SCRIPT ...`, `python -c CODE ...`, or
-either after `cachefs run ... --`. It returns a Popen, whose process has the arguments, environment, working directory
-and standard files of that command, its exit status and its signals. The code of `cachefs run` runs in the job's process,
-as it does where that process becomes the command, and so does the sitecustomize that PYTHONPATH names.
+`WarmTorch.start` takes the command that `subprocess.Popen` would be given: `python SCRIPT ...` or `python -c CODE ...`,
+alone or after `cachefs run ... --`. It returns a Popen, whose process has the arguments, environment, working directory
+and standard files of that command, its exit status and its signals. The code of `cachefs run` runs in the process of
+the job, as it does where that process becomes the command, and so does the sitecustomize that PYTHONPATH names.
 
 What differs from a process of its own:
 

@@ -18,6 +18,7 @@ from tests.daemon import Daemon
 from tests.mounting import mounted
 from tests.node.publishing.said import complaints
 from tests.recording import Recording, recording
+from tests.warm_torch import WarmTorch
 
 SCRIPT = Path(__file__).with_name("c_datasets.py")
 CACHEFS = Path(sys.executable).with_name("cachefs")
@@ -84,7 +85,7 @@ def make_files(top: Path) -> dict[str, int]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def run(torch_jobs: WarmTorch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     top = tmp_path_factory.mktemp("origin")
     numbers = make_files(top)
     home = tmp_path_factory.mktemp("node")
@@ -97,8 +98,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         ):
             script = [sys.executable, str(SCRIPT), str(mount), *TOGETHER]
             watching = [str(CACHEFS), "run", "--job", "c", "--socket", str(home / "recorded"), "--"]
-            alone = _started([sys.executable, str(SCRIPT), str(top), *TOGETHER], {})
-            watched = _started([*watching, *script], {"TOLD": str(record.notes)})
+            alone = _started(torch_jobs, [sys.executable, str(SCRIPT), str(top), *TOGETHER], {})
+            watched = _started(torch_jobs, [*watching, *script], {"TOLD": str(record.notes)})
             (said, problems), (expected, _) = watched.communicate(timeout=400), alone.communicate(timeout=400)
             assert watched.returncode == 0, problems
             yield Run(record, snapshot, numbers, expected, said, problems)
@@ -110,9 +111,9 @@ def _hashed(index: int) -> str:
     return hashlib.sha1(b"%d" % index).hexdigest()
 
 
-def _started(line: list[str], environment: dict[str, str]) -> "subprocess.Popen[str]":
-    env = {**os.environ, "PYTHONWARNINGS": "ignore", **environment}
-    return subprocess.Popen(line, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def _started(torch_jobs: WarmTorch, line: list[str], environment: dict[str, str]) -> "subprocess.Popen[str]":
+    env = {**os.environ, **environment}
+    return torch_jobs.start(line, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def test_watching_changes_nothing(run: Run) -> None:

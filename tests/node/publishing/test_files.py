@@ -17,6 +17,7 @@ from tests.daemon import Daemon
 from tests.mounting import mounted
 from tests.node.publishing.said import complaints
 from tests.recording import Recording, recording
+from tests.warm_torch import WarmTorch
 
 SCRIPT = Path(__file__).with_name("own_datasets.py")
 CACHEFS = Path(sys.executable).with_name("cachefs")
@@ -67,7 +68,7 @@ def _content(path: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def run(torch_jobs: WarmTorch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     top = tmp_path_factory.mktemp("origin")
     (top / "masks").mkdir()
     rows = []
@@ -88,15 +89,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
         ):
             script = [sys.executable, str(SCRIPT), str(mount), *TOGETHER]
             watching = [str(CACHEFS), "run", "--job", "own", "--socket", str(home / "recorded"), "--"]
-            watched = _done([*watching, *script], {"TOLD": str(record.notes)})
-            alone = _done(script, {})
+            watched = _done(torch_jobs, [*watching, *script], {"TOLD": str(record.notes)})
+            alone = _done(torch_jobs, script, {})
             yield Run(record, snapshot, alone.stdout, watched.stdout, watched.stderr)
         snapshot.close()
 
 
-def _done(line: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONWARNINGS": "ignore", **environment}
-    done = subprocess.run(line, env=env, capture_output=True, text=True, timeout=400, check=False)
+def _done(torch_jobs: WarmTorch, line: list[str], environment: dict[str, str]) -> "subprocess.CompletedProcess[str]":
+    done = torch_jobs.run(line, timeout=400, env={**os.environ, **environment})
     assert done.returncode == 0, done.stderr
     return done
 

@@ -14,14 +14,16 @@ from tests.daemon import Daemon
 from tests.mounting import mounted
 from tests.node.publishing.strange_loaders import hashed
 from tests.waiting import until
+from tests.warm_torch import WarmTorch
 
 SCRIPT = Path(__file__).with_name("strange_loaders.py")
 CACHEFS = Path(sys.executable).with_name("cachefs")
 FILES = 320
 SECONDS = 100.0
+PIPES = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
 
 
-def test_what_is_not_understood_is_said_once_with_what_would_help(tmp_path: Path) -> None:
+def test_what_is_not_understood_is_said_once_with_what_would_help(torch_jobs: WarmTorch, tmp_path: Path) -> None:
     top = tmp_path / "origin"
     top.mkdir()
     for number in range(FILES):
@@ -30,9 +32,7 @@ def test_what_is_not_understood_is_said_once_with_what_would_help(tmp_path: Path
         daemon.add_dataset("numbers", f"file://{top}")
         with mounted(daemon.socket, "numbers", tmp_path / "mnt") as mount:
             line = [CACHEFS, "run", "--job", "strange", "--socket", daemon.socket, "--", sys.executable, SCRIPT, mount]
-            with subprocess.Popen(
-                list(map(str, line)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            ) as job:
+            with torch_jobs.start(list(map(str, line)), **PIPES) as job:
                 assert job.stdout is not None
                 for printed in job.stdout:
                     if printed == "all are read\n":
@@ -40,11 +40,10 @@ def test_what_is_not_understood_is_said_once_with_what_would_help(tmp_path: Path
                 notes = wait_for_notes(daemon, 3)
                 shown = "\n".join(map(str, describe(daemon.client.call(JOB_SHOW, JobName(job="strange")))))
                 _, stderr = job.communicate("go on\n", timeout=SECONDS)
-    alone = subprocess.run(
-        [sys.executable, str(SCRIPT), str(top)], input="go on\n", capture_output=True, text=True, timeout=SECONDS
-    )
+    with torch_jobs.start([sys.executable, SCRIPT, top], **PIPES) as alone:
+        _, problems = alone.communicate("go on\n", timeout=SECONDS)
     assert job.returncode == 0, stderr
-    assert alone.returncode == 0, alone.stderr
+    assert alone.returncode == 0, problems
     # The first loader, the last one, and the order of the second are understood.
     numbered = {name.rpartition(".")[2]: note for name, note in notes.items()}
     hashes, unruly, stream = numbered["1"], numbered["2"], numbered["3"]

@@ -27,11 +27,13 @@ from tests.mounting import mounted
 from tests.node.publishing.said import complaints
 from tests.recording import Recording, recording
 from tests.waiting import until
+from tests.warm_torch import WarmTorch
 
 SCRIPT = Path(__file__).with_name("training_script.py")
 CACHEFS = Path(sys.executable).with_name("cachefs")
 FILES = 60
 EPOCHS = 3
+SECONDS = 250.0
 
 GIVEN = [
     "distributed-never-told", "sequential", "shuffle", "shuffle-here", "shuffle-generator", "shuffle-persistent",
@@ -53,6 +55,24 @@ class Node:
     socket: Path
     mount: Path
     snapshot: Snapshot
+    torch_jobs: WarmTorch
+
+    def watched(
+        self, job: str, *arguments: str | Path, environment: Mapping[str, str] | None = None
+    ) -> "subprocess.CompletedProcess[str]":
+        """Run the script with these arguments as a job."""
+        line = command(*script(self.mount, *arguments), job=job, socket=self.socket)
+        return self.torch_jobs.run(line, timeout=SECONDS, env={**os.environ, **(environment or {})})
+
+    def started(self, job: str, *arguments: str | Path) -> "subprocess.Popen[str]":
+        line = command(*script(self.mount, *arguments), job=job, socket=self.socket)
+        return self.torch_jobs.start(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def alone(self, *arguments: str | Path) -> str:
+        """What the script prints without cachefs."""
+        done = self.torch_jobs.run(script(self.mount, *arguments), timeout=SECONDS, env={**os.environ, "PAUSE": "0"})
+        assert done.returncode == 0, done.stderr
+        return done.stdout
 
     def numbers(self, publish: JobPublish) -> list[int]:
         """What the files of a published map say they are."""
@@ -65,7 +85,7 @@ class Node:
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def node(torch_jobs: WarmTorch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     top = tmp_path_factory.mktemp("origin")
     for number in range(FILES):
         path = top / f"class{number % 7}" / f"{number:03}.bin"
@@ -79,7 +99,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
             mounted(daemon.socket, "numbers", tmp_path_factory.mktemp("mnt") / "numbers") as mount,
             recording(daemon.client, home / "recorded") as record,
         ):
-            yield Node(daemon, record, home / "recorded", mount, snapshot)
+            yield Node(daemon, record, home / "recorded", mount, snapshot, torch_jobs)
         snapshot.close()
 
 
@@ -91,18 +111,9 @@ def script(*arguments: str | Path) -> list[str]:
     return [sys.executable, str(SCRIPT), *map(str, arguments)]
 
 
-def alone(*arguments: str | Path) -> str:
-    """What the script prints without cachefs."""
-    done = finished(script(*arguments), {"PAUSE": "0"})
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def finished(
-    line: list[str], environment: Mapping[str, str] | None = None, seconds: float = 250
-) -> subprocess.CompletedProcess[str]:
+def finished(line: list[str], environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONWARNINGS": "ignore", **(environment or {})}
-    return subprocess.run(line, env=env, capture_output=True, text=True, timeout=seconds, check=False)
+    return subprocess.run(line, env=env, capture_output=True, text=True, timeout=SECONDS, check=False)
 
 
 # --- what is published ------------------------------------------------------------------------------------------
@@ -127,7 +138,7 @@ def epochs(node: Node) -> Epochs:
     for line in watched.stdout.splitlines()[:-1]:
         said = json.loads(line)
         read.setdefault(said["scenario"], []).append(said["read"])
-    return Epochs(watched.stdout, alone(node.mount, *TOGETHER), watched.stderr, read)
+    return Epochs(watched.stdout, node.alone(*TOGETHER), watched.stderr, read)
 
 
 def consumer_is(scenario: str) -> Callable[[JobPublish | JobEpoch | JobProgress], bool]:
@@ -227,9 +238,9 @@ def test_the_job_ends_with_its_process(node: Node, epochs: Epochs) -> None:
 
 
 def test_a_stream_that_lists_its_shards_is_left_to_the_daemon(node: Node) -> None:
-    done = finished(command(*script(node.mount, "iterable"), job="iterable", socket=node.socket))
+    done = node.watched("iterable", "iterable")
     assert done.returncode == 0
-    assert done.stdout == alone(node.mount, "iterable")
+    assert done.stdout == node.alone("iterable")
     assert complaints(done.stderr) == []
     assert not node.record.of(JobPublish, "iterable")
 
@@ -250,9 +261,10 @@ def test_without_the_socket_the_job_is_published_through_the_mount_and_told_what
     node: Node, tmp_path: Path
 ) -> None:
     line = [str(CACHEFS), "run", "--job", "alone", "--", *script(node.mount, "shuffle", "learned")]
-    done = finished(line, {"CACHEFS_SOCKET": str(tmp_path / "nobody")})
+    environment = {**os.environ, "CACHEFS_SOCKET": str(tmp_path / "nobody")}
+    done = node.torch_jobs.run(line, timeout=SECONDS, env=environment)
     assert done.returncode == 0
-    assert done.stdout == alone(node.mount, "shuffle", "learned")
+    assert done.stdout == node.alone("shuffle", "learned")
     (complaint,) = complaints(done.stderr)
     assert complaint == (
         f"cachefs: there is no socket {tmp_path / 'nobody'} here, so files that are opened in C are not seen; "
@@ -264,34 +276,32 @@ def test_without_the_socket_the_job_is_published_through_the_mount_and_told_what
 def test_a_job_that_reads_elsewhere_starts_nothing(node: Node, tmp_path: Path) -> None:
     shutil.copytree(node.mount, tmp_path / "copy")
     line = command(*script(tmp_path / "copy", "shuffle", "distributed"), job="elsewhere", socket=node.socket)
-    done = finished(line)
+    done = node.torch_jobs.run(line, timeout=SECONDS)
     assert done.returncode == 0
     assert not complaints(done.stderr)
     assert not node.record.of(JobPublish, "elsewhere")
 
 
 def test_a_killed_helper_costs_only_the_publishing(node: Node) -> None:
-    line = command(*script(node.mount, "shuffle", "custom", "learned"), job="killed", socket=node.socket)
-    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = node.started("killed", "shuffle", "custom", "learned")
     helper = helper_of(process, node, "killed")
     os.kill(helper, signal.SIGKILL)
-    stdout, stderr = process.communicate(timeout=250)
+    stdout, stderr = process.communicate(timeout=SECONDS)
     assert process.returncode == 0
-    assert stdout == alone(node.mount, "shuffle", "custom", "learned")
+    assert stdout == node.alone("shuffle", "custom", "learned")
     assert len(complaints(stderr)) == 1
 
 
 def test_a_stuck_helper_does_not_hold_the_job_up(node: Node) -> None:
-    line = command(*script(node.mount, "shuffle", "learned"), job="stuck", socket=node.socket)
-    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = node.started("stuck", "shuffle", "learned")
     helper = helper_of(process, node, "stuck")
     os.kill(helper, signal.SIGSTOP)
     try:
-        stdout, _ = process.communicate(timeout=250)  # until nobody has its stderr open, either
+        stdout, _ = process.communicate(timeout=SECONDS)  # until nobody has its stderr open, either
     finally:
         os.kill(helper, signal.SIGKILL)
     assert process.returncode == 0
-    assert stdout == alone(node.mount, "shuffle", "learned")
+    assert stdout == node.alone("shuffle", "learned")
 
 
 def test_a_restarted_daemon_is_told_again(node: Node, tmp_path: Path) -> None:
@@ -301,7 +311,7 @@ def test_a_restarted_daemon_is_told_again(node: Node, tmp_path: Path) -> None:
         daemon.add_dataset("numbers", f"file://{top}")
         with mounted(daemon.socket, "numbers", tmp_path / "mnt") as mount:
             line = command(*script(mount, *["shuffle"] * 6), job="again", socket=daemon.socket)
-            process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            process = node.torch_jobs.start(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             try:
                 wait_for_job(daemon, "again")
                 daemon.kill9()

@@ -17,6 +17,7 @@ from tests.daemon import Daemon
 from tests.mounting import mounted
 from tests.node.publishing.said import complaints
 from tests.recording import recording
+from tests.warm_torch import WarmTorch
 
 SCRIPT = Path(__file__).with_name("webdataset_shards.py")
 CACHEFS = Path(sys.executable).with_name("cachefs")
@@ -32,7 +33,9 @@ def write_shards(top: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_is_published_is_the_order_in_which_shards_come(tmp_path: Path, workers: int) -> None:
+def test_what_is_published_is_the_order_in_which_shards_come(
+    torch_jobs: WarmTorch, tmp_path: Path, workers: int
+) -> None:
     top = tmp_path / "origin"
     top.mkdir()
     write_shards(top)
@@ -44,10 +47,9 @@ def test_what_is_published_is_the_order_in_which_shards_come(tmp_path: Path, wor
         ):
             line = [CACHEFS, "run", "--job", "stream", "--socket", tmp_path / "recorded", "--"]
             script = [sys.executable, SCRIPT]
-            environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
             told = {"TOLD": str(record.notes)}
-            watched = run([*line, *script, mount, workers], {**environment, **told})
-            alone = run([*script, top, workers], environment)
+            watched = run(torch_jobs, [*line, *script, mount, workers], told)
+            alone = run(torch_jobs, [*script, top, workers], {})
             published = [said for said in record.requests if isinstance(said, JobPublish)]
             orders = {said.epoch: said.order for said in record.requests if isinstance(said, JobEpoch)}
         assert published[0].map is not None
@@ -67,9 +69,7 @@ def test_what_is_published_is_the_order_in_which_shards_come(tmp_path: Path, wor
         assert [paths[number] for number in numpy.frombuffer(orders[epoch], "<u4")] == shards
 
 
-def run(line: list[object], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        list(map(str, line)), env=environment, capture_output=True, text=True, timeout=100, check=False
-    )
+def run(torch_jobs: WarmTorch, line: list[object], environment: dict[str, str]) -> "subprocess.CompletedProcess[str]":
+    done = torch_jobs.run(list(map(str, line)), timeout=100, env={**os.environ, **environment})
     assert done.returncode == 0, done.stderr
     return done

@@ -27,6 +27,7 @@ from tests.servers.faulty import Fault, FaultyProxy
 from tests.servers.process import free_ports
 from tests.servers.s3 import S3Server
 from tests.seven_places import SCRIPT, Job, Places, until_found
+from tests.warm_torch import WarmTorch
 
 FILES = {f"{number:03}": random.Random(number).randbytes(50_000) for number in range(80)}
 # Where it is set, what all places have said is written there, for the documentation.
@@ -36,42 +37,73 @@ REPORT = os.environ.get("STUCK_REPORT", "")
 @dataclass(frozen=True)
 class Node:
     daemon: Daemon
-    proxy: FaultyProxy
-    mount: Path
-    bucket: str
-    places: Places
     web_port: int
 
 
+@dataclass(frozen=True)
+class Dataset:
+    """A bucket, mounted. Requests go through a proxy of its own, which can break them."""
+
+    daemon: Daemon
+    torch_jobs: WarmTorch
+    name: str
+    proxy: FaultyProxy
+    mount: Path
+    places: Places
+
+    def job(self, *arguments: str | Path, name: str = "") -> Job:
+        return Job(self.torch_jobs, self.daemon, name or self.name, arguments)
+
+
+Mount = Callable[[str], contextlib.AbstractContextManager[Dataset]]
+
+
 @contextlib.contextmanager
-def node(
-    rclone: S3Server, home: Path, bucket: str, settings: Mapping[str, Any] | None = None, endpoint: str = ""
-) -> Iterator[Node]:
-    """A daemon with a bucket mounted, whose requests go through a proxy that can break them."""
+def running(home: Path, rclone: S3Server, settings: Mapping[str, Any] | None = None) -> Iterator[Node]:
     [port] = free_ports(1)
-    rclone.create_bucket(bucket)
-    rclone.put(bucket, FILES)
     given = settings or {}
     # Longer than all places take to be asked, on a machine that is busy.
     daemon_section = {"read_deadline": 180, **given.get("daemon", {})}
     sections = {"web": {"listen": f"127.0.0.1:{port}"}, **given, "daemon": daemon_section}
-    with faulty.running(rclone.endpoint) as proxy, Daemon(home / "n", sections, rclone.environment) as daemon:
-        options = OriginOptions(endpoint_url=endpoint or proxy.endpoint, region="us-east-1", addressing_style="path")
-        daemon.add_dataset("pets", f"s3://{bucket}", options)
-        with mounted(daemon.socket, "pets", home / "mnt") as mount:
-            yield Node(daemon, proxy, mount, bucket, Places(daemon, port, "job"), port)
+    with Daemon(home, sections, rclone.environment) as daemon:
+        yield Node(daemon, port)
 
 
 @contextlib.contextmanager
-def training(of: Node, epochs: int = 2, workers: int = 2) -> Iterator[Job]:
-    job = Job(of.daemon, "job", [SCRIPT, of.mount, str(epochs), str(workers)])
+def dataset(
+    node: Node, rclone: S3Server, torch_jobs: WarmTorch, home: Path, name: str, endpoint: str = ""
+) -> Iterator[Dataset]:
+    rclone.create_bucket(name)
+    rclone.put(name, FILES)
+    with faulty.running(rclone.endpoint) as proxy:
+        options = OriginOptions(endpoint_url=endpoint or proxy.endpoint, region="us-east-1", addressing_style="path")
+        node.daemon.add_dataset(name, f"s3://{name}", options)
+        with mounted(node.daemon.socket, name, home / "mnt") as mount:
+            yield Dataset(node.daemon, torch_jobs, name, proxy, mount, Places(node.daemon, node.web_port, name))
+
+
+@pytest.fixture(scope="module")
+def node(rclone: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with running(tmp_path_factory.mktemp("node"), rclone) as node:
+        yield node
+
+
+@pytest.fixture
+def mount(node: Node, rclone: S3Server, torch_jobs: WarmTorch, tmp_path: Path) -> Mount:
+    """Mounts a new dataset of this name, which is that of its job and of its bucket too."""
+    return lambda name: dataset(node, rclone, torch_jobs, tmp_path, name)
+
+
+@contextlib.contextmanager
+def training(of: Dataset, epochs: int = 2, workers: int = 2) -> Iterator[Job]:
+    job = of.job(SCRIPT, of.mount, str(epochs), str(workers))
     try:
         yield job
     finally:
         job.end()
 
 
-def all_say(of: Node, wanted: str, *, fails: bool = False) -> dict[str, str]:
+def all_say(of: Dataset, wanted: str, *, fails: bool = False) -> dict[str, str]:
     """What each place says. fails: have a read fail anew before a place is asked, as failures are shown for a minute,
     in which a busy machine does not ask all places."""
 
@@ -100,8 +132,8 @@ def note(cause: str, said: Mapping[str, str]) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_origin_that_does_not_answer(rclone: S3Server, tmp_path: Path, workers: int) -> None:
-    with node(rclone, tmp_path, f"outage-{workers}") as here:
+def test_an_origin_that_does_not_answer(mount: Mount, workers: int) -> None:
+    with mount(f"outage-{workers}") as here:
         here.proxy.add(Fault(drop=True, times=None))
         with training(here, workers=workers) as job:
             wanted = r"S3 at \S+ has not answered for \d+ s; \d+ reads? waits? for it, (the first )?for \d+ s"
@@ -116,11 +148,11 @@ def test_an_origin_that_does_not_answer(rclone: S3Server, tmp_path: Path, worker
         note("origin down", {**said, "summary": summary})
 
 
-def test_credentials_that_are_refused(rclone: S3Server, tmp_path: Path) -> None:
-    with node(rclone, tmp_path, "refused") as here, training(here) as job:
+def test_credentials_that_are_refused(mount: Mount) -> None:
+    with mount("refused") as here, training(here) as job:
         here.proxy.add(Fault(status=403, times=None))
         summary = job.finish()
-        wanted = r"reads? of pets failed: s3://refused/\S+ at \S+ is refused \(403"
+        wanted = r"reads? of refused failed: s3://refused/\S+ at \S+ is refused \(403"
         said = {"stderr": summary, **all_say(here, wanted, fails=True)}
         assert job.process.returncode == 1
         lines = summary.splitlines()
@@ -130,13 +162,13 @@ def test_credentials_that_are_refused(rclone: S3Server, tmp_path: Path) -> None:
     assert "ended" in said["job show"]
 
 
-def test_no_place_repeats_credentials_that_a_server_repeats(rclone: S3Server, tmp_path: Path) -> None:
+def test_no_place_repeats_credentials_that_a_server_repeats(mount: Mount, tmp_path: Path) -> None:
     """A proxy or a gateway may have the URL that it was asked for, or its own, in what it says of a refusal."""
     body = (
         b"<Error><Code>AccessDenied</Code><Message>no right to GET https://me:hunter2@gate/a.bin?X-Amz-Signature=hunter2"
         b"&amp;sig=hunter2&amp;token=hunter2</Message></Error>"
     )
-    with node(rclone, tmp_path, "repeats") as here, training(here) as job:
+    with mount("repeats") as here, training(here) as job:
         here.proxy.add(Fault(status=403, times=None, body=body))
         summary = job.finish()
         wanted = r"is refused \(403 AccessDenied: no right to GET https://gate/a\.bin\?X-Amz-Signature=\[removed\]"
@@ -147,19 +179,19 @@ def test_no_place_repeats_credentials_that_a_server_repeats(rclone: S3Server, tm
             texts = [file.read().decode() for member in tar if (file := tar.extractfile(member)) is not None]
         mount_log = Path(f"{here.mount}.log").read_text()
         status = here.places.ctl("status", "--json")
-        shown = here.places.ctl("job", "show", "job", "--json")
+        shown = here.places.ctl("job", "show", here.name, "--json")
     assert re.search(wanted, summary)
     assert texts
     for text in (*said.values(), *texts, mount_log, status, shown, here.daemon.log.read_text()):
         assert "hunter2" not in text
 
 
-def test_an_object_that_has_changed(rclone: S3Server, tmp_path: Path) -> None:
-    with node(rclone, tmp_path, "changed") as here:
+def test_an_object_that_has_changed(mount: Mount, rclone: S3Server) -> None:
+    with mount("changed") as here:
         rclone.put("changed", {"007": b"other bytes"})
         with training(here) as job:
             summary = job.finish()
-        wanted = r"reads? of pets failed: .*has changed since it was listed"
+        wanted = r"reads? of changed failed: .*has changed since it was listed"
         said = {"stderr": summary, **all_say(here, wanted, fails=True)}
         assert job.process.returncode == 1
         after = summary[summary.index("Stale file handle") :]
@@ -167,35 +199,35 @@ def test_an_object_that_has_changed(rclone: S3Server, tmp_path: Path) -> None:
         note("object changed", said)
 
 
-def test_failed_reads_are_those_of_the_job_that_has_read(rclone: S3Server, tmp_path: Path) -> None:
-    with node(rclone, tmp_path, "two") as here:
+def test_failed_reads_are_those_of_the_job_that_has_read(mount: Mount, rclone: S3Server) -> None:
+    with mount("two") as here:
         rclone.put("two", {"007": b"other bytes"})
-        well = Job(here.daemon, "well", [SCRIPT, here.mount, "1000", "0", "007"])
+        well = here.job(SCRIPT, here.mount, "1000", "0", "007", name="well")
         try:
             until_found(well.said, "epoch 1")
-            broken = Job(here.daemon, "broken", [SCRIPT, here.mount, "1", "0"])
-            assert re.search(r"cachefs: \d+ reads? of pets failed: .*has changed since", broken.finish())
-            assert re.search(r"reads? of pets failed: .*has changed", here.places.ctl("job", "show", "broken"))
-            assert not re.search(r"reads? of pets", here.places.ctl("job", "show", "well"))
+            broken = here.job(SCRIPT, here.mount, "1", "0", name="broken")
+            assert re.search(r"cachefs: \d+ reads? of two failed: .*has changed since", broken.finish())
+            assert re.search(r"reads? of two failed: .*has changed", here.places.ctl("job", "show", "broken"))
+            assert not re.search(r"reads? of two", here.places.ctl("job", "show", "well"))
         finally:
             well.end()
-        assert not re.search(r"reads? of pets", well.said())
+        assert not re.search(r"reads? of two", well.said())
 
 
-def test_a_program_without_a_loader_is_told_too(rclone: S3Server, tmp_path: Path) -> None:
-    with node(rclone, tmp_path, "plain") as here:
+def test_a_program_without_a_loader_is_told_too(mount: Mount) -> None:
+    with mount("plain") as here:
         here.proxy.add(Fault(status=403, times=None))
-        job = Job(here.daemon, "job", ["-c", f"open({str(here.mount / '003')!r}, 'rb').read()"])
+        job = here.job("-c", f"open({str(here.mount / '003')!r}, 'rb').read()")
         text = job.finish()
         assert job.process.returncode == 1
         last = text.splitlines()[-1]
-        assert last.startswith("cachefs: 1 read of pets failed: s3://plain/003 at "), text
+        assert last.startswith("cachefs: 1 read of plain failed: s3://plain/003 at "), text
         assert "is refused (403" in last
-        elsewhere = Job(here.daemon, "job", ["-c", "raise PermissionError(13, 'no', '/etc/shadow')"])
+        elsewhere = here.job("-c", "raise PermissionError(13, 'no', '/etc/shadow')")
         assert "cachefs: 1 read" not in elsewhere.finish()
 
 
-def test_a_disk_that_others_fill(rclone: S3Server, tmp_path: Path) -> None:
+def test_a_disk_that_others_fill(rclone: S3Server, torch_jobs: WarmTorch, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", disk], check=True)
@@ -205,9 +237,12 @@ def test_a_disk_that_others_fill(rclone: S3Server, tmp_path: Path) -> None:
             "memory": {"budget": "2MiB", "segment_size": "1MiB"},
             "ssd": {"dir": str(disk / "ssd"), "budget": "20MiB", "segment_size": "1MiB"},
         }
-        with node(rclone, tmp_path, "full", settings) as here:
+        with (
+            running(tmp_path / "n", rclone, settings) as node,
+            dataset(node, rclone, torch_jobs, tmp_path, "full") as here,
+        ):
             (disk / "others").write_bytes(bytes(23 << 20))
-            list(here.daemon.client.stream(WARMUP, Warmup(dataset="pets")))
+            list(here.daemon.client.stream(WARMUP, Warmup(dataset="full")))
             with training(here, epochs=8) as job:
                 wanted = r"the ssd tier (takes no new blocks|has no more room)"
                 said = {"stderr": until_found(job.said, f"cachefs: {wanted}"), **all_say(here, wanted)}
@@ -218,10 +253,13 @@ def test_a_disk_that_others_fill(rclone: S3Server, tmp_path: Path) -> None:
         subprocess.run(["umount", "--lazy", disk], check=False)
 
 
-def test_reads_that_wait_for_a_slot(rclone: S3Server, tmp_path: Path) -> None:
+def test_reads_that_wait_for_a_slot(rclone: S3Server, torch_jobs: WarmTorch, tmp_path: Path) -> None:
     with throttled(rclone.endpoint, Limits(), tmp_path / "log") as throttle:
         settings = {"origin": {"max_connections": 1}, "prefetch": {"enabled": False}}
-        with node(rclone, tmp_path, "slots", settings, throttle.endpoint) as here:
+        with (
+            running(tmp_path / "n", rclone, settings) as node,
+            dataset(node, rclone, torch_jobs, tmp_path, "slots", throttle.endpoint) as here,
+        ):
             throttle.limit(Limits(latency=4))
             with training(here, workers=4) as job:
                 wanted = r"\d reads? waits? for a free request to S3 at \S+, .*for \d+ s \(it gets 1 of 1 requests"
@@ -232,7 +270,7 @@ def test_reads_that_wait_for_a_slot(rclone: S3Server, tmp_path: Path) -> None:
             note("waiting for a slot", {**said, "summary": summary})
 
 
-def test_another_node_that_is_away(rclone: S3Server, tmp_path: Path) -> None:
+def test_another_node_that_is_away(rclone: S3Server, torch_jobs: WarmTorch, tmp_path: Path) -> None:
     ports = [free_ports(2)[0] for _ in range(2)]
     nodes = [f"{name}=127.0.0.1:{port}" for name, port in zip("ab", ports, strict=True)]
     own = [
@@ -241,9 +279,10 @@ def test_another_node_that_is_away(rclone: S3Server, tmp_path: Path) -> None:
     ]
     with (
         Daemon(tmp_path / "b", {"cluster": own[1]}, rclone.environment) as other,
-        node(rclone, tmp_path, "away", {"cluster": own[0]}) as here,
+        running(tmp_path / "n", rclone, {"cluster": own[0]}) as node,
+        dataset(node, rclone, torch_jobs, tmp_path, "away") as here,
     ):
-        until_found(lambda: str(list(datasets(other))), "pets")
+        until_found(lambda: str(list(datasets(other))), "away")
         assert other.process is not None
         processes = [other.process.pid, *_children(other.process.pid)]
         for pid in processes:

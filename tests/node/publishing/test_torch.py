@@ -57,7 +57,10 @@ def test_a_loader_with_workers_reads_two_epochs(mount: tuple[Daemon, Path], star
     dataset = ImageFolder(directory)
     assert len(dataset) == CLASSES * PER_CLASS
     sampler: DistributedSampler[tuple[torch.Tensor, int]] = DistributedSampler(dataset, num_replicas=1, rank=0, seed=7)
-    loader = DataLoader(dataset, batch_size=16, sampler=sampler, num_workers=2, multiprocessing_context=start)
+    # A worker that is spawned imports torch anew, which takes 2 s.
+    loader = DataLoader(
+        dataset, 16, sampler=sampler, num_workers=2, multiprocessing_context=start, persistent_workers=start == "spawn"
+    )
     for epoch in range(2):
         sampler.set_epoch(epoch)
         seen = [

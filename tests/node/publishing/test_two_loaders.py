@@ -17,6 +17,7 @@ from tests.node.publishing.said import complaints
 from tests.node.publishing.two_loaders import EPOCHS, hashed
 from tests.recording import Recording, recording
 from tests.waiting import until
+from tests.warm_torch import WarmTorch
 
 SCRIPT = Path(__file__).with_name("two_loaders.py")
 CACHEFS = Path(sys.executable).with_name("cachefs")
@@ -24,7 +25,7 @@ FILES = 160
 SECONDS = 100.0
 
 
-def test_each_loader_publishes_what_it_reads_itself(tmp_path: Path) -> None:
+def test_each_loader_publishes_what_it_reads_itself(torch_jobs: WarmTorch, tmp_path: Path) -> None:
     top = tmp_path / "origin"
     top.mkdir()
     for number in range(FILES):
@@ -36,9 +37,8 @@ def test_each_loader_publishes_what_it_reads_itself(tmp_path: Path) -> None:
             recording(daemon.client, tmp_path / "s") as record,
         ):
             line = [CACHEFS, "run", "--job", "two", "--socket", tmp_path / "s", "--", sys.executable, SCRIPT, mount]
-            with subprocess.Popen(
-                list(map(str, line)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            ) as job:
+            pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+            with torch_jobs.start(list(map(str, line)), **pipes) as job:
                 assert job.stdout is not None
                 read: dict[str, list[list[int]]] = {}
                 for printed in job.stdout:

@@ -34,9 +34,11 @@ if __name__ == "__main__":
     atexit.register(print, "at the end", flush=True)
     others = ("CACHEFS_RUN", "CACHEFS_TOP", "CACHEFS_JOB", "CACHEFS_PYTHON")
     ours = {name: value for name, value in os.environ.items() if name not in others}
-    print(sys.argv, sys.path, sys.orig_argv, __name__, __file__, __spec__, os.getcwd(), json.dumps(ours, sort_keys=True))
+    print(sys.argv, sys.path, sys.orig_argv, __name__, __file__, __spec__, os.getcwd())
+    print(json.dumps(ours, sort_keys=True))
     print([signal.getsignal(number) for number in sorted(signal.valid_signals())])
-    print([one.name for one in threading.enumerate()], sorted(os.listdir("/proc/self/fd"))[:3], os.getpgid(0), os.getsid(0), os.nice(0))
+    print([one.name for one in threading.enumerate()], sorted(os.listdir("/proc/self/fd"))[:3])
+    print(os.getpgid(0), os.getsid(0), os.nice(0))
     print(os.environ.get("CACHEFS_TOP") in (None, str(os.getpid())), repr(sys.stdin.read()))
     torch.manual_seed(1), random.seed(2), numpy.random.seed(3)
     start = "spawn" if "return" in sys.argv else "fork"

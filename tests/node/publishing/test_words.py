@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cachefs_tools import cachectl
+from click.testing import CliRunner
 
 from tests.daemon import Daemon
 from tests.mounting import mounted
 from tests.node.publishing.train_and_validate import TRAIN, VALIDATION, name
+from tests.warm_torch import WarmTorch
 
 SCRIPT = Path(__file__).with_name("train_and_validate.py")
 CACHEFS = Path(sys.executable).with_name("cachefs")
-CACHECTL = Path(sys.executable).with_name("cachectl")
 SECONDS = 240.0
 LINES = SCRIPT.read_text().splitlines()
 BYTES = 1000
@@ -39,6 +41,7 @@ TRAINING, VALIDATING = line_of("the training loader"), line_of("the validation l
 class Node:
     daemon: Daemon
     root: Path
+    torch_jobs: WarmTorch
 
     def command(self, *words: str, run: tuple[str, ...] = (), job: str = "job", script: Path = SCRIPT) -> list[str]:
         line = [CACHEFS, "run", *run, "--job", job, "--socket", self.daemon.socket, "--", sys.executable, script]
@@ -48,13 +51,12 @@ class Node:
         self, *words: str, run: tuple[str, ...] = (), job: str = "job", script: Path = SCRIPT, **more: str
     ) -> "Ran":
         command, environment = self.command(*words, run=run, job=job, script=script), {**os.environ, **more}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, env=environment)
+        done = self.torch_jobs.run(command, timeout=SECONDS, env=environment)
         return Ran(done.returncode, done.stdout, done.stderr)
 
     def show(self, job: str) -> dict[str, Any]:
-        shown = subprocess.run(
-            [CACHECTL, "--socket", self.daemon.socket, "job", "show", "--json", job], capture_output=True, check=True
-        )
+        shown = CliRunner().invoke(cachectl.main, ["--socket", str(self.daemon.socket), "job", "show", "--json", job])
+        assert shown.exit_code == 0, shown.output
         found: dict[str, Any] = json.loads(shown.stdout)
         return found
 
@@ -72,14 +74,14 @@ class Ran:
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def node(torch_jobs: WarmTorch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     top = tmp_path_factory.mktemp("origin")
     for number in range(TRAIN + VALIDATION):
         (top / name(number)).write_bytes(bytes(BYTES + number))
     with Daemon(tmp_path_factory.mktemp("node")) as daemon:
         daemon.add_dataset("numbers", f"file://{top}")
         with mounted(daemon.socket, "numbers", tmp_path_factory.mktemp("mnt") / "numbers") as mount:
-            yield Node(daemon, mount)
+            yield Node(daemon, mount, torch_jobs)
 
 
 def test_a_loop_whose_order_is_known_from_the_first_epoch(node: Node) -> None:
@@ -175,7 +177,7 @@ def test_a_quiet_run_says_nothing(node: Node, run: tuple[str, ...], more: dict[s
 def test_a_run_inside_another_speaks_once(node: Node) -> None:
     inner = node.command("listed", "--epochs", "1")
     outer = [str(CACHEFS), "run", "--job", "nested", "--socket", str(node.daemon.socket), "--", *inner]
-    done = subprocess.run(outer, capture_output=True, text=True, timeout=SECONDS)
+    done = node.torch_jobs.run(outer, timeout=SECONDS)
     ran = Ran(done.returncode, done.stdout, done.stderr)
     assert (ran.status, ran.stdout) == (0, f"{EPOCH}\n")
     assert len([line for line in ran.said if line.startswith("mounted: ")]) == 1
@@ -192,7 +194,7 @@ def test_a_daemon_that_hangs_in_the_end_is_named(node: Node, tmp_path: Path) -> 
     go_on = tmp_path / "go-on"
     command = node.command("listed", "--epochs", "1", "hold", str(go_on), job="hung")
     pid = node.daemon.process.pid if node.daemon.process is not None else 0
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+    with node.torch_jobs.start(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as job:
         assert job.stdout is not None
         assert [job.stdout.readline(), job.stdout.readline()] == [f"{EPOCH}\n", "through\n"]
         os.kill(pid, signal.SIGSTOP)
