@@ -460,10 +460,11 @@ class JobRegistry:
 
     def _end_consumer(self, job: Job, consumer: Consumer, reason: str = "") -> None:
         """reason: empty where the consumer itself said so."""
-        self._close_ended(job, consumer)
-        if not job.consumers:
+        if len(job.consumers) == 1:
+            # The consumer is still there while the job's failed reads are told from those of others.
             self._end(job, JobState.ENDED, reason)
         else:
+            self._close_ended(job, consumer)
             log.info("consumer %s of job %s has ended%s", consumer.name, job.name, _because(reason))
 
     def _close_ended(self, job: Job, consumer: Consumer) -> None:

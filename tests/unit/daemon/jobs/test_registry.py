@@ -712,3 +712,22 @@ def test_failures_are_a_jobs_own_from_the_birth_of_its_process(tmp_path: Path, m
         assert asked[1] == jobs.get("unknown").started - registry_module.PUBLISHED_LATE
 
     play(tmp_path, scene)
+
+
+def test_consumers_are_there_while_the_failed_reads_of_an_ended_job_are_looked_for(tmp_path: Path) -> None:
+    """Else a read that failed in the last seconds of a job would be that of no job."""
+    found: list[tuple[str, list[str]]] = []
+
+    async def scene(jobs: Jobs) -> None:
+        jobs.troubles_now = lambda job, snapshots, began: found.append((job, [*jobs.consumer_keys])) or []
+        for job in ("said", "cancelled"):
+            jobs.say(job)
+            [key] = jobs.consumer_keys
+            if job == "said":
+                jobs.progress(JobProgress(job=job, consumer="0", epoch=0, position=0, ended=True))
+            else:
+                jobs.cancel(job)
+            assert found[-1] == (job, [key])
+            assert not jobs.consumer_keys
+
+    play(tmp_path, scene)
