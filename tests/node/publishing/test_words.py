@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from tests.daemon import Daemon
 from tests.mounting import mounted
 from tests.node.publishing.train_and_validate import TRAIN, VALIDATION, name
+from tests.waiting import until
 from tests.warm_torch import WarmTorch
 
 SCRIPT = Path(__file__).with_name("train_and_validate.py")
@@ -55,6 +56,10 @@ class Node:
         return Ran(done.returncode, done.stdout, done.stderr)
 
     def show(self, job: str) -> dict[str, Any]:
+        """What `job show` says of a job that has ended: its helper tells the daemon a moment after that."""
+        return until(lambda: self._shown(job), is_right=lambda view: view["state"] != "running")
+
+    def _shown(self, job: str) -> dict[str, Any]:
         shown = CliRunner().invoke(cachectl.main, ["--socket", str(self.daemon.socket), "job", "show", "--json", job])
         assert shown.exit_code == 0, shown.output
         found: dict[str, Any] = json.loads(shown.stdout)
