@@ -1,5 +1,6 @@
 """What is learned of a server from its answers and refusals, and what is said of it."""
 
+import asyncio
 import logging
 import time
 
@@ -36,17 +37,19 @@ def test_refusals_lower_width_and_rate_and_are_told_once(caplog: pytest.LogCaptu
     ]
 
 
-def test_a_server_that_does_not_answer_is_said_to_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outage, "NOTICED_AFTER", 0.0)
-    endpoint, seen = Endpoint("S3 at x", 64), outage.Outage("S3 at x")
-    for _ in range(2):
-        endpoint.failed("p", Failure(OriginError("no server answers"), transient=True), seen)
-    time.sleep(0.001)
-    assert endpoint.status().silent > 0
-    assert describe_endpoint(endpoint.status()).startswith("S3 at x: no answer for ")
-    seen.answered()
-    assert endpoint.status().silent == 0
-    assert "no answer" not in describe_endpoint(endpoint.status())
+def test_a_server_that_does_not_answer_is_said_to_be_silent() -> None:
+    async def play() -> None:
+        endpoint, seen = Endpoint("S3 at x", 64), outage.Outage("S3 at x")
+        for _ in range(2):
+            endpoint.failed("p", Failure(OriginError("no server answers"), transient=True), seen)
+            await asyncio.sleep(50)
+        assert endpoint.status().silent == pytest.approx(100)
+        assert describe_endpoint(endpoint.status()).startswith("S3 at x: no answer for ")
+        seen.answered()
+        assert endpoint.status().silent == 0
+        assert "no answer" not in describe_endpoint(endpoint.status())
+
+    virtual_time.run(play())
 
 
 def test_a_turn_is_waited_for_where_there_is_a_rate() -> None:

@@ -29,7 +29,8 @@ def permutation(size: int, seed: int) -> sampler.Order:
 
 
 def test_every_small_size() -> None:
-    for size in range(1, 1500):
+    """And sizes at which a generator of 624 words begins anew."""
+    for size in (*range(1, 200), *range(600, 660), *range(1230, 1270)):
         assert numpy.array_equal(permutation(size, size), torch_permutation(size, size)), size
 
 
