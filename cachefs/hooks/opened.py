@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from cachefs.hooks.order import number_in, numbers_in
 from cachefs.publishing import clock
-from cachefs.publishing.channel import PAGE_NAME, Line, Need, Op, Page, Unheard
+from cachefs.publishing.channel import PAGE_NAME, Line, Need, Op, Page, Unheard, mount_readers
 from cachefs.publishing.foreign import is_foreign, suppress_own
 from cachefs.publishing.places import Places
 
@@ -85,7 +85,7 @@ def watch() -> None:
     if not _audits:
         _audits = True
         sys.addaudithook(_audit)
-        atexit.register(forget_ended)
+        atexit.register(_end)
 
 
 def load_for(number: int | None) -> None:
@@ -113,6 +113,7 @@ def was_opened(number: int, mark: str) -> bool:
         return True
     with suppress_own(OSError):
         os.unlink(mark)
+        mount_readers.add(os.getpid())
         return True
     return False
 
@@ -140,6 +141,15 @@ def forget_ended() -> None:
             _readers.pop((number, owner), None)
             with suppress_own(OSError):
                 os.unlink(mark)
+                mount_readers.add(owner)
+
+
+def _end() -> None:
+    """Notes what workers have opened for loaders that have not ended, as this process ends."""
+    with suppress_own(OSError):
+        if any(name.startswith(f"opened-{os.getpid()}-") for name in os.listdir(_directory())):
+            mount_readers.add(os.getpid())
+    forget_ended()
 
 
 def mark_of(number: int, owner: int) -> str:
@@ -194,6 +204,8 @@ def _on_open(path: str) -> None:
         inner, frame = frame, frame.f_back
     assert frame is not None
     reader = reader_of(frame.f_back)
+    if reader is not None and reader.owner == os.getpid():
+        mount_readers.add(reader.owner)
     if reader is not None and frame.f_code in _streaming:
         reader.tell_owner(path)
         reader.is_needed = False

@@ -266,15 +266,15 @@ def has_published() -> bool:
     return _channel is not None and _channel.is_ours
 
 
-# Processes, by number, in which a DataLoader was iterated, and those that have asked for a channel, as one has read
-# from a mount. A forked child has its parent's numbers here, and not its own.
+# Processes, by number, in which a DataLoader was iterated, and those of which one has read from a mount, or that have
+# asked for a channel. A forked child has its parent's numbers here, and not its own.
 iterated_loaders: Final[set[int]] = set()
-_readers: Final[set[int]] = set()
+mount_readers: Final[set[int]] = set()
 
 
 def read_no_mount() -> bool:
     """Returns whether this process has iterated DataLoaders, none of which has read from a mount."""
-    return os.getpid() in iterated_loaders - _readers
+    return os.getpid() in iterated_loaders - mount_readers
 
 
 def hear_last() -> None:
@@ -292,7 +292,7 @@ def channel() -> Channel:
     global _channel, _maker
     if _channel is not None and _channel.is_ours:
         return _channel
-    _readers.add(os.getpid())
+    mount_readers.add(os.getpid())
     making = _making.setdefault(os.getpid(), threading.RLock())
     if not making.acquire(timeout=2 * START_SECONDS):
         raise OSError("another thread has been starting the helper for too long")

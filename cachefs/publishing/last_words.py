@@ -25,10 +25,11 @@ CAUSE_SECONDS: Final = 5.0
 # Exceptions of a chain that are looked at.
 MOST_CHAINED: Final = 16
 _OF_READS: Final = (errno.EACCES, errno.ESTALE, errno.EIO)
-# The summary of a job whose loaders read nothing below a mount.
+# The summary of a job whose loaders read nothing below a mount, as far as was seen: files that a library opens in C are
+# not, where no list and no attribute of the dataset names them.
 _NO_MOUNT: Final = (
-    "no DataLoader has read from a mount, so nothing was cached or read ahead; `cachectl mounts` says which "
-    "directories the program has to read from"
+    "no DataLoader was seen to read from a mount, so nothing was read ahead; `cachectl mounts` says which directories "
+    "the program has to read from"
 )
 # Keys of the troubles that the user was told of as this program ended.
 _said: Final[list[str]] = []

@@ -240,6 +240,6 @@ def test_a_program_whose_loader_reads_no_mount_is_told_so() -> None:
     said = Ran(done.returncode, done.stdout, done.stderr).said
     assert (done.returncode, done.stdout) == (0, "3\n")
     assert said[1:] == [
-        "no DataLoader has read from a mount, so nothing was cached or read ahead; `cachectl mounts` says which "
+        "no DataLoader was seen to read from a mount, so nothing was read ahead; `cachectl mounts` says which "
         "directories the program has to read from"
     ]

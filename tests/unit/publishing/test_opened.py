@@ -3,13 +3,17 @@
 import os
 import pickle
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cachefs.hooks import opened
 from cachefs.hooks.opened import Reader
+from cachefs.mount_table import MountPoint
+from cachefs.publishing import channel
 from cachefs.publishing.page import Need
+from cachefs.publishing.places import Places
 
 
 class Heard:
@@ -97,3 +101,41 @@ def test_the_loader_of_a_worker_is_that_of_the_thread_which_starts_it() -> None:
 def test_a_worker_knows_for_which_loader_it_works(found: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(opened._configuration(), opened._WORKS_FOR, found)
     assert opened._named() == (found or None)
+
+
+@pytest.mark.parametrize("owner", [os.getpid(), 1 << 22])
+def test_a_process_whose_loader_opens_a_file_of_a_mount_reads_one(owner: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the loader publishes nothing, as a stream does that lists files whose order is not known."""
+
+    def fetch(path: str) -> None:
+        audit(path)
+
+    def audit(path: str) -> None:
+        opened._on_open(path)
+
+    monkeypatch.setattr(channel, "iterated_loaders", {os.getpid()})
+    monkeypatch.setattr(opened, "_places", Places([MountPoint(Path("/mnt"), "0:1", "cachefs:set")]))
+    monkeypatch.setattr(opened, "_fetching", {fetch.__code__: fetch.__code__})
+    monkeypatch.setattr(opened, "reader_of", lambda caller: reader)
+    monkeypatch.setattr(opened, "at_exit", lambda finish: None)
+    channel.mount_readers.discard(os.getpid())
+    reader = Reader(1, owner)
+    fetch("/data/a")
+    assert channel.read_no_mount()
+    fetch("/mnt/a")
+    assert channel.read_no_mount() == (owner != os.getpid())
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_process_whose_workers_open_a_file_of_a_mount_reads_one(
+    has_ended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opened, "_directory", lambda: tmp_path)
+    monkeypatch.setattr(channel, "iterated_loaders", {os.getpid()})
+    channel.mount_readers.discard(os.getpid())
+    opened._make_mark(1, os.getpid(), "/mnt/a")
+    if has_ended:
+        opened.note_end(1, opened.mark_of(1, os.getpid()), os.getpid())
+        opened.forget_ended()
+    opened._end()
+    assert not channel.read_no_mount()
