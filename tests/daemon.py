@@ -277,8 +277,10 @@ class Daemon:
 
 
 @contextlib.contextmanager
-def shared_daemon(request: pytest.FixtureRequest, shared: Daemon, own: Callable[[], Daemon]) -> Iterator[Daemon]:
-    """A daemon for one test: that of its module, or with the marker `own_daemon` the one that *own* makes.
+def shared_daemon(
+    request: pytest.FixtureRequest, running: Callable[[], Daemon], own: Callable[[], Daemon]
+) -> Iterator[Daemon]:
+    """A daemon for one test: that of its module, which runs, or with the marker `own_daemon` one that *own* makes.
 
     The daemon of the module is empty for each test. Its counters and its list of errors go on.
     """
@@ -286,6 +288,7 @@ def shared_daemon(request: pytest.FixtureRequest, shared: Daemon, own: Callable[
         with own() as daemon:
             yield daemon
         return
+    shared = running()
     yield shared
     try:
         shared.forget()

@@ -16,17 +16,17 @@ import pytest
 from cachefs.messages import Empty, Selection
 from cachefs.mount import kernel
 from cachefs.mount_table import mount_points
-from cachefs.rpc import EVICT, NODE, STATUS
-from tests.daemon import COMMAND, Daemon
+from cachefs.rpc import EVICT, NODE
+from tests.daemon import COMMAND, Daemon, shared_daemon
 from tests.mounting import COMMAND as MOUNT
 from tests.mounting import counters, drop_pages, frozen, mount_pid, mounted, read_tree, run_mount
 from tests.waiting import until
 
 
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = random.Random(3)
-    top = tmp_path / "origin"
+    top = tmp_path_factory.mktemp("origin")
     for number in range(120):
         directory = top / f"class{number % 5}"
         directory.mkdir(parents=True, exist_ok=True)
@@ -35,14 +35,24 @@ def tree(tmp_path: Path) -> Path:
     return top
 
 
-@pytest.fixture
-def daemon(tmp_path: Path, tree: Path) -> Iterator[Daemon]:
-    # A daemon that starts on a machine with a load of 20 takes longer than the 20 s of other tests.
-    with Daemon(tmp_path / "node", {"daemon": {"read_deadline": 60}}) as running:
-        running.add_dataset("tree", f"file://{tree}")
+# A daemon that starts on a machine with a load of 20 takes longer than the 20 s of other tests.
+PATIENT = {"daemon": {"read_deadline": 60}}
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("node"), PATIENT) as running:
         yield running
 
 
+@pytest.fixture
+def daemon(request: pytest.FixtureRequest, running: Daemon, tmp_path: Path, tree: Path) -> Iterator[Daemon]:
+    with shared_daemon(request, lambda: running, lambda: Daemon(tmp_path / "node", PATIENT)) as daemon:
+        daemon.add_dataset("tree", f"file://{tree}")
+        yield daemon
+
+
+@pytest.mark.own_daemon
 def test_a_waiting_reader_gets_its_bytes_from_the_restarted_daemon(daemon: Daemon, tree: Path, tmp_path: Path) -> None:
     with mounted(daemon.socket, "tree", tmp_path / "mnt") as mount:
         daemon.kill9()
@@ -56,6 +66,7 @@ def test_a_waiting_reader_gets_its_bytes_from_the_restarted_daemon(daemon: Daemo
         assert answers == [(tree / "large").read_bytes()]
 
 
+@pytest.mark.own_daemon
 def test_what_is_on_the_node_is_served_without_a_daemon(daemon: Daemon, tree: Path, tmp_path: Path) -> None:
     with mounted(daemon.socket, "tree", tmp_path / "mnt", "xattr") as mount:
         expected = read_tree(tree)
@@ -79,6 +90,7 @@ def test_without_a_daemon_a_read_fails_at_its_deadline(tmp_path: Path, tree: Pat
             assert "did not answer in time" in Path(f"{mount}.log").read_text()
 
 
+@pytest.mark.own_daemon
 def test_kills_of_the_daemon_under_readers_cost_no_byte(daemon: Daemon, tree: Path, tmp_path: Path) -> None:
     expected = read_tree(tree)
     with mounted(daemon.socket, "tree", tmp_path / "mnt") as mount:
@@ -115,6 +127,7 @@ def test_flipped_bytes_are_never_read_and_are_repaired(daemon: Daemon, tree: Pat
     expected = read_tree(tree)
     with mounted(daemon.socket, "tree", tmp_path / "mnt") as mount:
         assert read_tree(mount) == expected
+        repairs = daemon.status().repairs
         rng = random.Random(4)
         segments = [path for directory in (daemon.memory, daemon.ssd) for path in directory.glob("*.seg")]
         assert segments
@@ -127,10 +140,10 @@ def test_flipped_bytes_are_never_read_and_are_repaired(daemon: Daemon, tree: Pat
                 file.write(bytes([byte[0] ^ 0xFF]))
         drop_pages(mount)
         assert read_tree(mount) == expected
-        status = daemon.client.call(STATUS, Empty())
-        assert status.repairs > 0
+        repaired = daemon.status().repairs - repairs
+        assert repaired > 0
         # Two requests for parts of one block, at the same time, may both find it bad. It is repaired once.
-        assert counters(daemon.client, mount)["bad"] >= status.repairs
+        assert counters(daemon.client, mount)["bad"] >= repaired
 
 
 def test_a_killed_mount_is_recovered_by_mounting_again(daemon: Daemon, tree: Path, tmp_path: Path) -> None:

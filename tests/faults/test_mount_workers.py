@@ -18,7 +18,7 @@ from cachefs.messages import DatasetName, Empty
 from cachefs.mount import kernel
 from cachefs.mount_table import mount_points
 from cachefs.rpc import DATASET_REFRESH, NODE, STATUS
-from tests.daemon import Daemon
+from tests.daemon import Daemon, shared_daemon
 from tests.mounting import counters, drop_pages, mount_pid, mounted, read_tree
 from tests.pushing import cloned_device
 from tests.waiting import until
@@ -41,11 +41,17 @@ def expected(tree: Path) -> dict[bytes, bytes | None]:
     return read_tree(tree)
 
 
-@pytest.fixture
-def daemon(tmp_path: Path, tree: Path) -> Iterator[Daemon]:
-    with Daemon(tmp_path / "node") as running:
-        running.add_dataset("tree", f"file://{tree}")
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("node")) as running:
         yield running
+
+
+@pytest.fixture
+def daemon(request: pytest.FixtureRequest, running: Daemon, tmp_path: Path, tree: Path) -> Iterator[Daemon]:
+    with shared_daemon(request, lambda: running, lambda: Daemon(tmp_path / "node")) as daemon:
+        daemon.add_dataset("tree", f"file://{tree}")
+        yield daemon
 
 
 class Readers:

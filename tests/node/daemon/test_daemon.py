@@ -79,7 +79,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.fixture
 def daemon(request: pytest.FixtureRequest, running: Daemon, tmp_path: Path) -> Iterator[Daemon]:
-    with shared_daemon(request, running, lambda: Daemon(tmp_path / "node")) as daemon:
+    with shared_daemon(request, lambda: running, lambda: Daemon(tmp_path / "node")) as daemon:
         yield daemon
 
 

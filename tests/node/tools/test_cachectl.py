@@ -51,7 +51,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 
 @pytest.fixture
 def daemon(request: pytest.FixtureRequest, running: Daemon, tmp_path: Path, tree: Path) -> Iterator[Daemon]:
-    with shared_daemon(request, running, lambda: Daemon(tmp_path / "node", SMALL)) as daemon:
+    with shared_daemon(request, lambda: running, lambda: Daemon(tmp_path / "node", SMALL)) as daemon:
         daemon.add_dataset("tree", f"file://{tree}")
         yield daemon
 

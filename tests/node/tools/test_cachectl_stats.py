@@ -13,7 +13,7 @@ from cachefs.job_messages import JobProgress, JobPublish
 from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.rpc import JOB_PROGRESS, JOB_PUBLISH
 from tests.cachectl import CACHECTL
-from tests.daemon import Daemon
+from tests.daemon import Daemon, shared_daemon
 from tests.node.daemon.test_jobs import write_files
 from tests.node.tools.test_cachectl import SMALL, failure, run
 
@@ -21,13 +21,19 @@ COUNTERS = {"requests": 100, "hits_memory": 50, "hits_ssd": 30, "misses": 5, "pu
 PUSHED = {"push_stored_bytes": 4_000_000, "push_held_bytes": 3 << 20, "push_budget": 64 << 20}
 
 
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    write_files(tmp_path / "origin", 60, size=1000)
-    with Daemon(tmp_path / "node", SMALL) as running:
-        running.add_dataset("images", f"file://{tmp_path}/origin")
-        running.report(spec="images", counters=COUNTERS)
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("node"), SMALL) as running:
         yield running
+
+
+@pytest.fixture
+def daemon(request: pytest.FixtureRequest, running: Daemon, tmp_path: Path) -> Iterator[Daemon]:
+    write_files(tmp_path / "origin", 60, size=1000)
+    with shared_daemon(request, lambda: running, lambda: Daemon(tmp_path / "node", SMALL)) as daemon:
+        daemon.add_dataset("images", f"file://{tmp_path}/origin")
+        daemon.report(spec="images", counters=COUNTERS)
+        yield daemon
 
 
 def watch(daemon: Daemon, *options: str) -> subprocess.Popen[str]:

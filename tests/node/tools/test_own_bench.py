@@ -13,21 +13,28 @@ from pathlib import Path
 import pytest
 
 from cachefs.mount_table import mount_points
-from tests.daemon import Daemon
+from tests.cachectl import cachectl
+from tests.daemon import Daemon, shared_daemon
 from tests.waiting import until
 
 CACHECTL = Path(sys.executable).with_name("cachectl")
 
 
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("node")) as running:
+        yield running
+
+
 @pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
+def daemon(request: pytest.FixtureRequest, running: Daemon, tmp_path: Path) -> Iterator[Daemon]:
     source = tmp_path / "source"
     for number in range(60):
         (source / f"c{number % 4}").mkdir(parents=True, exist_ok=True)
         (source / f"c{number % 4}/{number}.bin").write_bytes(os.urandom(30_000))
-    with Daemon(tmp_path / "node") as running:
-        running.add_dataset("tree", f"file://{source}")
-        yield running
+    with shared_daemon(request, lambda: running, lambda: Daemon(tmp_path / "node")) as daemon:
+        daemon.add_dataset("tree", f"file://{source}")
+        yield daemon
 
 
 def command(daemon: Daemon, *arguments: str) -> list[str | Path]:
@@ -60,15 +67,16 @@ def test_it_plays_a_job_and_leaves_the_node_as_it_was(daemon: Daemon) -> None:
 
 
 def test_it_asks_before_it_reads(daemon: Daemon) -> None:
-    done = subprocess.run(command(daemon), capture_output=True, text=True, timeout=60, check=False)
+    before = daemon.status().fetched_blocks
+    done = cachectl(daemon.socket, "bench", "tree")
     assert done.returncode == 1
     assert "requests; repeat with --yes" in done.stderr
-    assert daemon.status().fetched_blocks == 0
+    assert daemon.status().fetched_blocks == before
 
 
 @pytest.mark.parametrize("arguments", [("--bytes", "1x"), ("--bytes", "1KiB")])
 def test_what_cannot_be_tried_is_told_in_a_line(daemon: Daemon, arguments: tuple[str, ...]) -> None:
-    done = subprocess.run(command(daemon, "--yes", *arguments), capture_output=True, text=True, timeout=60, check=False)
+    done = cachectl(daemon.socket, "bench", "tree", "--yes", *arguments)
     assert done.returncode == 1
     assert "--bytes" in done.stderr
     assert done.stderr.count("\n") == 1
