@@ -53,7 +53,7 @@ programs: $(VENV)/.ready-test $(VENV)-programs/.ready
 screenshots: $(VENV)/.ready-test
 	mkdir -p docs/images
 	$(IN_SHORT_DIRECTORY) WEB_SCREENSHOTS=$(CURDIR)/docs/images $(PYTEST) --basetemp=$$directory/t \
-		tests/node/daemon/test_web_page.py -k pictures
+		tests/node/daemon/test_web_page.py -m soak -k pictures
 
 # As root, with debootstrap: a bare Debian in namespaces of its own.
 test-packages: $(VENV)/.ready-test

@@ -41,6 +41,13 @@ def cachectl(
     return run_here(main, "cachectl", [*map(os.fsdecode, words), "--socket", str(socket)], stdin, environment)
 
 
+def cachectl_says(socket: Path, *words: Word) -> str:
+    """What cachectl prints. It must succeed."""
+    done = cachectl(socket, *words)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def cachectl_process(
     socket: Path, *words: Word, stdin: bytes = b"", environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:

@@ -3,7 +3,6 @@
 import os
 import random
 import re
-import subprocess
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,12 +12,12 @@ from cachefs_tools.bench.cluster.placement import homes_by_path
 from cachefs_tools.lab.counters import held_in_ssd
 from cachefs_tools.lab.node import Node
 from cachefs_tools.scratch_config import TierSettings
-from cachefs_tools.scratch_node import SCRATCH, environment_for, program
 
 from cachefs.cluster_messages import DrainNode, DrainStatus
 from cachefs.messages import Empty, Selection
 from cachefs.rpc import CACHED, CLUSTER, DRAIN
-from tests.cluster.nodes import DATASET, SECONDS, Shape, SmallCluster, shaped_cluster
+from tests.cachectl import cachectl as run_cachectl
+from tests.cluster.nodes import DATASET, Shape, SmallCluster, shaped_cluster
 from tests.servers.s3 import S3Server
 from tests.waiting import until
 
@@ -133,10 +132,7 @@ def test_a_drain_is_given_up_or_cut_short_and_nothing_is_lost_that_another_one_h
 
 def cachectl(node: Node, *words: str, fails: bool = False) -> str:
     """What it says."""
-    done = subprocess.run(
-        [program("cachectl"), words[0], "--socket", str(node.socket), *words[1:]], env=environment_for(SCRATCH),
-        capture_output=True, text=True, timeout=SECONDS, check=False,
-    )  # fmt: skip
+    done = run_cachectl(node.socket, *words)
     assert (done.returncode != 0) == fails, done.stderr
     return done.stderr + done.stdout
 

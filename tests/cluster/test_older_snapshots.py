@@ -1,16 +1,16 @@
 """A job goes on with the snapshot that it began with, while its dataset is refreshed and nodes join and leave."""
 
-import subprocess
 from pathlib import Path
 
+import pytest
 from cachefs_daemon.fetch.awaited_snapshots import AWAITED_SECONDS
 from cachefs_tools.lab.job import Job, JobSettings, started_job
 from cachefs_tools.lab.node import Node
 from cachefs_tools.scratch_config import TierSettings
-from cachefs_tools.scratch_node import program
 
 from cachefs.messages import DatasetName, DatasetView, Empty
 from cachefs.rpc import CLUSTER, DATASET_LIST, DATASET_REFRESH
+from tests.cachectl import cachectl as run_cachectl
 from tests.cluster.nodes import DATASET, SECONDS, Shape, SmallCluster, knows, shaped_cluster
 from tests.servers.s3 import S3Server
 from tests.waiting import until
@@ -24,6 +24,7 @@ FEW = FILES // 20
 MOST_EPOCHS = 10
 
 
+@pytest.mark.soak
 def test_a_job_reads_an_older_snapshot_as_before_while_datasets_and_members_change(
     tmp_path: Path, rclone: S3Server
 ) -> None:
@@ -91,7 +92,6 @@ def told(node: Node) -> str:
 
 
 def cachectl(node: Node, *words: str, fails: bool = False) -> str:
-    command = [program("cachectl"), *words, "--socket", str(node.socket)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = run_cachectl(node.socket, *words)
     assert (done.returncode != 0) == fails, done.stderr
     return done.stderr if fails else done.stdout

@@ -17,7 +17,8 @@ from cachefs.messages import Empty, Selection
 from cachefs.mount import kernel
 from cachefs.mount_table import mount_points
 from cachefs.rpc import EVICT, NODE
-from tests.daemon import COMMAND, Daemon, shared_daemon
+from tests.cachectl import CACHECTL, cachectl
+from tests.daemon import Daemon, shared_daemon
 from tests.mounting import COMMAND as MOUNT
 from tests.mounting import counters, drop_pages, frozen, mount_pid, mounted, read_tree, run_mount
 from tests.waiting import until
@@ -242,16 +243,14 @@ def test_a_mount_point_may_be_a_link(daemon: Daemon, tree: Path, tmp_path: Path)
         assert (tmp_path / "real" / "large").read_bytes() == (tree / "large").read_bytes()
         again = run_mount(daemon.socket, "tree", tmp_path / "two")
         assert "already is a cachefs mount" in again.stderr
-        umount = [COMMAND.with_name("cachectl"), "umount", tmp_path / "one"]
-        assert subprocess.run(umount, capture_output=True, check=False).returncode == 0
+        assert cachectl(daemon.socket, "umount", tmp_path / "one").returncode == 0
     (tmp_path / "loop").symlink_to("loop")
     assert "symbolic link to itself" in run_mount(daemon.socket, "tree", tmp_path / "loop").stderr
 
 
 def test_names_may_begin_with_a_dash(daemon: Daemon, tmp_path: Path) -> None:
     (tmp_path / "-dash").mkdir()
-    cachectl = COMMAND.with_name("cachectl")
-    command = [cachectl, "mount", "--socket", daemon.socket, "-o", "no_push", "--", "tree", "-dash"]
+    command = [CACHECTL, "mount", "--socket", daemon.socket, "-o", "no_push", "--", "tree", "-dash"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     try:
         assert done.returncode == 0, done.stderr

@@ -31,10 +31,23 @@ def two_daemons(tmp_path: Path, **second: object) -> Iterator[tuple[Daemon, Daem
         yield first, other
 
 
-@pytest.fixture
-def pair(tmp_path: Path) -> Iterator[tuple[Daemon, Daemon]]:
-    with two_daemons(tmp_path) as daemons:
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Daemon, Daemon]]:
+    with two_daemons(tmp_path_factory.mktemp("nodes")) as daemons:
         yield daemons
+
+
+@pytest.fixture
+def pair(running: tuple[Daemon, Daemon]) -> Iterator[tuple[Daemon, Daemon]]:
+    """Two nodes that run, and have no datasets."""
+    yield running
+    for daemon in running:
+        if daemon.process is None:
+            daemon.start()
+        for name in datasets(daemon):
+            with contextlib.suppress(NotFound):  # the other node has removed it
+                daemon.client.call(DATASET_REMOVE, DatasetName(name=name))
+    until(lambda: not any(map(datasets, running)))
 
 
 @pytest.fixture

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,13 +10,12 @@ import pytest
 from cachefs.cluster_messages import ClusterStatus
 from cachefs.messages import Empty
 from cachefs.rpc import CLUSTER
+from tests.cachectl import cachectl_says
 from tests.daemon import Daemon
 from tests.servers import etcd as etcd_server
 from tests.servers.etcd import Etcd
 from tests.servers.ports import free_ports
 from tests.waiting import until
-
-CACHECTL = Path(sys.executable).with_name("cachectl")
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +28,6 @@ def node(home: Path, etcd: Etcd) -> Daemon:
     listen = f"127.0.0.1:{free_ports(2)[0]}"
     own = {"membership": "etcd", "etcd": [etcd.url], "name": home.name, "listen": listen, "zone": "r1", "grace": 600}
     return Daemon(home, {"cluster": own})
-
-
-def cachectl(daemon: Daemon, *arguments: str) -> str:
-    command = [str(CACHECTL), *arguments, "--socket", str(daemon.socket)]
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
 def cluster(daemon: Daemon) -> ClusterStatus:
@@ -54,9 +46,9 @@ def test_nodes_start_die_come_back_and_leave(tmp_path: Path, etcd: Etcd) -> None
         before = cluster(first)
         assert (before.source, before.problem, before.remarks) == ("etcd", "", [])
         assert sum(member.share for member in before.members) == pytest.approx(1)
-        assert re.search(r"^a\* +active 50.0 % r1 ", cachectl(first, "cluster"), re.MULTILINE)
-        assert json.loads(cachectl(first, "cluster", "--json"))["members"][1]["zone"] == "r1"
-        assert "cluster    default: 2 active; ring epoch" in cachectl(first, "status")
+        assert re.search(r"^a\* +active 50.0 % r1 ", cachectl_says(first.socket, "cluster"), re.MULTILINE)
+        assert json.loads(cachectl_says(first.socket, "cluster", "--json"))["members"][1]["zone"] == "r1"
+        assert "cluster    default: 2 active; ring epoch" in cachectl_says(first.socket, "status")
 
         # A daemon that was killed takes its own record over, and nothing has moved.
         second.kill9()

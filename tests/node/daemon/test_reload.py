@@ -3,7 +3,6 @@
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,10 @@ from cachefs_daemon.live_settings import LIVE
 from cachefs.errors import ConfigError
 from cachefs.messages import Empty, LogLevel
 from cachefs.rpc import LOG_LEVEL, RELOAD
+from tests.cachectl import CACHECTL, cachectl_says
 from tests.daemon import Daemon
 from tests.waiting import until
 
-CACHECTL = Path(sys.executable).with_name("cachectl")
 DOCUMENT = Path(__file__).parents[3] / "docs/configuration.md"
 BEFORE: dict[str, dict[str, Any]] = {"memory": {"budget": "64MiB"}, "daemon": {"log_level": "info"}}
 
@@ -44,8 +43,7 @@ def test_a_budget_takes_effect_at_once_and_what_is_too_much_is_evicted(daemon: D
     for number in range(10):
         (tmp_path / f"{number}").write_bytes(bytes([number]) * (4 << 20))
     daemon.add_dataset("data", f"file://{tmp_path}")
-    warmed = subprocess.run([CACHECTL, "warmup", "data", "--socket", daemon.socket], check=False, timeout=60)
-    assert warmed.returncode == 0
+    cachectl_says(daemon.socket, "warmup", "data")
     assert daemon.status().tiers[0].used > 32 << 20
     daemon.write_config({**BEFORE, "memory": {"budget": "16MiB"}})
     answer = daemon.client.call(RELOAD, Empty())

@@ -2,17 +2,15 @@
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from cachefs.messages import Warmup
 from cachefs.rpc import WARMUP
+from tests.cachectl import cachectl_says
 from tests.daemon import Daemon
 from tests.waiting import until
-
-CACHECTL = Path(sys.executable).with_name("cachectl")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system of 12 MiB: root only")
@@ -34,10 +32,7 @@ def test_a_disk_that_others_fill_is_an_error_until_there_is_room_again(tmp_path:
             daemon.add_dataset("d", f"file://{tree}")
             list(daemon.client.stream(WARMUP, Warmup(dataset="d")))
             until(lambda: any(one.where == "ssd tier" for one in daemon.status().causes), "the full disk is not told")
-            shown = subprocess.run(
-                [CACHECTL, "errors", "--socket", daemon.socket], capture_output=True, text=True, check=True, timeout=60
-            ).stdout
-            assert "ssd tier" in shown
+            assert "ssd tier" in cachectl_says(daemon.socket, "errors")
             (disk / "others").unlink()
             until(lambda: daemon.status().tiers[1].limit > 15 << 20, "the room is not seen")
             count = sum(one.count for one in daemon.status().causes)

@@ -2,19 +2,17 @@
 
 import errno
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.cachectl import cachectl_says
 from tests.daemon import Daemon
 from tests.mounting import mounted
 from tests.servers import nginx
 from tests.servers.stores import AzureServer, FilesServer, GoogleServer, HubServer, running
 
-CACHECTL = Path(sys.executable).with_name("cachectl")
 BLOCK = 1 << 20
 LARGE = os.urandom(2 * BLOCK + 5)
 FILES = {"small": b"small", "dir/large": LARGE, "replaced": b"before"}
@@ -63,14 +61,6 @@ def daemon(servers: Servers, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield found
 
 
-def cachectl(daemon: Daemon, *arguments: str | Path) -> str:
-    done = subprocess.run(
-        [CACHECTL, *arguments, "--socket", daemon.socket], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 ADD: dict[str, Callable[[Servers], list[str]]] = {
     "gs": lambda servers: ["gs://bucket/set", "--anonymous", "--endpoint-url", servers.google.endpoint],
     "az": lambda servers: ["az://box/set", "--endpoint-url", servers.azure.blobs],
@@ -80,9 +70,9 @@ ADD: dict[str, Callable[[Servers], list[str]]] = {
 
 
 def test_added_mounted_read_replaced_and_read_again(daemon: Daemon, servers: Servers, tmp_path: Path) -> None:
-    cachectl(daemon, "index", servers.web, "--url", servers.web_url)
+    cachectl_says(daemon.socket, "index", servers.web, "--url", servers.web_url)
     for name, options in ADD.items():
-        assert "3 files" in cachectl(daemon, "dataset", "add", name, *options(servers))
+        assert "3 files" in cachectl_says(daemon.socket, "dataset", "add", name, *options(servers))
     with mounted(daemon.socket, "all", tmp_path / "m") as top:
         for name in ADD:
             assert (top / name / "small").read_bytes() == b"small"
@@ -93,14 +83,14 @@ def test_added_mounted_read_replaced_and_read_again(daemon: Daemon, servers: Ser
                 (top / name / "replaced").read_bytes()
             assert caught.value.errno == errno.ESTALE
         assert (top / "hf/replaced").read_bytes() == b"before"  # the commit that was listed
-        cachectl(daemon, "index", servers.web, "--url", servers.web_url)
+        cachectl_says(daemon.socket, "index", servers.web, "--url", servers.web_url)
         for name in ADD:
             last = daemon.refresh_dataset(name)
             assert last.diff is not None
             assert last.dataset is not None
             assert (last.diff.changed, last.diff.unchanged) == (1, 2)
             assert daemon.read(last.dataset, "replaced") == b"after!"
-    shown = cachectl(daemon, "dataset", "list") + daemon.log.read_text()
+    shown = cachectl_says(daemon.socket, "dataset", "list") + daemon.log.read_text()
     assert "hf://datasets/team/set" in shown
     for secret in (TOKEN, servers.azure.environment["AZURE_STORAGE_KEY"]):
         assert secret not in shown

@@ -299,6 +299,7 @@ def test_an_ended_job_stays_as_it_was(scene: Scene, chromium: Browser) -> None:
         assert len(told(scene.port, f"job?name={short.job}")["history"]["when"]) == rows
 
 
+@pytest.mark.soak
 def test_pictures_for_the_documentation(scene: Scene, chromium: Browser, tmp_path: Path) -> None:
     directory, are_kept = Path(os.environ.get(PICTURES, tmp_path)), PICTURES in os.environ
     pause = 3000 if are_kept else 0  # rates of the node are of some seconds

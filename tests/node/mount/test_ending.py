@@ -18,7 +18,8 @@ from cachefs.mount import kernel
 from cachefs.mount.ending import QUIET_SECONDS
 from cachefs.mount_table import mount_points, mount_seen_at
 from cachefs.rpc import JOB_CANCEL, JOB_PUBLISH
-from tests.daemon import COMMAND, Daemon
+from tests.cachectl import cachectl
+from tests.daemon import Daemon
 from tests.mounting import mount_again, mount_pid, mounted, run_mount
 from tests.waiting import until
 
@@ -125,11 +126,7 @@ def test_an_open_file_is_waited_for_until_the_grace_is_over(daemon: Daemon, tmp_
         for use in (lambda: os.listdir(directory), lambda: (directory / "1.bin").read_bytes()):
             with pytest.raises(OSError, match="Transport endpoint is not connected"):
                 use()
-        done = subprocess.run(
-            [COMMAND.with_name("cachectl"), "--socket", daemon.socket, "umount", directory],
-            capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        assert "recovered" in done.stdout
+        assert "recovered" in cachectl(daemon.socket, "umount", directory).stdout
 
 
 def test_a_second_signal_ends_the_grace(daemon: Daemon, tmp_path: Path) -> None:
@@ -232,10 +229,7 @@ def test_a_mount_that_was_detached_leaves_its_successor_alone(daemon: Daemon, tm
 
 def test_cachectl_does_not_unmount_what_is_mounted_over_a_mount(daemon: Daemon, tmp_path: Path) -> None:
     with mounted(daemon.socket, "tree", tmp_path / "m") as directory, precious_files(directory) as results:
-        done = subprocess.run(
-            [COMMAND.with_name("cachectl"), "--socket", daemon.socket, "umount", directory],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        done = cachectl(daemon.socket, "umount", directory)
         assert done.returncode
         assert "something else is mounted over the mount" in done.stderr
         assert results.read_text() == "precious"

@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,19 +9,10 @@ import pytest
 
 from cachefs.mount_table import mount_points
 from cachefs.troubles import way_out
-from tests.daemon import Daemon
+from tests.cachectl import cachectl_says
+from tests.daemon import Daemon, shared_daemon
 from tests.mounting import mounted, read_tree, run_mount
 from tests.waiting import until
-
-CACHECTL = Path(sys.executable).with_name("cachectl")
-
-
-def cachectl(daemon: Daemon, *command: str) -> str:
-    done = subprocess.run(
-        [CACHECTL, "--socket", str(daemon.socket), *command], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @pytest.fixture
@@ -36,11 +25,17 @@ def tree(tmp_path: Path) -> Path:
     return origin
 
 
-@pytest.fixture
-def daemon(tmp_path: Path, tree: Path) -> Iterator[Daemon]:
-    with Daemon(tmp_path / "node") as running:
-        running.add_dataset("d", f"file://{tree}")
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("node")) as running:
         yield running
+
+
+@pytest.fixture
+def daemon(request: pytest.FixtureRequest, running: Daemon, tmp_path: Path, tree: Path) -> Iterator[Daemon]:
+    with shared_daemon(request, lambda: running, lambda: Daemon(tmp_path / "node")) as daemon:
+        daemon.add_dataset("d", f"file://{tree}")
+        yield daemon
 
 
 def change(tree: Path) -> None:
@@ -76,9 +71,9 @@ def test_a_mount_that_follows_shows_the_new_snapshot_and_open_files_keep_theirs(
             os.close(deep)
             os.close(before)
         assert (mount / "top").stat().st_size == (tree / "top").stat().st_size
-        assert re.search(r"[0-9a-f]{8} follows", cachectl(daemon, "mounts"))
+        assert re.search(r"[0-9a-f]{8} follows", cachectl_says(daemon.socket, "mounts"))
         (tree / "last").write_bytes(b"last")
-        assert "still" not in cachectl(daemon, "dataset", "refresh", "d")
+        assert "still" not in cachectl_says(daemon.socket, "dataset", "refresh", "d")
         until(lambda: read_tree(mount) == read_tree(tree), "the second refresh is not followed")
 
 
@@ -88,19 +83,20 @@ def test_a_refresh_names_the_mounts_that_stay_behind(daemon: Daemon, tree: Path,
         mounted(daemon.socket, "all", tmp_path / "all") as everything,
     ):
         old = read_tree(one)
-        assert re.search(rf"{one} +d +[0-9a-f]{{8}} newest", cachectl(daemon, "mounts"))
+        assert re.search(rf"{one} +d +[0-9a-f]{{8}} newest", cachectl_says(daemon.socket, "mounts"))
         change(tree)
-        said = cachectl(daemon, "dataset", "refresh", "d")
+        said = cachectl_says(daemon.socket, "dataset", "refresh", "d")
         assert f"1 mount still shows an older snapshot: {one}; unmount and mount again" in said
         assert read_tree(one) == old
-        shown = cachectl(daemon, "mounts")
+        shown = cachectl_says(daemon.socket, "mounts")
         assert re.search(rf"{one} +d +[0-9a-f]{{8}} behind", shown)
         assert re.search(rf"{everything} +all +newest", shown)
     with mounted(daemon.socket, "d", tmp_path / "one") as one:
-        assert "still" not in cachectl(daemon, "dataset", "refresh", "d")
+        assert "still" not in cachectl_says(daemon.socket, "dataset", "refresh", "d")
         assert read_tree(one) == read_tree(tree)
 
 
+@pytest.mark.own_daemon
 def test_an_error_names_what_helps_the_reader(daemon: Daemon, tree: Path, tmp_path: Path) -> None:
     """A refresh helps where the listing is old. Where the mount is behind, only another mount does."""
     with mounted(daemon.socket, "d", tmp_path / "one") as one:
@@ -108,10 +104,10 @@ def test_an_error_names_what_helps_the_reader(daemon: Daemon, tree: Path, tmp_pa
         for name in ("sub/deep", "gone"):
             with pytest.raises(OSError, match="Stale"):
                 (one / name).read_bytes()
-        said = cachectl(daemon, "errors")
+        said = cachectl_says(daemon.socket, "errors")
         assert said.count("; refresh the dataset") == 3  # the trouble, and a row for each of the two causes
         assert "mount it again" not in said
-        cachectl(daemon, "dataset", "refresh", "d")
+        cachectl_says(daemon.socket, "dataset", "refresh", "d")
         with pytest.raises(OSError, match="Stale"):
             (one / "top").read_bytes()
         helps = "origin/top has changed since it was listed; the dataset was refreshed since, so mount it again"

@@ -11,8 +11,10 @@ from xml.etree import ElementTree
 
 import psutil
 import pytest
+from cachefs_tools.demo.command import main
 
 from cachefs.mount_table import mount_points
+from tests.cachectl import run_here
 
 DEMO = Path(sys.executable).with_name("cachefs-demo")
 FILES = 128
@@ -128,9 +130,10 @@ def test_a_part_that_fails_is_one_line_and_leaves_nothing(tmp_path: Path) -> Non
      (("--workers", "65"), "'--workers'")],
 )  # fmt: skip
 def test_an_option_that_makes_no_sense_is_refused_at_once(
-    tmp_path: Path, arguments: tuple[str, str], said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, str], said: str
 ) -> None:
-    done = subprocess.run([DEMO, *arguments], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    monkeypatch.chdir(tmp_path)
+    done = run_here(main, "cachefs-demo", list(arguments))
     assert done.returncode in (1, 2)
     assert said in done.stderr
     assert "generating" not in done.stderr

@@ -13,7 +13,7 @@ import pytest
 
 from cachefs.messages import OriginOptions
 from cachefs.mount import kernel
-from tests.daemon import Daemon
+from tests.daemon import Daemon, shared_daemon
 from tests.mounting import frozen, mount_pid, mounted
 from tests.servers.s3 import S3Server
 
@@ -21,15 +21,21 @@ CACHECTL = Path(sys.executable).with_name("cachectl")
 Findings = dict[str, dict[str, Any]]
 
 
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("node")) as running:
+        yield running
+
+
 @pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
+def daemon(request: pytest.FixtureRequest, running: Daemon, tmp_path: Path) -> Iterator[Daemon]:
     source = tmp_path / "source"
     source.mkdir()
     for number in range(20):
         (source / f"{number}.bin").write_bytes(os.urandom(20_000))
-    with Daemon(tmp_path / "node") as running:
-        running.add_dataset("tree", f"file://{source}")
-        yield running
+    with shared_daemon(request, lambda: running, lambda: Daemon(tmp_path / "node")) as daemon:
+        daemon.add_dataset("tree", f"file://{source}")
+        yield daemon
 
 
 def doctor(*arguments: str | Path, before: tuple[str, ...] = (), status: int | None = None) -> Findings:

@@ -14,10 +14,12 @@ import psutil
 import pytest
 from botocore.exceptions import ClientError
 from cachefs_daemon.config import OriginSection
+from cachefs_tools.bench import main
 from cachefs_tools.bench.origin_server import BUCKET
 
 from cachefs.mount import kernel
 from cachefs.mount_table import mount_points
+from tests.cachectl import run_here
 from tests.servers.s3 import S3Server
 
 BENCH = Path(sys.executable).with_name("cachefs-bench")
@@ -139,10 +141,8 @@ def processes_with(work: Path, word: str = "") -> list[psutil.Process]:
      (["--preset", "m3", "--only", "belady"], "no run has 'belady' in its title")],
 )  # fmt: skip
 def test_what_cannot_be_run_is_told_in_a_line(tmp_path: Path, options: list[str], complaint: str) -> None:
-    done = subprocess.run(
-        [BENCH, "train", "--files", "10", "--capacity", "0.5", "--directory", str(tmp_path), *options],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+    words = ["train", "--files", "10", "--capacity", "0.5", "--directory", str(tmp_path), *options]
+    done = run_here(main, "cachefs-bench", words)
     assert done.returncode != 0
     assert complaint in done.stderr
     assert "Traceback" not in done.stderr

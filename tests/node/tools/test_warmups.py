@@ -5,19 +5,19 @@ import http.server
 import json
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cachefs_tools.cachectl import main
 from cachefs_tools.cachectl.display import size
 
+from tests.cachectl import CACHECTL, cachectl, run_here
 from tests.daemon import Daemon
 from tests.waiting import until
 
-CACHECTL = Path(sys.executable).with_name("cachectl")
 FILES = 20
 
 
@@ -41,7 +41,7 @@ def url(tmp_path: Path) -> Iterator[str]:
     (tree / "data").mkdir(parents=True)
     for number in range(FILES):
         (tree / f"data/{number}").write_bytes(bytes([number]) * 1000)
-    subprocess.run([CACHECTL, "index", tree], check=True, timeout=60, stdout=subprocess.DEVNULL)
+    assert run_here(main, "cachectl", ["index", str(tree)]).returncode == 0
     Gate.opened.clear()
     handler = functools.partial(Gate, directory=str(tree))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
@@ -52,9 +52,7 @@ def url(tmp_path: Path) -> Iterator[str]:
 
 
 def run(daemon: Daemon, *arguments: str, status: int = 0) -> str:
-    done = subprocess.run(
-        [CACHECTL, *arguments, "--socket", daemon.socket], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = cachectl(daemon.socket, *arguments)
     assert done.returncode == status, done.stderr
     return done.stdout or done.stderr
 
