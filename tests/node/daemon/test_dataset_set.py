@@ -3,6 +3,7 @@
 import threading
 import uuid
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from cachefs.errors import CachefsError, ConfigError
 from cachefs.messages import DatasetName, DatasetReached, DatasetSet, Empty, OriginChange, OriginOptions
 from cachefs.rpc import DATASET_LIST, DATASET_SET, DATASET_SHOW
-from tests.daemon import Daemon
+from tests.daemon import Daemon, shared_daemon
 from tests.node.daemon.test_cluster_datasets import datasets, two_daemons
 from tests.servers import faulty
 from tests.servers.faulty import Fault, FaultyProxy
@@ -35,10 +36,17 @@ def old(radosgw: S3Server) -> Iterator[FaultyProxy]:
         yield proxy
 
 
-@pytest.fixture
-def daemon(tmp_path: Path, radosgw: S3Server) -> Iterator[Daemon]:
-    with Daemon(tmp_path / "node", environment=radosgw.environment) as running:
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory, radosgw: S3Server) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("node"), environment=radosgw.environment) as running:
         yield running
+
+
+@pytest.fixture
+def daemon(request: pytest.FixtureRequest, running: Daemon, tmp_path: Path, radosgw: S3Server) -> Iterator[Daemon]:
+    own = partial(Daemon, tmp_path / "node", environment=radosgw.environment)
+    with shared_daemon(request, lambda: running, own) as daemon:
+        yield daemon
 
 
 def change(daemon: Daemon, name: str = "d", unchecked: bool = False, **options: str | bool | None) -> DatasetReached:

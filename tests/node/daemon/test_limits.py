@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from cachefs.job_messages import JobProgress, JobPublish
 from cachefs.messages import DatasetDetail, DatasetLimit, DatasetName, DatasetView, Warmup
 from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.rpc import DATASET_LIMIT, DATASET_REMOVE, DATASET_SHOW, JOB_PROGRESS, JOB_PUBLISH, WARMUP
-from tests.daemon import Daemon
+from tests.daemon import Daemon, shared_daemon
 from tests.waiting import until
 
 FILES, SIZE = 200, 100_000
@@ -22,6 +23,18 @@ SETTINGS = {
     "memory": {"budget": "8MiB", "segment_size": "1MiB"},
     "ssd": {"budget": "16MiB", "segment_size": "1MiB"},
 }
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("node"), SETTINGS) as running:
+        yield running
+
+
+@pytest.fixture
+def daemon(request: pytest.FixtureRequest, running: Daemon, tmp_path: Path) -> Iterator[Daemon]:
+    with shared_daemon(request, lambda: running, lambda: Daemon(tmp_path / "node", SETTINGS)) as daemon:
+        yield daemon
 
 
 def write_files(directory: Path, seed: int) -> str:
@@ -52,44 +65,42 @@ def within(daemon: Daemon, name: str, share: float) -> bool:
     return cached["memory"] <= share * MEMORY and cached["ssd"] <= share * SSD
 
 
-def test_a_share_is_kept_over_restarts_and_leaves_room_for_others(tmp_path: Path) -> None:
-    with Daemon(tmp_path / "node", SETTINGS) as daemon:
-        for seed, name in enumerate(("small", "large")):
-            daemon.add_dataset(name, write_files(tmp_path / name, seed))
-        assert limit(daemon, "small", share=0.25).share == 0.25
-        few = warm(daemon, "small")
-        assert 40 <= few <= 60
-        assert within(daemon, "small", 0.25)
-        daemon.kill9()
-        daemon.start()
-        assert show(daemon, "small").dataset.share == 0.25
-        # Half of the node is still free, and not theirs.
-        assert warm(daemon, "small") == pytest.approx(few, abs=2)
-        assert within(daemon, "small", 0.25)
-        assert warm(daemon, "large") > 2 * few
-        limit(daemon, "small", share=0.1)
-        until(lambda: within(daemon, "small", 0.1))
-        daemon.client.call(DATASET_REMOVE, DatasetName(name="small"))
-        daemon.add_dataset("small", f"file://{tmp_path}/small")
-        assert show(daemon, "small").dataset.share == 1
+def test_a_share_is_kept_over_restarts_and_leaves_room_for_others(daemon: Daemon, tmp_path: Path) -> None:
+    for seed, name in enumerate(("small", "large")):
+        daemon.add_dataset(name, write_files(tmp_path / name, seed))
+    assert limit(daemon, "small", share=0.25).share == 0.25
+    few = warm(daemon, "small")
+    assert 40 <= few <= 60
+    assert within(daemon, "small", 0.25)
+    daemon.kill9()
+    daemon.start()
+    assert show(daemon, "small").dataset.share == 0.25
+    # Half of the node is still free, and not theirs.
+    assert warm(daemon, "small") == pytest.approx(few, abs=2)
+    assert within(daemon, "small", 0.25)
+    assert warm(daemon, "large") > 2 * few
+    limit(daemon, "small", share=0.1)
+    until(lambda: within(daemon, "small", 0.1))
+    daemon.client.call(DATASET_REMOVE, DatasetName(name="small"))
+    daemon.add_dataset("small", f"file://{tmp_path}/small")
+    assert show(daemon, "small").dataset.share == 1
 
 
-def test_a_number_of_bytes_is_kept_over_restarts(tmp_path: Path) -> None:
-    with Daemon(tmp_path / "node", SETTINGS) as daemon:
-        daemon.add_dataset("small", write_files(tmp_path / "small", 0))
-        assert limit(daemon, "small", most=2 << 20).most == 2 << 20
-        warm(daemon, "small")
-        cached = show(daemon, "small").cached
-        assert (1 << 20) < cached["memory"] <= 2 << 20
-        assert (1 << 20) < cached["ssd"] <= 2 << 20
-        daemon.kill9()
-        daemon.start()
-        assert show(daemon, "small").dataset.most == 2 << 20
-        limit(daemon, "small", most=1 << 20)
-        until(lambda: max(show(daemon, "small").cached.values()) <= 1 << 20)
-        assert limit(daemon, "small", most=0, ttl=60).most == 0
-        with pytest.raises(ConfigError, match="expected a number of bytes"):
-            limit(daemon, "small", most=-1)
+def test_a_number_of_bytes_is_kept_over_restarts(daemon: Daemon, tmp_path: Path) -> None:
+    daemon.add_dataset("small", write_files(tmp_path / "small", 0))
+    assert limit(daemon, "small", most=2 << 20).most == 2 << 20
+    warm(daemon, "small")
+    cached = show(daemon, "small").cached
+    assert (1 << 20) < cached["memory"] <= 2 << 20
+    assert (1 << 20) < cached["ssd"] <= 2 << 20
+    daemon.kill9()
+    daemon.start()
+    assert show(daemon, "small").dataset.most == 2 << 20
+    limit(daemon, "small", most=1 << 20)
+    until(lambda: max(show(daemon, "small").cached.values()) <= 1 << 20)
+    assert limit(daemon, "small", most=0, ttl=60).most == 0
+    with pytest.raises(ConfigError, match="expected a number of bytes"):
+        limit(daemon, "small", most=-1)
 
 
 def test_prefetching_keeps_to_a_share_and_fetches_nothing_twice(tmp_path: Path) -> None:
@@ -129,14 +140,13 @@ def test_what_nobody_reads_is_dropped_after_its_time(tmp_path: Path) -> None:
         assert limit(daemon, "short", ttl=60).share == 0.5
 
 
-def test_limits_that_make_no_sense_are_refused(tmp_path: Path) -> None:
-    with Daemon(tmp_path / "node", SETTINGS) as daemon:
-        daemon.add_dataset("images", write_files(tmp_path / "images", 1))
-        for share in (0.0, -1.0, 1.5, float("nan")):
-            with pytest.raises(ConfigError, match=r"share .* expected more than 0"):
-                limit(daemon, "images", share=share)
-        for ttl in (-1.0, 0.5, float("inf"), float("nan")):
-            with pytest.raises(ConfigError, match=r"ttl .* expected at least 1 s"):
-                limit(daemon, "images", ttl=ttl)
-        with pytest.raises(NotFound, match="no dataset named 'other'"):
-            limit(daemon, "other", share=0.5)
+def test_limits_that_make_no_sense_are_refused(daemon: Daemon, tmp_path: Path) -> None:
+    daemon.add_dataset("images", write_files(tmp_path / "images", 1))
+    for share in (0.0, -1.0, 1.5, float("nan")):
+        with pytest.raises(ConfigError, match=r"share .* expected more than 0"):
+            limit(daemon, "images", share=share)
+    for ttl in (-1.0, 0.5, float("inf"), float("nan")):
+        with pytest.raises(ConfigError, match=r"ttl .* expected at least 1 s"):
+            limit(daemon, "images", ttl=ttl)
+    with pytest.raises(NotFound, match="no dataset named 'other'"):
+        limit(daemon, "other", share=0.5)

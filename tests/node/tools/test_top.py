@@ -14,7 +14,7 @@ import pytest
 from cachefs.job_messages import JobProgress, JobPublish
 from cachefs.planning.sequences.sampler import SamplerSpec
 from cachefs.rpc import JOB_PROGRESS, JOB_PUBLISH
-from tests.daemon import Daemon
+from tests.daemon import Daemon, shared_daemon
 from tests.node.daemon.test_jobs import write_files
 from tests.node.tools.test_cachectl import SMALL
 from tests.terminal import Terminal
@@ -25,16 +25,22 @@ COLOUR = re.compile(r"\x1b\[(?:[0-9;]*;)?(?:[34][0-8]|9[0-7]|10[0-7])[;m]")
 DATASET = "clairvoyant-images"
 
 
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[Daemon]:
-    write_files(tmp_path / "origin", 60, size=1000)
-    with Daemon(tmp_path / "node", SMALL) as running:
-        view = running.add_dataset(DATASET, f"file://{tmp_path}/origin")
-        running.report(mount="m", spec=DATASET, counters={"requests": 10, "read": 5})
-        spec = SamplerSpec(kind="sequential", size=60, epochs=2)
-        publish(running, spec)
-        running.read(view, sorted(path.name for path in (tmp_path / "origin").iterdir())[0])
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("node"), SMALL) as running:
         yield running
+
+
+@pytest.fixture
+def daemon(request: pytest.FixtureRequest, running: Daemon, tmp_path: Path) -> Iterator[Daemon]:
+    write_files(tmp_path / "origin", 60, size=1000)
+    with shared_daemon(request, lambda: running, lambda: Daemon(tmp_path / "node", SMALL)) as daemon:
+        view = daemon.add_dataset(DATASET, f"file://{tmp_path}/origin")
+        daemon.report(mount="m", spec=DATASET, counters={"requests": 10, "read": 5})
+        spec = SamplerSpec(kind="sequential", size=60, epochs=2)
+        publish(daemon, spec)
+        daemon.read(view, sorted(path.name for path in (tmp_path / "origin").iterdir())[0])
+        yield daemon
 
 
 def publish(daemon: Daemon, spec: SamplerSpec) -> None:
@@ -160,6 +166,7 @@ def test_status_is_watched_until_ctrl_c(daemon: Daemon, tmp_path: Path) -> None:
         assert watched.wait(60) == 130
 
 
+@pytest.mark.own_daemon
 def test_one_picture_as_text_and_as_a_document(daemon: Daemon) -> None:
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
