@@ -232,8 +232,7 @@ def test_credentials_that_expire_in_mid_epoch_are_renewed_and_no_read_fails(tmp_
         reading = [readers.submit(read) for read in all_reads]
         reading[20].result()
         proxy.add(Fault(head=f"Credential={rclone.access_key}/", status=400, body=expired, times=None))
-        while not daemon.status().origin_errors:
-            time.sleep(0.01)
+        until(lambda: daemon.status().origin_errors)
         renew(*SECOND)
         assert [one.result() for one in reading] == list(contents.values())
         assert daemon.status().errors == []
@@ -350,8 +349,7 @@ def test_killed_in_mid_fetch_the_waiting_reader_gets_its_bytes(
 
     reader = threading.Thread(target=read)
     reader.start()
-    while proxy.count(path="/data/005") < 3:
-        time.sleep(0.01)
+    until(lambda: proxy.count(path="/data/005") >= 3)
     daemon.kill9()
     daemon.start()
     reader.join(60)

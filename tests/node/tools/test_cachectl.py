@@ -10,7 +10,6 @@ import signal
 import struct
 import subprocess
 import termios
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from cachefs.mount_table import mount_points
 from tests.cachectl import CACHECTL, cachectl, cachectl_process, run_here
 from tests.daemon import Daemon, shared_daemon
 from tests.mounting import frozen, mount_pid, mounted
+from tests.waiting import until
 
 ODD_NAME = b"odd \xff\n[bold]name"
 SMALL = {"daemon": {"block_size": "1MiB"}, "memory": {"budget": "16MiB"}, "ssd": {"budget": "16MiB"}}
@@ -260,9 +260,7 @@ def test_warmup_takes_lists_and_fractions(daemon: Daemon) -> None:
 
 def test_warmup_in_the_background_returns_at_once_and_is_done_soon(daemon: Daemon) -> None:
     assert answer(daemon, "warmup", "tree", "--no-wait")["blocks_total"] == 25
-    deadline = time.monotonic() + 60
-    while answer(daemon, "status")["index_blocks"] < 25:
-        assert time.monotonic() < deadline, "the warmup does not end"
+    until(lambda: daemon.status().index_blocks == 25, "the warmup ends")
 
 
 def test_a_warmup_that_finds_no_room_is_status_4(daemon: Daemon, tree: Path) -> None:
@@ -449,8 +447,7 @@ def test_umount_recovers_the_mount_point_of_a_killed_mount(daemon: Daemon, tmp_p
     with mounted(daemon.socket, "tree", directory):
         os.listdir(directory)
         os.kill(mount_pid(daemon.client, directory), signal.SIGKILL)
-        while not is_dead(directory):
-            time.sleep(0.01)
+        until(lambda: is_dead(directory))
         assert [mount["alive"] for mount in answer(daemon, "mounts")["mounts"]] == [False]
         assert answer(daemon, "umount", directory)["recovered"] is True
         assert os.listdir(directory) == []
@@ -460,8 +457,7 @@ def test_a_mount_on_a_dead_mount_takes_its_place(daemon: Daemon, tree: Path, tmp
     directory = tmp_path / "mnt"
     with mounted(daemon.socket, "tree", directory):
         os.kill(mount_pid(daemon.client, directory), signal.SIGKILL)
-        while not is_dead(directory):
-            time.sleep(0.01)
+        until(lambda: is_dead(directory))
         assert answer(daemon, "mount", "tree", directory)["mountpoint"] == str(directory)
         assert (directory / "big").read_bytes() == (tree / "big").read_bytes()
 

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from cachefs.mount import kernel
 from cachefs.mount_table import mount_points
 from tests.cachectl import run_here
 from tests.servers.s3 import S3Server
+from tests.waiting import until
 
 BENCH = Path(sys.executable).with_name("cachefs-bench")
 FILES, SIZE, EPOCHS, DEMAND = 160, 20_000, 2, 400
@@ -107,9 +107,9 @@ def test_an_interrupted_run_leaves_no_process(tmp_path: Path, number: signal.Sig
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     )  # fmt: skip
     assert bench.stderr is not None
-    while not (training := processes_with(tmp_path, "torch_job")):
-        assert bench.poll() is None, bench.stderr.read()
-        time.sleep(0.1)
+    until(lambda: bench.poll() is not None or processes_with(tmp_path, "torch_job"))
+    assert bench.poll() is None, bench.stderr.read()
+    training = processes_with(tmp_path, "torch_job")
     bench.send_signal(number)
     bench.communicate(timeout=60)
     assert bench.returncode == (130 if number == signal.SIGTERM else -number)
