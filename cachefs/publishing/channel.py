@@ -60,7 +60,7 @@ _CLAIM: Final = "rank-"
 # Attempts to lock the claims of a job, with so many seconds in between. A holder needs some microseconds.
 _LOCK_ATTEMPTS: Final = 100
 _LOCK_PAUSE: Final = 0.01
-# Attempts to make a directory, where another process removes its parent meanwhile.
+# Attempts to make a directory, where another process removes its parent meanwhile, and to remove one.
 _ATTEMPTS: Final = 3
 # Steps of Slurm from this number on are no trainings: the batch script, and what Slurm itself runs.
 _SPECIAL_STEPS: Final = 0xFFFF_FFF0
@@ -460,8 +460,10 @@ def _new_directory(of_job: Path) -> Path:
 
 def remove(directory: Path) -> None:
     """Remove the directory of a helper, and those of the job and of the user if it was the last one in them."""
-    with suppress_own(OSError):
-        shutil.rmtree(directory)
+    for _ in range(_ATTEMPTS):  # another process may be removing the same files
+        with suppress_own(OSError):
+            shutil.rmtree(directory)
+            break
     with suppress_own(OSError), _locked(directory.parent):
         for name in os.listdir(directory.parent):
             claim = directory.with_name(name)

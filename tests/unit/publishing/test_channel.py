@@ -1,6 +1,8 @@
 """A process has one channel, which is made when it is first asked for."""
 
+import os
 import signal
+from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -57,3 +59,25 @@ def test_a_start_that_a_signal_handler_has_ended_is_tried_again(starting: list[A
         assert channel.channel() is starting[0]
     finally:
         signal.signal(signal.SIGUSR2, before)
+
+
+def test_a_directory_that_another_process_removes_at_the_same_time_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unlink = os.unlink
+    directory = tmp_path / "job" / f"{os.getpid()}-x"
+    directory.mkdir(parents=True)
+    for name in "abc":
+        (directory / name).touch()
+    others: list[str] = []
+
+    def late(path: str, **options: Any) -> None:
+        if not others:  # the other process was quicker with this one, and has ended
+            others.append(path)
+            unlink(path, **options)
+        unlink(path, **options)
+
+    monkeypatch.setattr(os, "unlink", late)
+    channel.remove(directory)
+    assert others
+    assert not directory.exists()
