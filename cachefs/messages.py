@@ -99,8 +99,8 @@ class MountReport(Message, frozen=True):
     version: str = ""
     # A signal has asked the mount to end: it waits until no program uses it, for its grace at most.
     ending: bool = False
-    # Ids of the snapshots of which files were read since the last report. Mounts of earlier releases do not say.
-    snapshots_read: list[str] = []
+    # Ids of the snapshots of which files were read since the last report; None of a mount of an earlier release.
+    snapshots_read: list[str] | None = None
 
 
 class MountElsewhere(Message, frozen=True):

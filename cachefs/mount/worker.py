@@ -191,10 +191,12 @@ class Worker:
             idle = (now, is_ending) == (reported, reported_end) and not reader.accessed and not reader.stalls
             if idle and trio.current_time() - reported_at < IDLE_REPORT_SECONDS:
                 continue
+            news = self._news()
             try:
-                view = await link.call(REPORT, self._news(), REPORT_TIMEOUT)
+                view = await link.call(REPORT, news, REPORT_TIMEOUT)
             except CachefsError as error:
                 log.debug("no report: %s", error)
+                reader.snapshots.update(news.snapshots_read or ())
                 continue
             reported, reported_end, reported_at = now, is_ending, trio.current_time()
             self._heard_from = view.instance

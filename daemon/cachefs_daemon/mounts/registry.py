@@ -46,8 +46,8 @@ class _Mount:
     past: Counter[str] = field(default_factory=Counter)
     # What its workers had counted before they reported to this daemon, having reported to an earlier one.
     earlier: Counter[str] = field(default_factory=Counter)
-    # By id of a snapshot: how many reports had reads of it.
-    snapshots: Counter[str] = field(default_factory=Counter)
+    # By id of a snapshot: how many reports had reads of it; None for a mount of an earlier release.
+    snapshots: Counter[str] | None = None
 
     @property
     def spec(self) -> MountSpec:
@@ -64,7 +64,9 @@ class _Mount:
             self.past.update(report.counters)
         else:
             self.workers[report.worker] = report
-        self.snapshots.update(report.snapshots_read)
+        if report.snapshots_read is not None:
+            self.snapshots = Counter() if self.snapshots is None else self.snapshots
+            self.snapshots.update(report.snapshots_read)
         self.report = report
         self.seen = time.monotonic()
 
@@ -88,8 +90,8 @@ class MountReads:
 
     spec: MountSpec
     count: int
-    # By id of a snapshot: how many reports had reads of it. Empty for a mount of an earlier release.
-    snapshots: Mapping[str, int] = field(default_factory=dict)
+    # By id of a snapshot: how many reports had reads of it; None for a mount of an earlier release.
+    snapshots: Mapping[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +185,9 @@ class MountRegistry:
     def reads(self) -> dict[str, MountReads]:
         """By id of each mount: what it shows and has read."""
         return {
-            name: MountReads(mount.spec, mount.counters()["read"], dict(mount.snapshots))
+            name: MountReads(
+                mount.spec, mount.counters()["read"], None if mount.snapshots is None else dict(mount.snapshots)
+            )
             for name, mount in self._mounts.items()
         }
 

@@ -98,13 +98,13 @@ class DatasetReads:
 
 def _new_snapshots(one: MountReads, before: MountReads | None) -> set[str]:
     """Ids of the snapshots of which the mount has read files since it was *before*."""
-    known = before.snapshots if before is not None else {}
-    return {snapshot for snapshot, count in one.snapshots.items() if count > known.get(snapshot, 0)}
+    known = (before.snapshots if before is not None else None) or {}
+    return {snapshot for snapshot, count in (one.snapshots or {}).items() if count > known.get(snapshot, 0)}
 
 
 def _has_read(one: MountReads, new: set[str], dataset: str, snapshots: Collection[str]) -> bool:
     """Return whether the mount's latest reads, of the snapshots *new*, may be of the dataset that has *snapshots*."""
-    if one.spec.is_single or not one.snapshots:
+    if one.spec.is_single or one.snapshots is None:
         return bool(one.count) and one.spec.shows(dataset)
     return not new.isdisjoint(snapshots)
 

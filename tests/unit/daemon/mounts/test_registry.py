@@ -3,6 +3,7 @@
 import os
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -235,7 +236,11 @@ def test_what_a_worker_has_counted_before_a_restart_of_the_daemon_does_not_count
 
 def test_a_mount_of_all_datasets_says_of_which_snapshots_files_were_read() -> None:
     mounts = MountRegistry()
-    for worker, read in ((0, ["a1"]), (1, ["a1", "b1"]), (0, [])):
+    mounts.report(report("m", os.getpid(), "all"))
+    assert mounts.reads()["m"].snapshots is None  # a mount of an earlier release
+    for worker, read in ((0, []), (0, ["a1"]), (1, ["a1", "b1"]), (0, [])):
+        before = mounts.reads()["m"].snapshots
         said = msgspec.structs.replace(report("m", os.getpid(), "all"), worker=worker, snapshots_read=read)
         mounts.report(said)
+        assert mounts.reads()["m"].snapshots == dict(Counter(before or {}) + Counter(read))
     assert mounts.reads()["m"].snapshots == {"a1": 2, "b1": 1}

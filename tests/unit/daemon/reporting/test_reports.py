@@ -30,6 +30,14 @@ def test_of_a_mount_of_several_datasets_those_count_that_are_read() -> None:
     assert (reads.of("a"), reads.of("b")) == (1, 2)
 
 
+def test_a_mount_whose_reads_an_earlier_daemon_has_heard_of_counts_for_what_is_read_later() -> None:
+    reads = DatasetReads()
+    reads.look({"n": MountReads(ALL, 5, {})}, DATASETS, 0.0)
+    assert (reads.of("a"), reads.of("b")) == (0, 0)
+    reads.look({"n": MountReads(ALL, 6, {"b1": 1})}, DATASETS, 100.0)
+    assert (reads.of("a"), reads.of("b")) == (0, 1)
+
+
 def test_of_a_mount_of_one_dataset_reads_of_a_snapshot_that_is_forgotten_count() -> None:
     reads = DatasetReads()
     reads.look({"m": MountReads(ONE, 5, {"a0": 1})}, DATASETS, 0.0)
