@@ -205,10 +205,10 @@ class JobRegistry:
         if request.spec is not None and samples is not None:
             check_size(request.spec, samples)
         known = running.consumers.get(request.consumer) if running is not None else None
-        if known is None:
-            self._check_room(running, request)
-            running = self._running(request.job)  # its last consumer may have made room
         with self._loader.room.holding(request.job, *_given(request.map)):
+            if known is None:  # only now: no job makes room for what cannot be held
+                self._check_room(running, request)
+                running = self._running(request.job)  # its last consumer may have made room
             job = running or self._create(request)
             if known is None:
                 consumer = self._begin(job, request, snapshot)

@@ -280,6 +280,25 @@ def test_no_user_takes_the_room_of_others_in_control_files(tmp_path: Path, monke
     play(tmp_path, scene)
 
 
+def test_no_job_makes_room_for_one_whose_map_memory_does_not_allow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry_module, "MAX_JOBS", 8)
+    large = SampleMap(kind="files", entries=bytes(4 * FILES))
+
+    async def scene(jobs: Jobs) -> None:
+        jobs.say("a~control", sent_by=1000)
+        jobs.say("b~control", sent_by=1000)
+        with pytest.raises(StoreFull):
+            jobs.say("c~control", spec=SamplerSpec(kind="explicit", size=0), map=large, sent_by=2000)
+        assert running(jobs) == ["a~control 0", "b~control 0"]
+        jobs.say("c~control", sent_by=2000)
+        assert len(running(jobs)) == 2
+        assert "c~control 0" in running(jobs)
+
+    play(tmp_path, scene, room=4 * FILES)
+
+
 def test_no_user_takes_the_room_of_others_with_the_consumers_of_one_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
