@@ -27,7 +27,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Files that start real processes take up to two minutes each, the others seconds.
-_LONG_FILES = ("tests/node/", "tests/cluster/", "tests/scheduler/", "tests/faults/", "tests/unit/test_packaging.py")
+_LONG_FILES = (
+    "tests/node/",
+    "tests/field/",
+    "tests/cluster/",
+    "tests/scheduler/",
+    "tests/faults/",
+    "tests/unit/test_packaging.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

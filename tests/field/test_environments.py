@@ -1,0 +1,130 @@
+"""Where and how people start a training: it computes the same under `cachefs run`, and is read ahead."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.daemon import Daemon
+from tests.mounting import mounted
+from tests.warm_torch import WarmTorch
+
+CACHEFS = Path(sys.executable).with_name("cachefs")
+FILES = 60
+SECONDS = 200.0
+SCRIPT = """
+import glob, sys
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+class Files(Dataset):
+    def __init__(self, root): self.files = sorted(glob.glob(glob.escape(root) + "/*/*"))
+    def __len__(self): return len(self.files)
+    def __getitem__(self, index):
+        with open(self.files[index]) as file: return int(file.read())
+
+torch.manual_seed(1)
+for _ in range(2):
+    print([batch.tolist() for batch in DataLoader(Files(sys.argv[1]), 8, shuffle=True, num_workers=2)])
+"""
+
+
+@dataclass(frozen=True)
+class Node:
+    socket: Path
+    home: Path
+    mount: Path
+    script: Path
+    # What the script prints of the origin.
+    alone: str
+
+    def command(self, name: str, *command: str | Path) -> list[str]:
+        return [*map(str, [CACHEFS, "run", "--job", name, "--socket", self.socket, "--", *command])]
+
+    def check(self, done: "subprocess.CompletedProcess[str]") -> None:
+        assert (done.returncode, done.stdout) == (0, self.alone), done.stderr
+        ours = [line for line in done.stderr.splitlines() if line.startswith("cachefs: ")]
+        assert len([line for line in ours if f": {FILES} samples an epoch, read ahead" in line]) == 1, done.stderr
+        assert len([line for line in ours if "2 epochs, " in line]) == 1, done.stderr
+
+
+@pytest.fixture(scope="module")
+def node(torch_jobs: WarmTorch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    home = tmp_path_factory.mktemp("environments")
+    top = home / "origin"
+    for number in range(FILES):
+        path = top / f"c{number % 5}" / f"{number:03}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(str(number))
+    script = home / "training.py"
+    script.write_text(SCRIPT)
+    alone = torch_jobs.run([sys.executable, script, top], timeout=SECONDS)
+    with Daemon(home / "n") as daemon:
+        daemon.add_dataset("files", f"file://{top}")
+        with mounted(daemon.socket, "files", home / "mnt") as mount:
+            yield Node(daemon.socket, home, mount, script, alone.stdout)
+
+
+def link(node: Node, at: Path) -> Path:
+    at.symlink_to(node.mount)
+    return at
+
+
+def farm_of_links(node: Node, at: Path) -> Path:
+    at.mkdir()
+    for directory in node.mount.iterdir():
+        (at / directory.name).symlink_to(directory)
+    return at
+
+
+def dotted(node: Node, at: Path) -> Path:
+    return Path(f"{node.mount}/../{node.mount.name}/c1/..")
+
+
+@pytest.mark.parametrize("way", [link, farm_of_links, dotted], ids=lambda way: way.__name__)
+def test_a_way_to_the_files(torch_jobs: WarmTorch, node: Node, tmp_path: Path, way: object) -> None:
+    assert callable(way)
+    root = way(node, tmp_path / "root")
+    node.check(torch_jobs.run(node.command("way", sys.executable, node.script, root), timeout=SECONDS))
+
+
+def test_a_bind_mount(torch_jobs: WarmTorch, node: Node, tmp_path: Path) -> None:
+    bound = tmp_path / "bound"
+    bound.mkdir()
+    subprocess.run(["mount", "--bind", node.mount, bound], check=True)
+    try:
+        node.check(torch_jobs.run(node.command("bound", sys.executable, node.script, bound), timeout=SECONDS))
+    finally:
+        subprocess.run(["umount", bound], check=True)
+
+
+def test_a_relative_path(torch_jobs: WarmTorch, node: Node) -> None:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    job = torch_jobs.start(node.command("relative", sys.executable, node.script, "."), cwd=node.mount, **pipes)
+    stdout, stderr = job.communicate(timeout=SECONDS)
+    node.check(subprocess.CompletedProcess(job.args, job.returncode, stdout, stderr))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        # Few descriptors, Python's options, and the program on the standard input.
+        'ulimit -n 48; exec "$PYTHON" -bb -OO -u - "$ROOT" < "$SCRIPT"',
+        # Neither home nor temporary directory; warnings are errors; the program is a module.
+        'exec env -u HOME TMPDIR=/nonexistent LC_ALL=C PYTHONUTF8=0 "$PYTHON" -W error -m training "$ROOT"',
+        # Processes have other numbers in here, and there is no network.
+        'exec unshare --pid --fork --mount-proc --net --propagation private "$PYTHON" "$SCRIPT" "$ROOT"',
+    ],
+    ids=["stdin", "module", "namespaces"],
+)
+def test_a_way_to_start_it(node: Node, tmp_path: Path, line: str) -> None:
+    variables = {"PYTHON": sys.executable, "SCRIPT": str(node.script), "ROOT": str(node.mount)}
+    done = subprocess.run(
+        node.command("started", "sh", "-c", line), capture_output=True, text=True, timeout=SECONDS, cwd=tmp_path,
+        env={**os.environ, **variables, "PYTHONPATH": str(node.script.parent)},
+    )  # fmt: skip
+    node.check(done)
