@@ -28,6 +28,8 @@ HERE = Path(__file__).parent
 ALL = [*SETUPS, *PROCESS_SETUPS, *OWN_CODE_SETUPS]
 # That has the libraries of the programs: `make programs`.
 PYTHON = os.environ.get("PROGRAMS_PYTHON")
+# Of the jobs: any Python that has torch.
+JOB_PYTHON = os.environ.get("EQUIVALENCE_PYTHON", sys.executable)
 CACHEFS = Path(sys.executable).with_name("cachefs")
 ENVIRONMENT = {**os.environ, "PYTHONHASHSEED": "0"}
 
@@ -47,7 +49,7 @@ class Node:
         *,
         watched: bool,
         extra: Mapping[str, str] | None = None,
-        python: str = sys.executable,
+        python: str = JOB_PYTHON,
     ) -> "subprocess.Popen[str]":
         """Run these set-ups; what is seen of them lies in *out*."""
         out.mkdir()
@@ -149,7 +151,7 @@ def test_a_process_starts_and_ends_the_same(node: Node, tmp_path: Path, path: st
     environment = {name: value for name, value in ENVIRONMENT.items() if name != "PYTHONPATH"}
     if path is not None:
         environment["PYTHONPATH"] = path.replace("THEIRS", str(tmp_path / "theirs"))
-    alone: list[str] = [sys.executable, str(HERE / "whole_process.py"), str(node.root)]
+    alone: list[str] = [JOB_PYTHON, str(HERE / "whole_process.py"), str(node.root)]
     watched = node.run(*node.run(*alone)) if nested else node.run(*alone)
     both = [
         subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, env=environment)
