@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from unittest import mock
 
+from cachefs_daemon.datasets.stamps import Removals
 from cachefs_daemon.fetch.bringing import Bringing
 from cachefs_daemon.fetch.flights import Flight, Waiting
 from cachefs_daemon.fetch.home_routes import HomeRoutes
@@ -34,6 +35,8 @@ class Planted:
     # What goes wrong in the schedules that are to find it; empty: anything.
     faults: tuple[str, ...]
     patch: Patch
+    # Is it found in schedules of datasets? Then any faults happen.
+    of_datasets: bool = False
 
 
 def _replace(owner: Any, name: str, value: Any) -> Patch:
@@ -159,6 +162,10 @@ def _refused_for_peer() -> Iterator[None]:
         yield
 
 
+def _forget_removal(self: Any, name: str, added: Any, elsewhere: Any) -> Removals:
+    return self  # type: ignore[no-any-return]
+
+
 def _stale_home(self: Any, view: Any) -> None:
     """Go on with the ring of the start."""
     if not self._view.ring:
@@ -225,5 +232,12 @@ PLANTED: Final = (
         ("errors have a cause",),
         ("denied",),
         _refused_for_peer,
+    ),
+    Planted(
+        "a removal of a dataset is forgotten",
+        ("what was removed stays removed", "nodes converge"),
+        (),
+        _replace(Removals, "adding", _forget_removal),
+        of_datasets=True,
     ),
 )

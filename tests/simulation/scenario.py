@@ -18,6 +18,8 @@ AGREED: Final = 60.0
 # Seconds that a read may take.
 PATIENCE: Final = 20.0
 
+# The share of runs that wait until nodes ask those again which have lacked a snapshot.
+WAITING: Final = 0.3
 # Faults for which no block needs to leave the origin twice.
 QUIET: Final = {"origin_slow", "etcd_away", "origin_down"}
 
@@ -38,7 +40,7 @@ class Size:
     # Names of the faults that happen; empty: the seed picks some of all.
     only: tuple[str, ...] = ()
     # Of each node.
-    readers: int = 2
+    readers: tuple[int, int] = (1, 2)
 
 
 class Storm:
@@ -75,7 +77,7 @@ class Storm:
         for node in cluster.nodes:
             node.learn(self.current)
         for node in list(cluster.nodes):
-            for _ in range(self.size.readers):
+            for _ in range(chances.randint(*self.size.readers)):
                 self._begin(self._reader(node))
         if chances.random() >= 0.15:
             kinds = [self.restart, self.power, self.stand_still, self.server_dies, self.partition, self.one_way,
@@ -127,6 +129,10 @@ class Storm:
 
     # --- faults ---------------------------------------------------------------------------------------------------
 
+    async def _a_while(self, seconds: tuple[float, ...]) -> None:
+        """Wait; mostly for the first few of these."""
+        await asyncio.sleep(self.chances.choice((*seconds, *seconds[:-1])) * (0.5 + self.chances.random()))
+
     def _some_up(self) -> SimulatedNode | None:
         up = self.cluster.up
         return self.chances.choice(up) if len(up) > 1 else None
@@ -138,7 +144,7 @@ class Storm:
             return
         self.cluster.trace("kill", node.host)
         node.kill()
-        await asyncio.sleep(self.chances.choice((0.05, 0.5, 3.0)))
+        await self._a_while((0.05, 0.5, 3.0))
         if self.chances.random() < 0.5:
             node.disk.damage(lost=self.chances.random() * 0.5, corrupt=self.chances.random() * 0.5)
         if node.process is None or not node.process.is_alive:
@@ -152,7 +158,7 @@ class Storm:
         network = self.loop.network
         network.power(node.host, on=False)
         node.kill()
-        await asyncio.sleep(0.2 + 3 * self.chances.random())
+        await self._a_while((0.2, 1.0, 3.0))
         network.power(node.host, on=True)
         if node.process is None or not node.process.is_alive:
             node.start()
@@ -165,7 +171,7 @@ class Storm:
         processes = [one for one in self.loop.processes if one.host == node.host and one.is_alive]
         process = self.chances.choice(processes)
         process.stop()
-        await asyncio.sleep(0.2 + 5 * self.chances.random())
+        await self._a_while((0.3, 1.5, 5.0))
         process.go_on()
 
     async def server_dies(self) -> None:
@@ -200,7 +206,7 @@ class Storm:
                 network.cut(other, one)
         if any(origin.HOST in link for link in links):
             self._origin_trouble()
-        await asyncio.sleep(0.2 + 4 * self.chances.random())
+        await self._a_while((0.3, 1.0, 4.0))
         if any(origin.HOST in link for link in links):
             self._origin_trouble()
         network.heal()
@@ -209,7 +215,7 @@ class Storm:
         """Delay everything between two nodes."""
         one, other = self.chances.sample([node.host for node in self.cluster.nodes], 2)
         self.loop.network.slow[frozenset((one, other))] = self.chances.choice((0.05, 0.3, 1.0))
-        await asyncio.sleep(self.chances.random() * 3)
+        await self._a_while((0.2, 1.0, 2.0))
         self.loop.network.slow.pop(frozenset((one, other)), None)
 
     async def breaking(self) -> None:
@@ -293,7 +299,7 @@ class Storm:
         """A disk is slow, or hangs."""
         disk = self.chances.choice(self.cluster.nodes).disk
         disk.slow, disk.hangs = self.chances.choice(((0.2, False), (3.0, False), (0.0, True)))
-        await asyncio.sleep(self.chances.random() * 4)
+        await self._a_while((0.2, 1.0, 4.0))
         disk.slow, disk.hangs = 0.0, False
 
     async def rot(self) -> None:
@@ -323,7 +329,6 @@ class Storm:
     async def join(self) -> None:
         """A new node comes."""
         node = self._add_node()
-        await asyncio.sleep(self.chances.random())
         for snapshot in self.cluster.snapshots:
             if snapshot.id not in self.cluster.removed:
                 node.learn(snapshot)
@@ -353,14 +358,17 @@ class Storm:
                 if snapshot is self.current or node.snapshots:
                     node.learn(snapshot)
         await cluster.until_joined(len(cluster.nodes), AGREED)
-        has_lacked = self.happened & {"change", "add", "remove", "join"}
+        # Who has lacked a snapshot is passed over for seconds, in which two nodes may bring one block. To wait for that
+        # in all runs would take a fifth of their time.
+        has_lacked = self.happened & {"change", "add", "remove"}
+        waits = not has_lacked or self.chances.random() < WAITING
         is_remembered = self.happened & {"denied", "change", "origin_bad"}
-        memory = max(LACKS_SECONDS if has_lacked else 0.0, FAILURE_MEMORY if is_remembered else 0.0)
+        memory = max(LACKS_SECONDS if has_lacked and waits else 0.0, FAILURE_MEMORY if is_remembered else 0.0)
         await asyncio.sleep(self.size.rest + memory)
-        await self._read_all("first")
+        await self._read_all("first", is_once=waits)
         if self.budget >= 1 << 20:
             before = cluster.store.bytes
-            await self._read_all("second")
+            await self._read_all("second", is_once=True)
             if cluster.store.bytes != before:
                 raise Broken("each byte leaves the origin once", f"{cluster.store.bytes - before:,} bytes came again")
         await asyncio.sleep(0.3)
@@ -374,8 +382,8 @@ class Storm:
             if twice:
                 raise Broken("each byte leaves the origin once", f"{twice[:3]} left it more than once")
 
-    async def _read_all(self, which: str) -> None:
-        """All nodes read everything at the same time."""
+    async def _read_all(self, which: str, *, is_once: bool) -> None:
+        """All nodes read everything at the same time. is_once: no block leaves the origin twice then."""
         cluster, refs = self.cluster, self.current.refs()
         before = dict(cluster.store.reads)
         reads = [cluster.read(node, self.current, ref, PATIENCE) for node in cluster.up for ref in refs]
@@ -384,7 +392,7 @@ class Storm:
         if bad := [outcome for outcome in outcomes if not outcome.startswith("ok")]:
             raise Broken("nodes converge", f"in the {which} pass after all faults: {bad[:3]}")
         again = [place for place, count in cluster.store.reads.items() if count > before.get(place, 0) + 1]
-        if again and self.budget >= 1 << 20:
+        if again and is_once and self.budget >= 1 << 20:
             raise Broken("each byte leaves the origin once", f"in the {which} pass {again[:3]} left it more than once")
 
 
@@ -404,5 +412,5 @@ def storm_of(*faults: str) -> Callable[[Cluster], Work]:
 
 async def large(cluster: Cluster) -> None:
     """Run one schedule of a larger cluster, for long."""
-    size = Size(nodes=(3, 12), files=(5, 30), largest=200_000, events=(3, 20), seconds=8.0, readers=3, rest=5.0)
+    size = Size(nodes=(3, 12), files=(5, 30), largest=200_000, events=(3, 20), seconds=8.0, readers=(2, 3), rest=5.0)
     await Storm(cluster, size).run()
