@@ -137,27 +137,3 @@ def test_who_is_gone_is_forgotten(tmp_path: Path) -> None:
         assert "is gone" in daemon.log.read_text()
         wait_for_files(daemon, lambda found: not any(name.startswith("gone") for name in found))
         until(lambda: daemon.client.call(JOB_SHOW, JobName(job="leased")).state != "running")
-
-
-def test_damaged_files_are_ignored(tmp_path: Path) -> None:
-    damages = {"empty": b"", "garbage": b"garbage", "cut": b"x" * 8 + b"\x80"}
-    write_files(tmp_path / "origin", 5, 10)
-    with Daemon(tmp_path / "node") as daemon:
-        daemon.add_dataset("images", f"file://{tmp_path}/origin")
-        for job in damages:
-            publish(daemon, job, pid=os.getpid())
-            publish(daemon, f"{job}-place", pid=os.getpid())
-            progress = JobProgress(job=f"{job}-place", consumer="0", epoch=0, position=1)
-            daemon.client.call(JOB_PROGRESS, progress)
-        kept = {f"{job}{end}" for job in damages for end in (".job", "-place.job", "-place.place")}
-        wait_for_files(daemon, lambda found: kept <= found)
-        daemon.kill9()
-        for job, damage in damages.items():
-            for name in (f"{job}.job", f"{job}-place.place", f"strange-{job}", f"half-{job}.job.new"):
-                (daemon.home / "state/jobs" / name).write_bytes(damage)
-        daemon.start()
-        assert sorted(jobs(daemon)) == sorted(f"{job}-place" for job in damages)
-        for job in damages:
-            assert f"{job}.job is of no use" in daemon.log.read_text()
-            publish(daemon, job, pid=os.getpid())
-        assert set(jobs(daemon)) == {name for job in damages for name in (job, f"{job}-place")}
