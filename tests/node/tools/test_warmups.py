@@ -19,6 +19,8 @@ from tests.daemon import Daemon
 from tests.waiting import until
 
 FILES = 20
+# Nothing fails while the gate is closed, also on a busy machine.
+PATIENT = {"daemon": {"read_deadline": 120}, "origin": {"read_timeout": 120}}
 
 
 class Gate(http.server.SimpleHTTPRequestHandler):
@@ -28,7 +30,7 @@ class Gate(http.server.SimpleHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if "/data" in self.path:
-            self.opened.wait(60)
+            self.opened.wait(120)
         super().do_GET()
 
     def log_message(self, *_: object) -> None:
@@ -63,7 +65,7 @@ def listed(daemon: Daemon) -> list[dict[str, Any]]:
 
 
 def test_from_the_beginning_to_the_end_over_a_restart(url: str, tmp_path: Path) -> None:
-    with Daemon(tmp_path / "node") as daemon:
+    with Daemon(tmp_path / "node", PATIENT) as daemon:
         daemon.add_dataset("web", url)
         assert "as warmup 1" in run(daemon, "warmup", "web", "--no-wait")
         assert "as warmup 2" in run(daemon, "warmup", "web", "data/3", "--no-wait")
@@ -89,7 +91,7 @@ def test_from_the_beginning_to_the_end_over_a_restart(url: str, tmp_path: Path) 
 
 
 def test_progress_in_a_pipe_and_what_an_interrupted_command_says(url: str, tmp_path: Path) -> None:
-    with Daemon(tmp_path / "node") as daemon:
+    with Daemon(tmp_path / "node", PATIENT) as daemon:
         daemon.add_dataset("web", url)
         command = [CACHECTL, "warmup", "web", "--socket", daemon.socket]
         for watched in (False, True):
