@@ -20,6 +20,8 @@ PATIENCE: Final = 20.0
 
 # The share of runs that wait until nodes ask those again which have lacked a snapshot.
 WAITING: Final = 0.3
+# Seconds that a write to a slow disk takes at most.
+SLOWEST_WRITE: Final = 3.0
 # Faults for which no block needs to leave the origin twice.
 QUIET: Final = {"origin_slow", "etcd_away", "origin_down"}
 
@@ -298,7 +300,7 @@ class Storm:
     async def disk_slow(self) -> None:
         """A disk is slow, or hangs."""
         disk = self.chances.choice(self.cluster.nodes).disk
-        disk.slow, disk.hangs = self.chances.choice(((0.2, False), (3.0, False), (0.0, True)))
+        disk.slow, disk.hangs = self.chances.choice(((0.2, False), (SLOWEST_WRITE, False), (0.0, True)))
         await self._a_while((0.2, 1.0, 4.0))
         disk.slow, disk.hangs = 0.0, False
 
@@ -371,7 +373,8 @@ class Storm:
             await self._read_all("second", is_once=True)
             if cluster.store.bytes != before:
                 raise Broken("each byte leaves the origin once", f"{cluster.store.bytes - before:,} bytes came again")
-        await asyncio.sleep(0.3)
+        # A write that a slow disk had begun may last.
+        await asyncio.sleep(SLOWEST_WRITE + 0.3 if "disk_slow" in self.happened else 0.3)
         cluster.check()
         cluster.check_rest()
 
