@@ -18,7 +18,7 @@ from tests.simulation.planted import PLANTED, Planted
 
 SCHEDULES = 1850
 DATASET_SCHEDULES = 150
-PARTS = 8
+PARTS = 16
 # Schedules within which each planted fault is found.
 PLANTED_SCHEDULES = 100
 # Faults of the schedules, and seeds, that find faults which the simulation has found in the product; these are mended.
