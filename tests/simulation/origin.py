@@ -75,7 +75,7 @@ class ObjectStore:
 
     async def get(self, host: str, wanted: ObjectRange) -> bytes:
         """Answer a GET with If-Match. Raises what the client makes of the answer."""
-        place = id(PROCESS.get()), wanted.key, wanted.offset
+        place = id(PROCESS.get()), wanted.key + b"@" + wanted.version, wanted.offset
         self.under_way[place] += 1
         if self.under_way[place] > 1:
             self.on_twice(host, wanted.key)
