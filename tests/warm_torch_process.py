@@ -132,12 +132,14 @@ def executed(command: list[str]) -> list[str]:
     def execute(_: str, words: Sequence[str], environment: dict[str, str]) -> NoReturn:
         raise Executed(words, environment)
 
-    before, os.execvpe = os.execvpe, execute
+    before = os.execvpe
+    os.execvpe = execute  # type: ignore[assignment]
     sys.argv = command
     try:
         from cachefs.cli import main
 
         main()
+        raise AssertionError("the command has returned")
     except Executed as became:
         replace_environment(became.environment)
         return became.command

@@ -20,6 +20,7 @@ from tests.node.equivalence.library_setups import LIBRARY_SETUPS, WRITE_MDS
 from tests.node.equivalence.own_code_setups import OWN_CODE_SETUPS
 from tests.node.equivalence.process_setups import PROCESS_SETUPS
 from tests.node.equivalence.setups import SETUPS
+from tests.warm_torch import WarmTorch
 
 # All set-ups take some 90 s of processor time; on a machine with a load of 25 that was five minutes.
 pytestmark = pytest.mark.timeout(900)
@@ -38,6 +39,7 @@ ENVIRONMENT = {**os.environ, "PYTHONHASHSEED": "0"}
 class Node:
     socket: Path
     root: Path
+    torch_jobs: WarmTorch
 
     def run(self, *command: str | Path, name: str = "equivalence") -> list[str]:
         return [str(CACHEFS), "run", "--job", name, "--socket", str(self.socket), "--", *map(str, command)]
@@ -54,17 +56,15 @@ class Node:
         """Run these set-ups; what is seen of them lies in *out*."""
         out.mkdir()
         command = [python, str(HERE / "warm_process.py"), str(self.root), str(out), *names]
-        return subprocess.Popen(
-            self.run(*command) if watched else command,
-            env={**ENVIRONMENT, **(extra or {})},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
+        line = self.run(*command) if watched else command
+        pipes = {"env": {**ENVIRONMENT, **(extra or {})}, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        if python == sys.executable:
+            return self.torch_jobs.start(line, **pipes)
+        return subprocess.Popen(line, text=True, **pipes)  # type: ignore[no-any-return,call-overload]
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def node(torch_jobs: WarmTorch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     top = tmp_path_factory.mktemp("origin")
     for number in range(FILES):
         path = top / f"class{number % 5}" / f"{number:03}.bin"
@@ -75,7 +75,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     with Daemon(tmp_path_factory.mktemp("node")) as daemon:
         daemon.add_dataset("numbers", f"file://{top}")
         with mounted(daemon.socket, "numbers", tmp_path_factory.mktemp("mnt") / "numbers") as mount:
-            yield Node(daemon.socket, mount)
+            yield Node(daemon.socket, mount, torch_jobs)
 
 
 @pytest.fixture(scope="module")
