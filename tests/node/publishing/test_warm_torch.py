@@ -97,10 +97,14 @@ def test_a_forked_job_is_like_one_of_a_user(torch_jobs: WarmTorch, node: Node, t
 
 
 def steady(stderr: str) -> list[str]:
-    """Lines without what is different in each run: since which epoch a loader is read ahead, how long a loop has waited,
+    """Lines without what is different in each run: since which epoch a loader is read ahead, how long a loop waited,
     and what would help. Lines of cachefs come in any order: a helper says them."""
     lines = stderr.splitlines()
-    ours = [re.split(" in |, read ahead", line)[0] for line in lines if re.match(r"cachefs: (mounted|loader|\d+ epochs)", line)]
+    ours = [
+        re.split(" in |, read ahead", line)[0]
+        for line in lines
+        if re.match(r"cachefs: (mounted|loader|\d+ epochs)", line)
+    ]
     return [line for line in lines if not line.startswith("cachefs: ")] + sorted(ours)
 
 
