@@ -88,6 +88,8 @@ log = logging.getLogger(__name__)
 
 FromJob = TypeVar("FromJob", JobPublish, JobEpoch, JobProgress)
 
+# Seconds that a removal waits, at most, for what other nodes have said.
+_CAUGHT_UP_SECONDS: Final = 2.0
 # Seconds in which a mount that was unmounted ends, with what its workers say at the end: as long as `cachectl umount`
 # waits for it.
 _UNMOUNTED_SECONDS: Final = 10.0
@@ -327,6 +329,8 @@ class Service:
 
     async def dataset_remove(self, request: DatasetName) -> Freed:
         """Blocks that other datasets have as well stay."""
+        if self._node.sharing is not None:  # what was added elsewhere a moment ago is removed too
+            await self._node.sharing.shared.catch_up(_CAUGHT_UP_SECONDS)
         await self._node.catalog.until_taken_over(request.name)
         await self._check_unmounted(request.name)
         if self._node.sharing is not None:

@@ -100,6 +100,7 @@ class SharedDatasets:
         catalog.stamp = self._clock.tick
         catalog.on_change = self._note
         catalog.elsewhere = self._elsewhere
+        catalog.added_elsewhere = self._added_elsewhere
         await catalog.stamp_all()
         self._shared.listen(DATASETS, self._heard)
         for name in [*(dataset.record.name for dataset in catalog), *catalog.removals.names]:
@@ -175,6 +176,13 @@ class SharedDatasets:
                 dataset = self._here.catalog.find(name)
                 own = dataset.record.added if dataset is not None else []
                 yield from ((name, stamp) for stamp in value.added if not is_added(own, stamp))
+
+    def _added_elsewhere(self, name: str) -> Iterable[Stamp]:
+        """When the dataset was added that this node has, as other nodes say: several may have added it at once."""
+        own = self._own(name)
+        for value in self._others(name).values():
+            if value.added and is_same(own, value):
+                yield from value.added
 
     def _own(self, name: str) -> SharedDataset:
         """What this node has. Where the snapshot is damaged, everybody else's is newer."""

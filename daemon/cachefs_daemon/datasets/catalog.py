@@ -12,7 +12,7 @@ import dataclasses
 import logging
 import re
 import threading
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -96,6 +96,7 @@ class Catalog:
         self.stamp: Callable[[], Stamp] = lambda: NO_STAMP
         self.on_change: Callable[[str], None] = lambda name: None
         self.elsewhere: Elsewhere = lambda: ()
+        self.added_elsewhere: Callable[[str], Iterable[Stamp]] = lambda name: ()  # the same dataset, on other nodes
         known = records.load(state_dir)
         self.removals = Removals({one.name: one.added for one in known.removed}, known.forgotten, known.spared)
         for record in known.datasets:
@@ -242,7 +243,8 @@ class Catalog:
         blocks stay. Raises NotFound, Busy."""
         dataset = self.get(name)
         with self._changing_name(name):
-            removals, added, departed = self.removals, dataset.record.added, self._departed
+            added = {*dataset.record.added, *self.added_elsewhere(name)}
+            removals, departed = self.removals, self._departed
             del self._datasets[name]
             if read := [one for one in dataset.record.snapshots if is_read_elsewhere(one.id)]:
                 record = msgspec.structs.replace(dataset.record, snapshots=read)

@@ -60,6 +60,8 @@ class Follower:
         self._backoff = Backoff(FIRST_PAUSE, LAST_PAUSE, _SPREAD)
         self._in_vain = 0
         self._hurry = asyncio.Event()
+        self._wants_all, self._asked_for_all = False, False  # by `catch_up`; and so did the latest poll
+        self._caught_up = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -95,6 +97,13 @@ class Follower:
         """Ask again at once, in place of what is under way."""
         self._hurry.set()
 
+    async def catch_up(self) -> None:
+        """Returns once the node has answered anew, and so has said all that it knew at this moment."""
+        self._wants_all, self._asked_for_all = True, False
+        self._caught_up.clear()
+        self.hurry()
+        await self._caught_up.wait()
+
     async def _run(self) -> None:
         while True:
             self._hurry.clear()
@@ -127,13 +136,15 @@ class Follower:
 
     async def _poll(self) -> StateAnswer:
         """Raises PeerFailed."""
+        self._asked_for_all = self._wants_all
+        wait = 0.0 if self._wants_all else self.wait
         params = {
             "of": self._incarnation or "-",
             "since": str(self._facts.version),
             "progress": str(self._progress.version if self.wants_progress else -1),
-            "wait": f"{self.wait:.1f}",
+            "wait": f"{wait:.1f}",
         }
-        raw = await self._http.get(self.record, STATE, self.wait + SLACK, MOST_ANSWER, params)
+        raw = await self._http.get(self.record, STATE, wait + SLACK, MOST_ANSWER, params)
         try:
             answer = _ANSWER.decode(raw)
             check_record(answer.record)
@@ -159,7 +170,7 @@ class Follower:
         elif not self.wants_progress:
             news += self._progress.clear()
         is_quick = seconds < PROGRESS_SECONDS / 2
-        in_vain = is_quick and before == (self._facts.version, self._progress.version)
+        in_vain = is_quick and not self._asked_for_all and before == (self._facts.version, self._progress.version)
         self._in_vain = self._in_vain + 1 if in_vain else 0
         if self._problem_is_over():
             log.info("node %s (%s) answers again", self.record.name, self.record.address)
@@ -167,6 +178,9 @@ class Follower:
         self.on_answer(answer.record)
         if news:
             self._on_news(self.record.id, news)
+        if self._asked_for_all:
+            self._wants_all = False
+            self._caught_up.set()
         if self._in_vain > MOST_IN_VAIN:
             raise PeerFailed(
                 "it answers at once, again and again, and has no news; is another node called as this one?"

@@ -233,6 +233,15 @@ class SharedState:
             found[record.id] = task.result() if task.done() else PeerFailed(f"no answer within {seconds:g} s")
         return found
 
+    async def catch_up(self, seconds: float) -> None:
+        """Waits until each other node has said what it knows now, but no longer than *seconds*."""
+        tasks = [asyncio.create_task(follower.catch_up()) for follower in self._followers.values()]
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     # --- the others --------------------------------------------------------------------------------------------------
 
     def _on_view(self, view: ClusterView) -> None:

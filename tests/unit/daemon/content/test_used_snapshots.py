@@ -23,7 +23,7 @@ from cachefs_daemon.datasets.stamps import Stamp, StampClock
 from cachefs_daemon.origin.base import OriginSettings
 from cachefs_daemon.runtime.errorlog import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
-from cachefs_daemon.sharing.sections import USED
+from cachefs_daemon.sharing.sections import DATASETS, USED
 from cachefs_daemon.sharing.snapshot_files import SnapshotFiles
 
 from cachefs.block import CONTENT_ID_SIZE, block_key
@@ -526,5 +526,29 @@ def test_a_removal_waits_for_a_snapshot_that_comes_from_another_node(tmp_path: P
         assert not node.has(arriving)
         assert not node.has(current)
         assert not node.store.keys()
+
+    on_bench(tmp_path, scene)
+
+
+def test_a_removal_is_of_all_adds_that_other_nodes_tell_of_though_they_were_not_followed_yet(tmp_path: Path) -> None:
+    (current,) = snapshots(tmp_path, 1)
+
+    async def scene(bench: Bench) -> None:
+        nodes = [await bench.node([current]) for _ in range(2)]
+        shared: list[SharedDatasets] = []
+        for number, node in enumerate(nodes, 1):
+            dataset = node.catalog.get(NAME)
+            dataset.record = msgspec.structs.replace(dataset.record, added=[Stamp(5, f"{number:016x}", number)])
+            one = SharedDatasets(node.sharing.shared, node.used._files, node.used._here, lambda _: False)
+            await one.start()
+            shared.append(one)
+        first, second = nodes
+        bench.running.append(asyncio.create_task(shared[1].run()))
+        await until_async(lambda: first.sharing.shared.values(DATASETS))
+        await first.changes.remove(NAME)  # it has heard of the other's add, and follows it from now on
+        bench.running.append(asyncio.create_task(shared[0].run()))
+        await until_async(lambda: second.catalog.find(NAME) is None)
+        await asyncio.sleep(10)
+        assert first.catalog.find(NAME) is None
 
     on_bench(tmp_path, scene)

@@ -1,3 +1,5 @@
+import asyncio
+
 from cachefs_daemon.sharing.sections import (
     CONSUMERS,
     MOUNTED,
@@ -61,5 +63,22 @@ def test_a_node_says_no_more_values_than_others_take():
             assert node.shared.publish(MOUNTED, "d0", MountedDataset(mountpoint="/other")) == ""
             node.shared.remove(MOUNTED, "d1")
             assert node.shared.publish(MOUNTED, "more", MountedDataset(mountpoint="/m")) == ""
+
+    virtual_time.run(scenario())
+
+
+def test_a_node_that_catches_up_has_heard_all_and_waits_for_no_silent_node():
+    async def scenario() -> None:
+        async with sharing_nodes(3) as (first, second, silent):
+            await until_async(lambda: all(one.answers for one in first.shared._followers.values()))
+            value = MountedDataset(mountpoint="/mnt/data")
+            second.shared.publish(MOUNTED, "data", value)
+            assert not first.shared.values(MOUNTED)
+            await first.shared.catch_up(5.0)
+            assert first.shared.value(MOUNTED, second.record.id, "data") == value
+            await silent.shared.stop()
+            began = asyncio.get_running_loop().time()
+            await first.shared.catch_up(5.0)
+            assert 5.0 <= asyncio.get_running_loop().time() - began < 5.1  # of virtual time
 
     virtual_time.run(scenario())
