@@ -103,7 +103,7 @@ def test_a_worker_knows_for_which_loader_it_works(found: Any, monkeypatch: pytes
     assert opened._named() == (found or None)
 
 
-@pytest.mark.parametrize("owner", [os.getpid(), 1 << 22])
+@pytest.mark.parametrize("owner", [os.getpid(), 1 << 22], ids=["own", "another"])
 def test_a_process_whose_loader_opens_a_file_of_a_mount_reads_one(owner: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the loader publishes nothing, as a stream does that lists files whose order is not known."""
 
