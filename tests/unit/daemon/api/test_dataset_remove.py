@@ -42,7 +42,7 @@ def remove(used: Used, taking_over: float = 0.0) -> list[str]:
         catalog=SimpleNamespace(until_taken_over=until_taken_over),
         storage=SimpleNamespace(usage=list),
         mounts=SimpleNamespace(using=lambda name: next(iter(mounted), None), is_mounted=lambda mount: True),
-        sharing=SimpleNamespace(used=used),
+        sharing=SimpleNamespace(used=used, shared=SimpleNamespace(catch_up=asyncio.sleep)),
         changes=SimpleNamespace(remove=done),
     )
     virtual_time.run(Service(node, SimpleNamespace()).dataset_remove(DatasetName("pets")))  # type: ignore[arg-type]
