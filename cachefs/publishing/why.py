@@ -20,6 +20,11 @@ from cachefs.troubles import SEE_ERRORS, Cause, cause_of, is_failing, key_of, pa
 # Seconds that the daemon has to answer, and for which a failure counts as that of the program.
 TIMEOUT: Final = 2.0
 RECENT: Final = 120.0
+# A failure of the last seconds is the program's. Where there is none, the daemon, which looks what is wrong once a
+# second, is asked again for so many seconds.
+JUST_NOW: Final = 5.0
+LOOK_SECONDS: Final = 2.0
+_PAUSE: Final = 0.2
 
 
 def main(number: str, job: str, output: str) -> None:
@@ -34,12 +39,17 @@ def why(number: int, job: str) -> str:
     """Returns the key of a trouble (see `TroubleRecord`) and its line, or "". number: the errno of the read; job: the
     program's."""
     client = DaemonClient(socket_path())
-    found = _cause(_of_job(client, job), number)
-    if found is None and not refusal(client.socket):
-        found = _cause(_of_node(client), number)
+    began = clock.since_1970()
+    while True:
+        found = _cause(_of_job(client, job), number)
+        if found is None and not refusal(client.socket):
+            found = _cause(_of_node(client), number)
+        now = clock.since_1970()
+        if (found is not None and found.last >= began - JUST_NOW) or now > began + LOOK_SECONDS:
+            break
+        select.select((), (), (), _PAUSE)
     if found is None:
         return ""
-    now = clock.since_1970()
     key = key_of(found)
     if is_failing(found.cause):
         return f"{key}\n{past_words(found, 0.0)}"
@@ -61,10 +71,12 @@ def _of_node(client: DaemonClient) -> list[Trouble]:
 
 
 def _cause(troubles: Sequence[Trouble], number: int) -> Trouble | None:
-    """Returns the trouble for which a read fails with the errno *number* now."""
+    """Returns the trouble for which a read has failed with the errno *number* last: other datasets may have failed so
+    before."""
     now = clock.since_1970()
     failing = [one for one in troubles if is_failing(one.cause) and now - one.last < RECENT]
-    found = next((one for one in failing if one.cause == cause_of(number)), None)
+    fitting = (one for one in failing if one.cause == cause_of(number))
+    found = max(fitting, key=lambda one: one.last, default=None)
     if found is None and cause_of(number) == Cause.FAILED:
         found = next((one for one in troubles if one.cause == Cause.ORIGIN), None)
     return found

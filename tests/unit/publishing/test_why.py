@@ -1,0 +1,20 @@
+"""Which failure a program is told of that dies of a failed read."""
+
+import errno
+
+from cachefs.messages import Trouble
+from cachefs.publishing import clock, why
+from cachefs.troubles import Cause
+
+
+def test_the_failure_is_the_last_one_of_its_kind_whichever_dataset_failed_before() -> None:
+    now = clock.since_1970()
+    troubles = [
+        Trouble(cause=Cause.REFUSED, subject="other", since=now - 50, last=now - 40, failed=5),
+        Trouble(cause=Cause.CHANGED, subject="third", since=now - 1, last=now, failed=1),
+        Trouble(cause=Cause.REFUSED, subject="its own", since=now - 2, last=now - 1, failed=1),
+    ]
+    found = why._cause(troubles, errno.EACCES)
+    assert found is not None
+    assert found.subject == "its own"
+    assert why._cause(troubles[:1], errno.ESTALE) is None
