@@ -5,11 +5,11 @@ A training process that dies runs this module in a process beside it, as it runs
 
 import os
 import select
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from cachefs.errors import CachefsError
-from cachefs.job_messages import JobName
+from cachefs.job_messages import JobName, JobView
 from cachefs.messages import Empty, Trouble
 from cachefs.publishing import clock
 from cachefs.publishing.route import Route
@@ -22,7 +22,7 @@ TIMEOUT: Final = 2.0
 RECENT: Final = 120.0
 # A failure of the last seconds is the program's. Where there is none, the daemon, which looks what is wrong once a
 # second, is asked again for so many seconds.
-JUST_NOW: Final = 5.0
+JUST_NOW: Final = 1.5
 LOOK_SECONDS: Final = 2.0
 _PAUSE: Final = 0.2
 
@@ -41,9 +41,10 @@ def why(number: int, job: str) -> str:
     client = DaemonClient(socket_path())
     began = clock.since_1970()
     while True:
-        found = _cause(_of_job(client, job), number)
+        view = _job(client, job)
+        found = _cause(view.troubles, number) if view is not None else None
         if found is None and not refusal(client.socket):
-            found = _cause(_of_node(client), number)
+            found = _cause(_of_node(client, view.snapshot.split(",") if view is not None else ()), number)
         now = clock.since_1970()
         if (found is not None and found.last >= began - JUST_NOW) or now > began + LOOK_SECONDS:
             break
@@ -56,18 +57,20 @@ def why(number: int, job: str) -> str:
     return f"{key}\n{words(found, now)}; {SEE_ERRORS}"
 
 
-def _of_job(client: DaemonClient, job: str) -> list[Trouble]:
+def _job(client: DaemonClient, job: str) -> JobView | None:
     try:
-        return Route(client).call(JOB_SHOW, JobName(job=job), TIMEOUT).troubles
+        return Route(client).call(JOB_SHOW, JobName(job=job), TIMEOUT)
     except CachefsError:  # a program that has published nothing is no job
-        return []
+        return None
 
 
-def _of_node(client: DaemonClient) -> list[Trouble]:
+def _of_node(client: DaemonClient, snapshots: Collection[str]) -> list[Trouble]:
+    """Returns the troubles of the node; where *snapshots* are those of the program's job, only what concerns them."""
     try:
-        return client.call(STATUS, Empty(), TIMEOUT).troubles
+        troubles = client.call(STATUS, Empty(), TIMEOUT).troubles
     except CachefsError:
         return []
+    return [one for one in troubles if not (snapshots and one.snapshots) or set(snapshots).intersection(one.snapshots)]
 
 
 def _cause(troubles: Sequence[Trouble], number: int) -> Trouble | None:
