@@ -21,7 +21,7 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
-LIMIT: Final = 2
+LIMIT: Final = 5
 VERDICT: Final = "unsteady: failed beside others, passed alone"
 # Seconds after which a test that runs alone is given up. It is above pytest's own timeout of a test.
 _ALONE_SECONDS: Final = 600.0
