@@ -12,6 +12,7 @@ from hypothesis import settings
 
 from tests import page_cache_lock, taken_pages
 from tests.blockstore import memory_directory
+from tests.daemon import Daemon, shared_daemon
 from tests.servers import radosgw as radosgw_server
 from tests.servers import rclone as rclone_server
 from tests.servers.s3 import S3Server
@@ -65,6 +66,20 @@ def steady_page_cache() -> Iterator[None]:
     """For tests that count pages: no other test empties the page cache of the machine meanwhile."""
     with page_cache_lock.steady_page_cache():
         yield
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon for all tests of a file."""
+    with Daemon(tmp_path_factory.mktemp("node")) as running:
+        yield running
+
+
+@pytest.fixture
+def daemon(request: pytest.FixtureRequest, running: Daemon, tmp_path: Path) -> Iterator[Daemon]:
+    """The daemon of the file, empty; a new one where the test has the marker `own_daemon`."""
+    with shared_daemon(request, lambda: running, lambda: Daemon(tmp_path / "node")) as daemon:
+        yield daemon
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ A training process that dies runs this module in a process beside it, as it runs
 
 import os
 import select
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from cachefs.errors import CachefsError
@@ -15,7 +15,7 @@ from cachefs.publishing import clock
 from cachefs.publishing.route import Route
 from cachefs.rpc import JOB_SHOW, STATUS, DaemonClient
 from cachefs.socket_path import refusal, socket_path
-from cachefs.troubles import SEE_ERRORS, Cause, cause_of, is_failing, key_of, past_words, words
+from cachefs.troubles import SEE_ERRORS, Cause, cause_of, concerning, is_failing, key_of, past_words, words
 
 # Seconds that the daemon has to answer, and for which a failure counts as that of the program.
 TIMEOUT: Final = 2.0
@@ -44,7 +44,8 @@ def why(number: int, job: str) -> str:
         view = _job(client, job)
         found = _cause(view.troubles, number) if view is not None else None
         if found is None and not refusal(client.socket):
-            found = _cause(_of_node(client, view.snapshot.split(",") if view is not None else ()), number)
+            of_node = _of_node(client)
+            found = _cause(of_node if view is None else concerning(of_node, view.snapshot.split(",")), number)
         now = clock.since_1970()
         if (found is not None and found.last >= began - JUST_NOW) or now > began + LOOK_SECONDS:
             break
@@ -64,13 +65,11 @@ def _job(client: DaemonClient, job: str) -> JobView | None:
         return None
 
 
-def _of_node(client: DaemonClient, snapshots: Collection[str]) -> list[Trouble]:
-    """Returns the troubles of the node; where *snapshots* are those of the program's job, only what concerns them."""
+def _of_node(client: DaemonClient) -> list[Trouble]:
     try:
-        troubles = client.call(STATUS, Empty(), TIMEOUT).troubles
+        return client.call(STATUS, Empty(), TIMEOUT).troubles
     except CachefsError:
         return []
-    return [one for one in troubles if not (snapshots and one.snapshots) or set(snapshots).intersection(one.snapshots)]
 
 
 def _cause(troubles: Sequence[Trouble], number: int) -> Trouble | None:

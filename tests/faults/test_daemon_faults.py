@@ -18,7 +18,7 @@ import pytest
 from cachefs import errors
 from cachefs.messages import DatasetAdd, DatasetView, Fetch, Warmup
 from cachefs.rpc import DATASET_ADD, WARMUP
-from tests.daemon import Daemon, block_ref, shared_daemon
+from tests.daemon import Daemon, block_ref
 from tests.fetching import FetchClient
 from tests.waiting import until
 
@@ -34,18 +34,6 @@ def make_files(directory: Path, count: int, size: int) -> dict[str, bytes]:
     for name, data in content.items():
         (directory / name).write_bytes(data)
     return content
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with Daemon(tmp_path_factory.mktemp("node")) as running:
-        yield running
-
-
-@pytest.fixture
-def daemon(request: pytest.FixtureRequest, running: Daemon, tmp_path: Path) -> Iterator[Daemon]:
-    with shared_daemon(request, lambda: running, lambda: Daemon(tmp_path / "node")) as daemon:
-        yield daemon
 
 
 def failure(daemon: Daemon, view: DatasetView, path: str) -> tuple[int, str]:

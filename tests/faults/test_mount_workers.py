@@ -41,12 +41,6 @@ def expected(tree: Path) -> dict[bytes, bytes | None]:
     return read_tree(tree)
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with Daemon(tmp_path_factory.mktemp("node")) as running:
-        yield running
-
-
 @pytest.fixture
 def daemon(request: pytest.FixtureRequest, running: Daemon, tmp_path: Path, tree: Path) -> Iterator[Daemon]:
     with shared_daemon(request, lambda: running, lambda: Daemon(tmp_path / "node")) as daemon:

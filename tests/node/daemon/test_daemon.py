@@ -9,7 +9,6 @@ import signal
 import socket
 import stat
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -49,7 +48,7 @@ from cachefs.rpc import (
     DaemonClient,
 )
 from cachefs.segment import segment_path
-from tests.daemon import Daemon, block_ref, shared_daemon
+from tests.daemon import Daemon, block_ref
 from tests.fetching import FetchClient, fetch
 from tests.waiting import until
 
@@ -69,18 +68,6 @@ def origin(tmp_path: Path) -> Path:
     (top / "empty").touch()
     (top / "odd\udcff name").write_bytes(b"odd")
     return top
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with Daemon(tmp_path_factory.mktemp("node")) as running:
-        yield running
-
-
-@pytest.fixture
-def daemon(request: pytest.FixtureRequest, running: Daemon, tmp_path: Path) -> Iterator[Daemon]:
-    with shared_daemon(request, lambda: running, lambda: Daemon(tmp_path / "node")) as daemon:
-        yield daemon
 
 
 @pytest.fixture

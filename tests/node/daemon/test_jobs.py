@@ -3,7 +3,7 @@
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from cachefs.messages import BlockRef, DatasetView, Empty, Stall
 from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
 from cachefs.rpc import JOB_CANCEL, JOB_EPOCH, JOB_LIST, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW, STALL_LIST
 from cachefs.snapshot import Snapshot
-from tests.daemon import Daemon, shared_daemon
+from tests.daemon import Daemon
 from tests.waiting import until
 
 
@@ -47,18 +47,6 @@ def wait_for_consumer(daemon: Daemon, job: str, is_right: Callable[[ConsumerView
 def publish(daemon: Daemon, spec: SamplerSpec | None, **fields: Any) -> JobView:
     request = JobPublish(job="train", dataset="images", spec=spec, pid=os.getpid(), **fields)
     return daemon.client.call(JOB_PUBLISH, request)
-
-
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with Daemon(tmp_path_factory.mktemp("node")) as running:
-        yield running
-
-
-@pytest.fixture
-def daemon(request: pytest.FixtureRequest, running: Daemon, tmp_path: Path) -> Iterator[Daemon]:
-    with shared_daemon(request, lambda: running, lambda: Daemon(tmp_path / "node")) as daemon:
-        yield daemon
 
 
 def keys_in_path_order(view: DatasetView) -> list[bytes]:

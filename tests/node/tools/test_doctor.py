@@ -21,12 +21,6 @@ CACHECTL = Path(sys.executable).with_name("cachectl")
 Findings = dict[str, dict[str, Any]]
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with Daemon(tmp_path_factory.mktemp("node")) as running:
-        yield running
-
-
 @pytest.fixture
 def daemon(request: pytest.FixtureRequest, running: Daemon, tmp_path: Path) -> Iterator[Daemon]:
     source = tmp_path / "source"

@@ -19,12 +19,6 @@ from tests.waiting import until
 CACHECTL = Path(sys.executable).with_name("cachectl")
 
 
-@pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
-    with Daemon(tmp_path_factory.mktemp("node")) as running:
-        yield running
-
-
 @pytest.fixture
 def daemon(request: pytest.FixtureRequest, running: Daemon, tmp_path: Path) -> Iterator[Daemon]:
     source = tmp_path / "source"
