@@ -9,16 +9,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 # A size's throughput tells something about the curve where the largest is so many times the smallest, at least.
 _SPREAD: Final = 2.0
 # Share of the highest throughput that is enough: a request of twice that size would bring at most 9 % more.
 _GOOD: Final = 0.9
 # Seconds of a request; one that is said to be shorter was not measured.
 _SHORTEST: Final = 1e-6
-# Values of t * s that are tried, as to the largest s: from a curve that is straight to one that is flat.
-_TRIED: Final = np.geomspace(1e-3, 1e4, 141)
+# Values of t * s that are tried, as to the largest s: from a curve that is straight to one that is flat, and how many.
+_STRAIGHT: Final = 1e-3
+_FLAT: Final = 1e4
+_TRIED: Final = 141
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,16 @@ def fit(requests: Iterable[tuple[float, float]]) -> Throughput | None:
 
     requests: bytes and seconds of some.
     """
+    # Imported where it is used: the process that lists a dataset fits nothing, and numpy is two thirds of its start.
+    import numpy as np
+
     known = [(size, seconds) for size, seconds in requests if size >= 1 and seconds >= _SHORTEST]
     if not known:
         return None
     sizes, times = np.array(known).T
     if sizes.max() < _SPREAD * sizes.min():
         return None
-    speeds, ts = sizes / times, _TRIED / sizes.max()
+    speeds, ts = sizes / times, np.geomspace(_STRAIGHT, _FLAT, _TRIED) / sizes.max()
     # For a given t, the best p follows: relative errors are p * curve / speed - 1.
     relative = -np.expm1(-np.outer(ts, sizes)) / speeds
     ps = relative.sum(axis=1) / np.square(relative).sum(axis=1)

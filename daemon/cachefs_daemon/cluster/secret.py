@@ -21,10 +21,12 @@ import stat
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from cachefs.errors import ConfigError
-from cachefs_daemon.cluster_section import ClusterSection
+
+if TYPE_CHECKING:  # processes that serve peers would import pydantic for it
+    from cachefs_daemon.cluster_section import ClusterSection
 
 # Random bytes of a secret that a daemon makes; bytes that a file may have, but for a line end.
 _MADE: Final = 24
@@ -147,7 +149,7 @@ def _is_private(directory: Path, user: int) -> bool:
     return stat.S_ISDIR(found.st_mode) and found.st_uid == user and not found.st_mode & 0o022
 
 
-def load_secret(section: ClusterSection) -> ClusterSecret | None:
+def load_secret(section: "ClusterSection") -> ClusterSecret | None:
     """Return the secret of this node's cluster; None where it needs none. The first daemon makes the file.
 
     Raises ConfigError where the file cannot be used, or is not a secret.
