@@ -1,10 +1,11 @@
 """Runs programs of `cachefs_tools` in the process of the test, where they cost a fiftieth of a process of their own.
 
 `cachectl_process` is for tests whose sentence has a process in it: a terminal, a pipe, a signal, files that are open,
-or `mount`, which becomes another program.
+or `mount`, which becomes another program. `CachectlOfUser` runs cachectl as another user, in one process for all calls.
 """
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +16,8 @@ from pathlib import Path
 import click
 from cachefs_tools.cachectl import main
 from click.testing import CliRunner
+
+from tests.as_user import as_user
 
 CACHECTL = Path(sys.executable).with_name("cachectl")
 Word = str | bytes | Path
@@ -60,6 +63,31 @@ def cachectl_process(
     return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
 
 
+class CachectlOfUser:
+    """A process of another user that runs one cachectl command after the other, until the end of a `with` block."""
+
+    def __init__(self, socket: Path, uid: int) -> None:
+        command = [*as_user(uid), sys.executable, "-m", __name__, str(socket)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def __enter__(self) -> "CachectlOfUser":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def __call__(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run cachectl. Returns the same as a process of its own."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps(words) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, f"the process has ended: {self._process.poll()}"
+        return subprocess.CompletedProcess(["cachectl", *words], **json.loads(line))
+
+
 @contextlib.contextmanager
 def _signals_stay() -> Iterator[None]:
     """The handlers of signals and the hook for errors that nothing can catch are the test's again at the end."""
@@ -71,3 +99,10 @@ def _signals_stay() -> Iterator[None]:
         sys.unraisablehook = hook
         for number, handler in zip(numbers, handlers, strict=True):
             signal.signal(number, handler)
+
+
+if __name__ == "__main__":  # the process of CachectlOfUser
+    for request in sys.stdin:
+        result = cachectl(Path(sys.argv[1]), *json.loads(request))
+        shown = {"returncode": result.returncode, "stdout": result.stdout, "stderr": result.stderr}
+        print(json.dumps(shown), flush=True)

@@ -21,9 +21,9 @@ from tests.cluster.nodes import DATASET, Shape, SmallCluster, shaped_cluster
 from tests.servers.s3 import S3Server
 from tests.waiting import until
 
-FILES = 300
+FILES = 150
 # Slow enough to look at: what a node of three gives or takes over comes in some 2 s, in several batches.
-SLOW = {"bandwidth": 1_000_000, "grace": 600}
+SLOW = {"bandwidth": 500_000, "grace": 600}
 
 
 def test_a_node_that_joins_fills_up_from_peers_and_one_that_drains_leaves_nothing_behind(
@@ -103,7 +103,7 @@ def test_a_node_that_dies_comes_back_with_its_ssd_and_gets_the_rest_from_peers(
 def test_a_drain_is_given_up_or_cut_short_and_nothing_is_lost_that_another_one_has(
     tmp_path: Path, rclone: S3Server
 ) -> None:
-    shape = Shape(3, source="etcd", files=FILES, keys={**SLOW, "bandwidth": 60_000})
+    shape = Shape(3, source="etcd", files=FILES, keys={**SLOW, "bandwidth": 30_000})
     with shaped_cluster(tmp_path, rclone, "cut-short", shape) as small:
         one, two, three = small.nodes
         read_at_home(small, small.nodes)

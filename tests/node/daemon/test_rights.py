@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -18,13 +19,15 @@ from cachefs.identity import FOR_SOMEBODY, ask_identity, identity_socket
 from cachefs.job_messages import JobName, JobProgress
 from cachefs.rpc import JOB_CANCEL, JOB_LIST, JOB_PROGRESS, JOB_SHOW, METHODS, DaemonClient, Method, Right
 from tests.as_user import NOBODY, as_user, public_directory
+from tests.cachectl import CachectlOfUser
+from tests.cachectl import cachectl as cachectl_of_root
 from tests.daemon import Daemon
 from tests.mounting import mounted
 from tests.waiting import until
 
-CACHECTL = [sys.executable, "-c", "from cachefs_tools.cachectl import main; main()"]
 CACHEFS = [sys.executable, "-c", "from cachefs.cli import main; main()"]
 ADMINS, MOUNTERS = "games", "audio"
+OTHER = 4321  # neither root nor NOBODY
 # Who calls, and which rights that gives.
 CALLERS = {
     "root": (0, (), set(Right)),
@@ -87,13 +90,25 @@ def groups(names: tuple[str, ...]) -> list[int]:
     return [grp.getgrnam(name).gr_gid for name in names]
 
 
-def cachectl(daemon: Daemon, *words: str, uid: int = NOBODY) -> subprocess.CompletedProcess[str]:
-    command = [*as_user(uid), *CACHECTL, *words, "--socket", str(daemon.socket)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+class Users:
+    """Who calls cachectl: root in the process of the test, each other user in a process of its own."""
+
+    def __init__(self, socket: Path, others: dict[int, CachectlOfUser]) -> None:
+        self._socket = socket
+        self._others = others
+
+    def cachectl(self, *words: str, uid: int = NOBODY) -> subprocess.CompletedProcess[str]:
+        return self._others[uid](*words) if uid else cachectl_of_root(self._socket, *words)
+
+    def publish(self, job: str, uid: int) -> subprocess.CompletedProcess[str]:
+        return self.cachectl("job", "publish", job, "numbers", "--sampler", "sequential", "--epochs", "3", uid=uid)
 
 
-def publish(daemon: Daemon, job: str, uid: int) -> subprocess.CompletedProcess[str]:
-    return cachectl(daemon, "job", "publish", job, "numbers", "--sampler", "sequential", "--epochs", "3", uid=uid)
+@pytest.fixture(scope="module")
+def users(daemon: Daemon) -> Iterator[Users]:
+    with ExitStack() as stack:
+        others = {uid: stack.enter_context(CachectlOfUser(daemon.socket, uid)) for uid in (NOBODY, OTHER)}
+        yield Users(daemon.socket, others)
 
 
 def jobs(daemon: Daemon) -> set[str]:
@@ -154,7 +169,7 @@ def test_without_an_identity_one_may_only_look(tmp_path: Path) -> None:
         assert allowed(method, door.identities.give(root))
 
 
-def test_an_ordinary_user_is_refused_in_one_line(daemon: Daemon) -> None:
+def test_an_ordinary_user_is_refused_in_one_line(users: Users) -> None:
     for words in (
         ("dataset", "add", "secrets", "file:///root"),
         ("dataset", "rm", "numbers", "--yes"),
@@ -163,7 +178,7 @@ def test_an_ordinary_user_is_refused_in_one_line(daemon: Daemon) -> None:
         ("warmup", "numbers"),
         ("verify",),
     ):
-        done = cachectl(daemon, *words)
+        done = users.cachectl(*words)
         assert done.returncode == 1, words
         [line] = done.stderr.splitlines()
         assert f"user {NOBODY} may not do that" in line
@@ -173,67 +188,68 @@ def test_an_ordinary_user_is_refused_in_one_line(daemon: Daemon) -> None:
         *(("dataset", "show", "numbers"), ("ls", "numbers", "--cached"), ("ls", "numbers", "--json")),
     )
     for words in looking:
-        done = cachectl(daemon, *words)
+        done = users.cachectl(*words)
         assert (done.returncode, done.stderr) == (0, ""), words
     entries = json.loads(done.stdout)["entries"]
     assert len(entries) == 20
     assert entries[0] == {"name": "0.bin", "directory": False, "size": 100}
 
 
-def test_each_user_has_jobs_of_its_own(daemon: Daemon) -> None:
-    assert publish(daemon, "train", uid=0).returncode == 0
-    assert publish(daemon, "train", uid=NOBODY).returncode == 0
+def test_each_user_has_jobs_of_its_own(users: Users, daemon: Daemon) -> None:
+    assert users.publish("train", uid=0).returncode == 0
+    assert users.publish("train", uid=NOBODY).returncode == 0
     root = daemon.client.call(JOB_SHOW, JobName(job="train"))
     assert root.job == "train"
     assert {"train", f"train~{NOBODY}"} <= jobs(daemon)
     # Theirs is cancelled by the name that they gave it, and root's lives on.
-    assert cachectl(daemon, "job", "cancel", "train").returncode == 0
+    assert users.cachectl("job", "cancel", "train").returncode == 0
     assert daemon.client.call(JOB_SHOW, JobName(job="train")).state == "running"
     assert daemon.client.call(JOB_SHOW, JobName(job=f"train~{NOBODY}")).state == "cancelled"
 
 
-def test_users_are_told_the_names_that_they_gave(daemon: Daemon) -> None:
-    assert publish(daemon, "named", uid=NOBODY).returncode == 0
-    assert cachectl(daemon, "job", "show", "named").stdout.startswith("named: running")
-    for uid in (0, 4321):
-        assert cachectl(daemon, "job", "show", "named", uid=uid).stdout.startswith(f"named~{NOBODY}: running")
-        assert f"named~{NOBODY} " in cachectl(daemon, "job", "list", uid=uid).stdout
+def test_users_are_told_the_names_that_they_gave(users: Users) -> None:
+    assert users.publish("named", uid=NOBODY).returncode == 0
+    assert users.cachectl("job", "show", "named").stdout.startswith("named: running")
+    for uid in (0, OTHER):
+        assert users.cachectl("job", "show", "named", uid=uid).stdout.startswith(f"named~{NOBODY}: running")
+        assert f"named~{NOBODY} " in users.cachectl("job", "list", uid=uid).stdout
     publishing = ("job", "publish", "named", "numbers", "--sampler", "sequential", "--rank", "5")
     for words in (publishing, ("job", "publish", "a/b", *publishing[3:]), ("job", "show", "no"), ("stalls", "no")):
-        done = cachectl(daemon, *words)
+        done = users.cachectl(*words)
         assert done.returncode == 1
         assert "~" not in done.stderr, words
-    assert "'no~1'" in cachectl(daemon, "job", "show", "no~1").stderr
+    assert "'no~1'" in users.cachectl("job", "show", "no~1").stderr
 
 
-def test_nobody_cancels_anothers_job(daemon: Daemon) -> None:
-    assert publish(daemon, "roots", uid=0).returncode == 0
-    assert publish(daemon, "users", uid=4321).returncode == 0
-    for name in ("roots", "users", "users~4321"):
-        done = cachectl(daemon, "job", "cancel", name)
+def test_nobody_cancels_anothers_job(users: Users, daemon: Daemon) -> None:
+    assert users.publish("roots", uid=0).returncode == 0
+    assert users.publish("users", uid=OTHER).returncode == 0
+    for name in ("roots", "users", f"users~{OTHER}"):
+        done = users.cachectl("job", "cancel", name)
         assert done.returncode == 1
         assert "is another user's" in done.stderr
-    assert publish(daemon, "users~4321", uid=NOBODY).returncode == 1
+    assert users.publish(f"users~{OTHER}", uid=NOBODY).returncode == 1
     assert daemon.client.call(JOB_SHOW, JobName(job="roots")).state == "running"
     daemon.client.call(JOB_CANCEL, JobName(job="users"))  # an administrator may, and the name is that of only one job
-    assert daemon.client.call(JOB_SHOW, JobName(job="users~4321")).state == "cancelled"
+    assert daemon.client.call(JOB_SHOW, JobName(job=f"users~{OTHER}")).state == "cancelled"
 
 
 def test_who_may_not_unmount_is_told_who_may(daemon: Daemon, home: Path) -> None:
-    with mounted(daemon.socket, "numbers", home / "mnt") as mount:
+    # The user's process begins when the mount is there: its mounts may be its own.
+    with mounted(daemon.socket, "numbers", home / "mnt") as mount, CachectlOfUser(daemon.socket, NOBODY) as cachectl:
         for lazy in ((), ("--lazy",)):
-            done = cachectl(daemon, "umount", str(mount), *lazy)
+            done = cachectl("umount", str(mount), *lazy)
             assert done.returncode == 1
             [line] = done.stderr.splitlines()
             assert "it takes root, or the user who mounted it" in line
             assert "--lazy" not in line
-        shown = cachectl(daemon, "stats", str(mount), "--count", "1")
+        shown = cachectl("stats", str(mount), "--count", "1")
         assert (shown.returncode, shown.stderr) == (0, "")
         assert os.listdir(mount)
 
 
-def test_the_control_file_reaches_no_job_of_a_user(daemon: Daemon, tmp_path: Path) -> None:
-    assert publish(daemon, "fit", uid=0).returncode == 0
+def test_the_control_file_reaches_no_job_of_a_user(users: Users, daemon: Daemon, tmp_path: Path) -> None:
+    assert users.publish("fit", uid=0).returncode == 0
     stranger = DaemonClient(daemon.socket, for_somebody=True)
     with pytest.raises(AccessDenied, match="another user's"):
         stranger.call(JOB_CANCEL, JobName(job="fit"))

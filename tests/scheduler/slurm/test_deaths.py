@@ -46,12 +46,6 @@ def test_jobs_are_taken_hints_grow_old_and_who_waits_may_start(hinted: HintedSlu
     until(lambda: _is_preferred(hinted), "hints are back")
 
 
-def test_lua_without_its_library_takes_jobs(hinted: HintedSlurm) -> None:
-    (hinted.slurm.work / "cachefs.lua").unlink()
-    hinted.slurm.run("scontrol", "reconfigure")
-    hinted.run_on(READS)
-
-
 def _is_preferred(hinted: HintedSlurm) -> bool:
     """Does Lua have a new job prefer something?"""
     job = hinted.slurm.submit(READS, "--hold")

@@ -130,6 +130,18 @@ def test_srun_says_in_its_environment_what_it_reads(hinted: HintedSlurm) -> None
     assert (wrong.returncode, "cachefs: no policy: foo" in wrong.stderr) == (0, True)
 
 
+def test_lua_without_its_library_takes_jobs(hinted: HintedSlurm) -> None:
+    library = hinted.slurm.work / "cachefs.lua"
+    content = library.read_text()
+    library.unlink()
+    try:
+        hinted.slurm.run("scontrol", "reconfigure")
+        hinted.run_on(READS)
+    finally:
+        library.write_text(content)
+        hinted.slurm.run("scontrol", "reconfigure")
+
+
 def _give(hinted: HintedSlurm, node: str, feature: str) -> None:
     """As an administrator does: beside the features that are there."""
     available, _ = hinted.slurm.features(node)
