@@ -16,7 +16,7 @@ from tests.daemon import Daemon, shared_daemon
 from tests.servers import radosgw as radosgw_server
 from tests.servers import rclone as rclone_server
 from tests.servers.s3 import S3Server
-from tests.warm_torch import WarmTorch, warm_torch
+from tests.warm_python import WarmPython, warm_torch
 
 # How long an example takes says how busy the machine is, and nothing about what is tested. `make soak` tries more.
 settings.register_profile("any machine", deadline=None, max_examples=50)
@@ -97,7 +97,7 @@ def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 
 @pytest.fixture(scope="session")
-def torch_jobs() -> Iterator[WarmTorch]:
+def torch_jobs() -> Iterator[WarmPython]:
     """Starts jobs that need torch, without importing it for each."""
     with warm_torch() as server:
         yield server

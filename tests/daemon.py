@@ -1,6 +1,7 @@
-"""A real cachefsd process for tests. It is started by its command, and has its own directory, socket and log."""
+"""A real cachefsd process for tests, with its own directory, socket and log."""
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -47,11 +48,20 @@ from cachefs.segment import SegmentReader
 from cachefs.snapshot import Snapshot
 from tests.fetching import fetch
 from tests.waiting import until
+from tests.warm_python import WarmPython
 
 COMMAND = Path(sys.executable).with_name("cachefsd")
 # The daemon is killed when this process ends. A preexec_fn would do the same, but it makes Python fork, and a fork runs
 # the fork handlers of gRPC, whose threads live in this process.
 _WITH_PARENT = ["setpriv", "--pdeathsig=KILL"]
+
+
+@functools.cache
+def _warm_daemons() -> WarmPython:
+    """Returns the process of this test process that daemons are forked from. It ends when this process ends."""
+    return WarmPython(["cachefs_daemon.cli"])
+
+
 # Configuration section -> key -> value.
 Sections = Mapping[str, Mapping[str, Any]]
 
@@ -88,7 +98,8 @@ class Daemon:
         """Prepare a daemon whose files are in *home*.
 
         *overrides* are settings that replace small defaults. *environment* is added to this process's variables.
-        *wrapper* is a command that runs the daemon, such as setpriv.
+        *wrapper* is a command that runs the daemon, such as setpriv. Without one the daemon is forked from a process
+        that has its modules (tests/warm_python.py).
         """
         home.mkdir(exist_ok=True)
         self.home = home  # holds the state, the SSD tier, the configuration and the log
@@ -98,7 +109,7 @@ class Daemon:
         self.socket = home / "s"
         self.log = home / "cachefsd.log"
         self.client: DaemonClient  # since the first start
-        self.process: subprocess.Popen[bytes] | None = None  # None: it does not run
+        self.process: subprocess.Popen[Any] | None = None  # None: it does not run
         self._wrapper = wrapper
         self._environment = {**os.environ, **(environment or {})}
         self._overrides = overrides or {}
@@ -139,9 +150,10 @@ class Daemon:
     def spawn(self, overrides: Sections | None = None) -> None:
         """Start the daemon (again), and do not wait until it answers."""
         config = self.write_config(overrides)
-        command = [*_WITH_PARENT, *self._wrapper, str(COMMAND), "--config", str(config)]
+        command = [*_WITH_PARENT, *self._wrapper, sys.executable, str(COMMAND), "--config", str(config)]
+        start = subprocess.Popen if self._wrapper else _warm_daemons().start
         with self.log.open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=self._environment)
+            self.process = start(command, stdout=log, stderr=log, env=self._environment)
 
     def write_config(self, overrides: Sections | None = None) -> Path:
         """Write the configuration file for the next start or reload. *overrides* as of `start`. Returns its path."""

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from tests.daemon import Daemon
 from tests.waiting import until
-from tests.warm_torch import WarmTorch
+from tests.warm_python import WarmPython
 
 BIN = Path(sys.executable).parent
 SCRIPT = Path(__file__).with_name("node") / "publishing" / "stuck_training.py"
@@ -30,7 +30,7 @@ def until_found(look: Callable[[], str], wanted: str) -> str:
 class Job:
     """A training under `cachefs run`, whose output is kept."""
 
-    def __init__(self, torch_jobs: WarmTorch, daemon: Daemon, name: str, arguments: Sequence[str | Path]) -> None:
+    def __init__(self, torch_jobs: WarmPython, daemon: Daemon, name: str, arguments: Sequence[str | Path]) -> None:
         self._lines: list[str] = []
         command = [BIN / "cachefs", "run", "--job", name, "--socket", daemon.socket, "--", sys.executable, *arguments]
         self.process = torch_jobs.start(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)

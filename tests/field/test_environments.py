@@ -11,7 +11,7 @@ import pytest
 
 from tests.daemon import Daemon
 from tests.mounting import mounted
-from tests.warm_torch import WarmTorch
+from tests.warm_python import WarmPython
 
 CACHEFS = Path(sys.executable).with_name("cachefs")
 FILES = 60
@@ -53,7 +53,7 @@ class Node:
 
 
 @pytest.fixture(scope="module")
-def node(torch_jobs: WarmTorch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def node(torch_jobs: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     home = tmp_path_factory.mktemp("environments")
     top = home / "origin"
     for number in range(FILES):
@@ -86,13 +86,13 @@ def dotted(node: Node, at: Path) -> Path:
 
 
 @pytest.mark.parametrize("way", [link, farm_of_links, dotted], ids=lambda way: way.__name__)
-def test_a_way_to_the_files(torch_jobs: WarmTorch, node: Node, tmp_path: Path, way: object) -> None:
+def test_a_way_to_the_files(torch_jobs: WarmPython, node: Node, tmp_path: Path, way: object) -> None:
     assert callable(way)
     root = way(node, tmp_path / "root")
     node.check(torch_jobs.run(node.command("way", sys.executable, node.script, root), timeout=SECONDS))
 
 
-def test_a_bind_mount(torch_jobs: WarmTorch, node: Node, tmp_path: Path) -> None:
+def test_a_bind_mount(torch_jobs: WarmPython, node: Node, tmp_path: Path) -> None:
     bound = tmp_path / "bound"
     bound.mkdir()
     subprocess.run(["mount", "--bind", node.mount, bound], check=True)
@@ -102,7 +102,7 @@ def test_a_bind_mount(torch_jobs: WarmTorch, node: Node, tmp_path: Path) -> None
         subprocess.run(["umount", bound], check=True)
 
 
-def test_a_relative_path(torch_jobs: WarmTorch, node: Node) -> None:
+def test_a_relative_path(torch_jobs: WarmPython, node: Node) -> None:
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     job = torch_jobs.start(node.command("relative", sys.executable, node.script, "."), cwd=node.mount, **pipes)
     stdout, stderr = job.communicate(timeout=SECONDS)

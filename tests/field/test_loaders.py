@@ -15,7 +15,7 @@ import pytest
 
 from tests.daemon import Daemon
 from tests.mounting import mounted
-from tests.warm_torch import WarmTorch
+from tests.warm_python import WarmPython
 
 # `python -c USE ROOT`: prints what each library finds, itself and in a forked process.
 USE = """
@@ -52,7 +52,7 @@ torch.save({"a": torch.rand(1000, 100), "b": torch.rand(100, 10)}, sys.argv[1])
 
 
 @pytest.fixture(scope="module")
-def roots(torch_jobs: WarmTorch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
+def roots(torch_jobs: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
     """The origin and the mount."""
     home = tmp_path_factory.mktemp("loaders")
     top = home / "origin"
@@ -84,7 +84,7 @@ def roots(torch_jobs: WarmTorch, tmp_path_factory: pytest.TempPathFactory) -> It
             yield top, mount
 
 
-def test_libraries_find_the_same(torch_jobs: WarmTorch, roots: tuple[Path, Path]) -> None:
+def test_libraries_find_the_same(torch_jobs: WarmPython, roots: tuple[Path, Path]) -> None:
     found = [found_in(torch_jobs.run([sys.executable, "-c", USE, root], timeout=200)) for root in roots]
     assert found[0] == found[1]
     assert found[1][0] == found[1][1], "a process that was forked finds the same"

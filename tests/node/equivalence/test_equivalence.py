@@ -21,7 +21,7 @@ from tests.node.equivalence.library_setups import LIBRARY_SETUPS, WRITE_MDS
 from tests.node.equivalence.own_code_setups import OWN_CODE_SETUPS
 from tests.node.equivalence.process_setups import PROCESS_SETUPS
 from tests.node.equivalence.setups import SETUPS
-from tests.warm_torch import WarmTorch
+from tests.warm_python import WarmPython
 
 # All set-ups take some 90 s of processor time; on a machine with a load of 25 that was five minutes.
 pytestmark = pytest.mark.timeout(900)
@@ -40,7 +40,7 @@ ENVIRONMENT = {**os.environ, "PYTHONHASHSEED": "0"}
 class Node:
     socket: Path
     root: Path
-    torch_jobs: WarmTorch
+    torch_jobs: WarmPython
 
     def run(self, *command: str | Path, name: str = "equivalence") -> list[str]:
         return [str(CACHEFS), "run", "--job", name, "--socket", str(self.socket), "--", *map(str, command)]
@@ -65,7 +65,7 @@ class Node:
 
 
 @pytest.fixture(scope="module")
-def node(torch_jobs: WarmTorch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def node(torch_jobs: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     top = tmp_path_factory.mktemp("origin")
     for number in range(FILES):
         path = top / f"class{number % 5}" / f"{number:03}.bin"

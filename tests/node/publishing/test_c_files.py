@@ -18,7 +18,7 @@ from tests.daemon import Daemon
 from tests.mounting import mounted
 from tests.node.publishing.said import complaints
 from tests.recording import Recording, recording
-from tests.warm_torch import WarmTorch
+from tests.warm_python import WarmPython
 
 SCRIPT = Path(__file__).with_name("c_datasets.py")
 CACHEFS = Path(sys.executable).with_name("cachefs")
@@ -85,7 +85,7 @@ def make_files(top: Path) -> dict[str, int]:
 
 
 @pytest.fixture(scope="module")
-def run(torch_jobs: WarmTorch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def run(torch_jobs: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     top = tmp_path_factory.mktemp("origin")
     numbers = make_files(top)
     home = tmp_path_factory.mktemp("node")
@@ -111,7 +111,7 @@ def _hashed(index: int) -> str:
     return hashlib.sha1(b"%d" % index).hexdigest()
 
 
-def _started(torch_jobs: WarmTorch, line: list[str], environment: dict[str, str]) -> "subprocess.Popen[str]":
+def _started(torch_jobs: WarmPython, line: list[str], environment: dict[str, str]) -> "subprocess.Popen[str]":
     env = {**os.environ, **environment}
     return torch_jobs.start(line, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 

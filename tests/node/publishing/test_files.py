@@ -17,7 +17,7 @@ from tests.daemon import Daemon
 from tests.mounting import mounted
 from tests.node.publishing.said import complaints
 from tests.recording import Recording, recording
-from tests.warm_torch import WarmTorch
+from tests.warm_python import WarmPython
 
 SCRIPT = Path(__file__).with_name("own_datasets.py")
 CACHEFS = Path(sys.executable).with_name("cachefs")
@@ -68,7 +68,7 @@ def _content(path: Path) -> int:
 
 
 @pytest.fixture(scope="module")
-def run(torch_jobs: WarmTorch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+def run(torch_jobs: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     top = tmp_path_factory.mktemp("origin")
     (top / "masks").mkdir()
     rows = []
@@ -95,7 +95,7 @@ def run(torch_jobs: WarmTorch, tmp_path_factory: pytest.TempPathFactory) -> Iter
         snapshot.close()
 
 
-def _done(torch_jobs: WarmTorch, line: list[str], environment: dict[str, str]) -> "subprocess.CompletedProcess[str]":
+def _done(torch_jobs: WarmPython, line: list[str], environment: dict[str, str]) -> "subprocess.CompletedProcess[str]":
     done = torch_jobs.run(line, timeout=400, env={**os.environ, **environment})
     assert done.returncode == 0, done.stderr
     return done

@@ -14,7 +14,7 @@ from tests.daemon import Daemon
 from tests.mounting import mounted
 from tests.node.publishing.strange_loaders import hashed
 from tests.waiting import until
-from tests.warm_torch import WarmTorch
+from tests.warm_python import WarmPython
 
 SCRIPT = Path(__file__).with_name("strange_loaders.py")
 CACHEFS = Path(sys.executable).with_name("cachefs")
@@ -23,7 +23,7 @@ SECONDS = 100.0
 PIPES = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
 
 
-def test_what_is_not_understood_is_said_once_with_what_would_help(torch_jobs: WarmTorch, tmp_path: Path) -> None:
+def test_what_is_not_understood_is_said_once_with_what_would_help(torch_jobs: WarmPython, tmp_path: Path) -> None:
     top = tmp_path / "origin"
     top.mkdir()
     for number in range(FILES):

@@ -27,7 +27,7 @@ from tests.mounting import mounted
 from tests.node.publishing.said import complaints
 from tests.recording import Recording, recording
 from tests.waiting import until
-from tests.warm_torch import WarmTorch
+from tests.warm_python import WarmPython
 
 SCRIPT = Path(__file__).with_name("training_script.py")
 CACHEFS = Path(sys.executable).with_name("cachefs")
@@ -55,7 +55,7 @@ class Node:
     socket: Path
     mount: Path
     snapshot: Snapshot
-    torch_jobs: WarmTorch
+    torch_jobs: WarmPython
 
     def watched(
         self, job: str, *arguments: str | Path, environment: Mapping[str, str] | None = None
@@ -85,7 +85,7 @@ class Node:
 
 
 @pytest.fixture(scope="module")
-def node(torch_jobs: WarmTorch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def node(torch_jobs: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     top = tmp_path_factory.mktemp("origin")
     for number in range(FILES):
         path = top / f"class{number % 7}" / f"{number:03}.bin"

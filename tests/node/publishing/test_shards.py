@@ -17,7 +17,7 @@ from tests.daemon import Daemon
 from tests.mounting import mounted
 from tests.node.publishing.said import complaints
 from tests.recording import recording
-from tests.warm_torch import WarmTorch
+from tests.warm_python import WarmPython
 
 SCRIPT = Path(__file__).with_name("webdataset_shards.py")
 CACHEFS = Path(sys.executable).with_name("cachefs")
@@ -34,7 +34,7 @@ def write_shards(top: Path) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_is_published_is_the_order_in_which_shards_come(
-    torch_jobs: WarmTorch, tmp_path: Path, workers: int
+    torch_jobs: WarmPython, tmp_path: Path, workers: int
 ) -> None:
     top = tmp_path / "origin"
     top.mkdir()
@@ -69,7 +69,7 @@ def test_what_is_published_is_the_order_in_which_shards_come(
         assert [paths[number] for number in numpy.frombuffer(orders[epoch], "<u4")] == shards
 
 
-def run(torch_jobs: WarmTorch, line: list[object], environment: dict[str, str]) -> "subprocess.CompletedProcess[str]":
+def run(torch_jobs: WarmPython, line: list[object], environment: dict[str, str]) -> "subprocess.CompletedProcess[str]":
     done = torch_jobs.run(list(map(str, line)), timeout=100, env={**os.environ, **environment})
     assert done.returncode == 0, done.stderr
     return done

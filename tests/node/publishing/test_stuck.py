@@ -27,7 +27,7 @@ from tests.servers.faulty import Fault, FaultyProxy
 from tests.servers.process import free_ports
 from tests.servers.s3 import S3Server
 from tests.seven_places import SCRIPT, Job, Places, until_found
-from tests.warm_torch import WarmTorch
+from tests.warm_python import WarmPython
 
 FILES = {f"{number:03}": random.Random(number).randbytes(50_000) for number in range(80)}
 # Where it is set, what all places have said is written there, for the documentation.
@@ -45,7 +45,7 @@ class Dataset:
     """A bucket, mounted. Requests go through a proxy of its own, which can break them."""
 
     daemon: Daemon
-    torch_jobs: WarmTorch
+    torch_jobs: WarmPython
     name: str
     proxy: FaultyProxy
     mount: Path
@@ -71,7 +71,7 @@ def running(home: Path, rclone: S3Server, settings: Mapping[str, Any] | None = N
 
 @contextlib.contextmanager
 def dataset(
-    node: Node, rclone: S3Server, torch_jobs: WarmTorch, home: Path, name: str, endpoint: str = ""
+    node: Node, rclone: S3Server, torch_jobs: WarmPython, home: Path, name: str, endpoint: str = ""
 ) -> Iterator[Dataset]:
     rclone.create_bucket(name)
     rclone.put(name, FILES)
@@ -89,7 +89,7 @@ def node(rclone: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 @pytest.fixture
-def mount(node: Node, rclone: S3Server, torch_jobs: WarmTorch, tmp_path: Path) -> Mount:
+def mount(node: Node, rclone: S3Server, torch_jobs: WarmPython, tmp_path: Path) -> Mount:
     """Mounts a new dataset of this name, which is that of its job and of its bucket too."""
     return lambda name: dataset(node, rclone, torch_jobs, tmp_path, name)
 
@@ -227,7 +227,7 @@ def test_a_program_without_a_loader_is_told_too(mount: Mount) -> None:
         assert "cachefs: 1 read" not in elsewhere.finish()
 
 
-def test_a_disk_that_others_fill(rclone: S3Server, torch_jobs: WarmTorch, tmp_path: Path) -> None:
+def test_a_disk_that_others_fill(rclone: S3Server, torch_jobs: WarmPython, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", disk], check=True)
@@ -253,7 +253,7 @@ def test_a_disk_that_others_fill(rclone: S3Server, torch_jobs: WarmTorch, tmp_pa
         subprocess.run(["umount", "--lazy", disk], check=False)
 
 
-def test_reads_that_wait_for_a_slot(rclone: S3Server, torch_jobs: WarmTorch, tmp_path: Path) -> None:
+def test_reads_that_wait_for_a_slot(rclone: S3Server, torch_jobs: WarmPython, tmp_path: Path) -> None:
     with throttled(rclone.endpoint, Limits(), tmp_path / "log") as throttle:
         settings = {"origin": {"max_connections": 1}, "prefetch": {"enabled": False}}
         with (
@@ -270,7 +270,7 @@ def test_reads_that_wait_for_a_slot(rclone: S3Server, torch_jobs: WarmTorch, tmp
             note("waiting for a slot", {**said, "summary": summary})
 
 
-def test_another_node_that_is_away(rclone: S3Server, torch_jobs: WarmTorch, tmp_path: Path) -> None:
+def test_another_node_that_is_away(rclone: S3Server, torch_jobs: WarmPython, tmp_path: Path) -> None:
     ports = [free_ports(2)[0] for _ in range(2)]
     nodes = [f"{name}=127.0.0.1:{port}" for name, port in zip("ab", ports, strict=True)]
     own = [

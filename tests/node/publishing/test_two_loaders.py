@@ -17,7 +17,7 @@ from tests.node.publishing.said import complaints
 from tests.node.publishing.two_loaders import EPOCHS, hashed
 from tests.recording import Recording, recording
 from tests.waiting import until
-from tests.warm_torch import WarmTorch
+from tests.warm_python import WarmPython
 
 SCRIPT = Path(__file__).with_name("two_loaders.py")
 CACHEFS = Path(sys.executable).with_name("cachefs")
@@ -25,7 +25,7 @@ FILES = 160
 SECONDS = 100.0
 
 
-def test_each_loader_publishes_what_it_reads_itself(torch_jobs: WarmTorch, tmp_path: Path) -> None:
+def test_each_loader_publishes_what_it_reads_itself(torch_jobs: WarmPython, tmp_path: Path) -> None:
     top = tmp_path / "origin"
     top.mkdir()
     for number in range(FILES):

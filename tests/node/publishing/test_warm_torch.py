@@ -1,4 +1,4 @@
-"""A job that is forked from a process with torch (tests/warm_torch.py) is like one that a user starts."""
+"""A job that is forked from a process with torch (tests/warm_python.py) is like one that a user starts."""
 
 import os
 import re
@@ -14,7 +14,7 @@ import pytest
 
 from tests.daemon import Daemon
 from tests.mounting import mounted
-from tests.warm_torch import WarmTorch
+from tests.warm_python import WarmPython
 
 CACHEFS = Path(sys.executable).with_name("cachefs")
 FILES = 20
@@ -78,7 +78,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 
 @pytest.mark.parametrize("end", ["return", "raise", "exit", "kill", "interrupt"])
-def test_a_forked_job_is_like_one_of_a_user(torch_jobs: WarmTorch, node: Node, tmp_path: Path, end: str) -> None:
+def test_a_forked_job_is_like_one_of_a_user(torch_jobs: WarmPython, node: Node, tmp_path: Path, end: str) -> None:
     def command(job: str) -> list[str]:
         run = [CACHEFS, "run", "--job", job, "--socket", node.socket, "--"]
         return [*map(str, [*run, sys.executable, node.script, node.mount]), end]
@@ -113,7 +113,7 @@ def steady(stderr: str) -> list[str]:
     return [line for line in lines if not line.startswith("cachefs: ")] + sorted(ours)
 
 
-def test_a_job_can_be_killed_and_waited_for(torch_jobs: WarmTorch) -> None:
+def test_a_job_can_be_killed_and_waited_for(torch_jobs: WarmPython) -> None:
     with torch_jobs.start([sys.executable, "-c", "import time; print(1, flush=True); time.sleep(100)"],
                           stdout=subprocess.PIPE) as job:  # fmt: skip
         assert job.stdout is not None

@@ -18,7 +18,7 @@ from tests.daemon import Daemon
 from tests.mounting import mounted
 from tests.node.publishing.train_and_validate import TRAIN, VALIDATION, name
 from tests.waiting import until
-from tests.warm_torch import WarmTorch
+from tests.warm_python import WarmPython
 
 SCRIPT = Path(__file__).with_name("train_and_validate.py")
 CACHEFS = Path(sys.executable).with_name("cachefs")
@@ -42,7 +42,7 @@ TRAINING, VALIDATING = line_of("the training loader"), line_of("the validation l
 class Node:
     daemon: Daemon
     root: Path
-    torch_jobs: WarmTorch
+    torch_jobs: WarmPython
 
     def command(self, *words: str, run: tuple[str, ...] = (), job: str = "job", script: Path = SCRIPT) -> list[str]:
         line = [CACHEFS, "run", *run, "--job", job, "--socket", self.daemon.socket, "--", sys.executable, script]
@@ -79,7 +79,7 @@ class Ran:
 
 
 @pytest.fixture(scope="module")
-def node(torch_jobs: WarmTorch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def node(torch_jobs: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     top = tmp_path_factory.mktemp("origin")
     for number in range(TRAIN + VALIDATION):
         (top / name(number)).write_bytes(bytes(BYTES + number))

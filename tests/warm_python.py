@@ -1,24 +1,27 @@
-"""Starts jobs by forking a process that has imported torch, which takes a new process 2 s of a processor.
+"""Starts Python programs by forking a process that has imported their modules.
 
-`WarmTorch.start` takes the command that `subprocess.Popen` would be given: `python SCRIPT ...` or `python -c CODE ...`,
-alone or after `cachefs run ... --`. It returns a Popen, whose process has the arguments, environment, working directory
-and standard files of that command, its exit status and its signals. The code of `cachefs run` runs in the process of
-the job, as it does where that process becomes the command, and so does the sitecustomize that PYTHONPATH names.
+That takes 0.03 s of a processor for the daemon, which takes 0.5 s to import, and saves 2 s for a job that uses torch.
+
+`WarmPython.start` takes the command that `subprocess.Popen` would be given: `python SCRIPT ...` or `python -c CODE`,
+alone or after `cachefs run ... --` or `setpriv --pdeathsig=KILL`. It returns a Popen, whose process has the arguments,
+environment, working directory and standard files of that command, its exit status and its signals. The code of
+`cachefs run` runs in the process of the program, as it does where that process becomes the command, and so does the
+sitecustomize that PYTHONPATH names.
 
 What differs from a process of its own:
 
-- torch, numpy and what both import are there before the job begins. So the hooks of `cachefs run` are installed before
-  its first line, and not when it imports torch, and a job that never imports torch is watched too.
+- The modules of the server, and what they import, are there before the program begins. So the hooks of `cachefs run`
+  are installed before the first line of a job, and not when it imports torch, and a job that never imports torch is
+  watched too.
 - The parent is the server. /proc/PID/cmdline names the server's command, and the garbage collector does not look at
   objects of the server.
-- Of variables that Python itself reads at its start, PYTHONPATH counts, and no other; PYTHONHASHSEED is 0. Options of
-  Python are refused.
-- A process that the job starts, such as a worker that is spawned, imports torch anew. So a test that starts many of
+- Of variables that Python itself reads at its start, PYTHONPATH counts, and no other. Options of Python are refused.
+- A process that the program starts, such as a worker that is spawned, imports torch anew. So a test that starts many of
   these gains nothing.
 
-Tests of the command itself, of its environment, of signals and of jobs without torch start it as users do:
-tests/node/publishing/test_run.py ("the command") and test_words.py. `test_warm_torch.py` beside them holds both ways
-to the same.
+Tests of a command itself, of its environment, of signals and of jobs without torch start it as users do: cachefsd where
+`tests.daemon.Daemon` is given a wrapper, `cachefs run` in tests/node/publishing/test_run.py ("the command") and
+test_words.py. `test_warm_torch.py` beside them holds both ways to the same.
 """
 
 import array
@@ -34,25 +37,31 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-PROCESS = Path(__file__).with_name("warm_torch_process.py")
+PROCESS = Path(__file__).with_name("warm_python_process.py")
 # Seconds in which the server has to fork.
 FORK_SECONDS = 100.0
-# Python would draw another seed for each process.
+# What jobs with torch import. Python would draw another seed for each process.
+TORCH = ("numpy", "torch.utils.data")
 HASH_SEED = {"PYTHONHASHSEED": "0"}
 # What a job inherits where its command names no file.
 _OWN = (0, 1, 2)
 
 
-class WarmTorch:
-    """A server with torch imported. Its jobs are forked."""
+class WarmPython:
+    """A server with modules imported. The programs that it starts are forked."""
 
-    def __init__(self, wrapper: Sequence[str] = ()) -> None:
-        """*wrapper* is a command that runs the server, such as `cachefs run --`. Its jobs are then watched already."""
+    def __init__(
+        self, modules: Sequence[str], *, wrapper: Sequence[str] = (), environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Start the server, with *environment* added to this process's own.
+
+        *wrapper* is a command that runs it, such as `cachefs run --`. Its jobs are then watched already.
+        """
         self._link, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other:
             self._server = subprocess.Popen(
-                [*wrapper, sys.executable, str(PROCESS), str(other.fileno())],
-                env={**os.environ, **HASH_SEED},
+                [*wrapper, sys.executable, str(PROCESS), str(other.fileno()), *modules],
+                env={**os.environ, **(environment or {})},
                 pass_fds=[other.fileno()],
             )
 
@@ -84,7 +93,7 @@ class WarmTorch:
             self._link.sendmsg([json.dumps(request).encode()], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, sent)])
         ours.settimeout(FORK_SECONDS)
         pid = int(ours.recv(64) or b"0")
-        assert pid, f"the server with torch has ended: {self._server.poll()}"
+        assert pid, f"the server of warm processes has ended: {self._server.poll()}"
         return pid, ours
 
     def close(self) -> None:
@@ -98,9 +107,9 @@ class WarmTorch:
 
 
 @contextlib.contextmanager
-def warm_torch(wrapper: Sequence[str] = ()) -> Iterator[WarmTorch]:
-    """A server for the time of the block."""
-    server = WarmTorch(wrapper)
+def warm_torch(wrapper: Sequence[str] = ()) -> Iterator[WarmPython]:
+    """A server of jobs with torch for the time of the block. *wrapper* as of WarmPython."""
+    server = WarmPython(TORCH, wrapper=wrapper, environment=HASH_SEED)
     try:
         yield server
     finally:
@@ -110,7 +119,7 @@ def warm_torch(wrapper: Sequence[str] = ()) -> Iterator[WarmTorch]:
 class _Forked(subprocess.Popen[str]):
     """A process that the server has forked. Only how it is started, and where its status comes from, is different."""
 
-    def __init__(self, server: WarmTorch, command: Sequence[str], **options: Any) -> None:
+    def __init__(self, server: WarmPython, command: Sequence[str], **options: Any) -> None:
         self._server = server
         self._status: socket.socket | None = None
         super().__init__(command, **options)

@@ -1,14 +1,17 @@
-"""`warm_torch_process.py FD`: imports torch, and forks a job for each request that comes through the socket FD.
+"""`warm_python_process.py FD MODULE...`: imports modules, and forks a program for each request through the socket FD.
 
-See tests/warm_torch.py, which starts it.
+See tests/warm_python.py, which starts it.
 """
 
 import atexit
 import contextlib
+import ctypes
 import gc
+import importlib
 import json
 import os
 import selectors
+import signal
 import site
 import socket
 import sys
@@ -19,6 +22,9 @@ from typing import Any, NoReturn
 
 # Where Python looks for modules, but for the directory of the script.
 SEARCHED = sys.path[1:]
+# A command before another one: the process is killed when the server ends.
+END_WITH_SERVER = ["setpriv", "--pdeathsig=KILL"]
+_PR_SET_PDEATHSIG = 1
 DATALOADER = "torch.utils.data.dataloader"
 
 
@@ -40,8 +46,8 @@ class Executed(BaseException):
         self.command, self.environment = [*command], environment
 
 
-def import_torch() -> list[tuple[Callable[..., object], Any, Any]]:
-    """Import what jobs need. Returns what the modules have registered to be run at the end of the process."""
+def import_all(modules: Sequence[str]) -> list[tuple[Callable[..., object], Any, Any]]:
+    """Import the modules. Returns what they have registered to be run at the end of the process."""
     found: list[tuple[Callable[..., object], Any, Any]] = []
     register = atexit.register
 
@@ -51,11 +57,8 @@ def import_torch() -> list[tuple[Callable[..., object], Any, Any]]:
 
     atexit.register = keep  # type: ignore[assignment]
     try:
-        import numpy
-        import torch.utils.data
-
-        assert numpy
-        assert torch
+        for module in modules:
+            importlib.import_module(module)
     finally:
         atexit.register = register
     gc.collect()
@@ -119,9 +122,15 @@ def replace_environment(environment: dict[str, str]) -> None:
 
 
 def command_of(command: list[str]) -> list[str]:
-    """The Python command, after each `cachefs run` before it has changed the environment as it does."""
-    while os.path.basename(command[0]) == "cachefs":
-        command = executed(command)
+    """The Python command, after each command before it has changed the process as it does."""
+    while True:
+        if os.path.basename(command[0]) == "cachefs":
+            command = executed(command)
+        elif command[:2] == END_WITH_SERVER:
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+            command = command[2:]
+        else:
+            break
     assert os.path.samefile(command[0], sys.executable), f"{command[0]} is another program"
     return command
 
@@ -207,7 +216,7 @@ def status_of(error: SystemExit) -> int:
 
 
 if __name__ == "__main__":
-    registered = import_torch()
+    registered = import_all(sys.argv[2:])
     job = serve(socket.socket(fileno=int(sys.argv[1])))
     take_over(job)
     # A job's own process would register first what its sitecustomize wants in the end, and run that last.
