@@ -56,10 +56,21 @@ COMMAND = Path(sys.executable).with_name("cachefsd")
 _WITH_PARENT = ["setpriv", "--pdeathsig=KILL"]
 
 
+# A wrapper that changes nothing, for tests that look at the command line or the environment of the daemon's process.
+BY_COMMAND = ("env",)
+# cachefsd imports the others where its configuration or a dataset asks for them.
+_MODULES = (
+    "cachefs_daemon.cli",
+    "cachefs_daemon.node_sharing",
+    "cachefs_daemon.api.local_pages",
+    "cachefs_daemon.origin.s3",
+)
+
+
 @functools.cache
 def _warm_daemons() -> WarmPython:
     """Returns the process of this test process that daemons are forked from. It ends when this process ends."""
-    return WarmPython(["cachefs_daemon.cli"])
+    return WarmPython(_MODULES)
 
 
 # Configuration section -> key -> value.

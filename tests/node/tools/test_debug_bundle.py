@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote
 
 from cachefs.errors import CachefsError
-from tests.daemon import Daemon
+from tests.daemon import BY_COMMAND, Daemon
 from tests.mounting import mounted
 
 CACHECTL = Path(sys.executable).with_name("cachectl")
@@ -82,7 +82,8 @@ def test_no_secret_is_in_it_and_what_helps_is(tmp_path: Path) -> None:
     odd = f"token={SECRETS['name']}.bin"
     (source / odd).write_bytes(b"x" * 1000)
     (source / "plain.bin").write_bytes(b"y" * 1000)
-    with Daemon(tmp_path / "node", environment=of_daemon) as daemon, mounted_tree(daemon, source, tmp_path / "mnt"):
+    node = Daemon(tmp_path / "node", environment=of_daemon, wrapper=BY_COMMAND)
+    with node as daemon, mounted_tree(daemon, source, tmp_path / "mnt"):
         fails_to_read(daemon, source / odd, odd)
         answer, texts = bundle(daemon, tmp_path / "b.tar.gz", "--config", config, "--log", log, environment=of_user)
         whole = "\n".join(texts.values()) + json.dumps(answer)
