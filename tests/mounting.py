@@ -4,7 +4,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,18 +48,31 @@ def mounted(socket: Path, spec: str, directory: Path, *options: str, patch: str 
 
 
 def counters(client: DaemonClient, directory: Path) -> dict[str, int]:
-    """The counters of a mount, once two reports in a row agree."""
-    deadline = time.monotonic() + 60
-    seen: dict[str, int] | None = None
-    while time.monotonic() < deadline:
+    """The counters of a mount, once two reports in a row agree.
+
+    Each look asks for the size of the file system (statfs), until a report counts that: so a report is never waited for
+    that an idle mount does not send, and the second report was made after the call. These requests are not counted.
+    """
+
+    def reported() -> dict[str, int]:
         mounts = client.call(STATUS, Empty()).mounts
-        alive = (mount.counters for mount in mounts if mount.mountpoint == str(directory) and mount.alive)
-        now = next(alive, None)
-        if now and now == seen:  # there are none until the mount has reported to this daemon
-            return now
-        seen = now
-        time.sleep(1.2)
-    raise AssertionError(f"the counters of {directory} do not settle")
+        return next((one.counters for one in mounts if one.mountpoint == str(directory) and one.alive), {})
+
+    def later(than: dict[str, int]) -> dict[str, int]:
+        def look() -> dict[str, int]:
+            os.statvfs(directory)
+            return reported()
+
+        return until(look, is_right=lambda now: now.get("statfs", 0) > than.get("statfs", 0))
+
+    seen, now = {}, later(reported())
+    while (counted := _without_statfs(now)) != seen:
+        seen, now = counted, later(now)
+    return seen
+
+
+def _without_statfs(counted: dict[str, int]) -> dict[str, int]:
+    return {**counted, "requests": counted["requests"] - counted["statfs"], "statfs": 0}
 
 
 def mount_pid(client: DaemonClient, directory: Path) -> int:

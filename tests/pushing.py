@@ -57,18 +57,43 @@ class Pusher:
     supervisor: "subprocess.Popen[bytes]"  # stands in for the mount's supervisor
 
 
+# What a mount's supervisor does in a fork.
+_PROGRAM: Final = """
+import logging, os, sys
+from pathlib import Path
+from cachefs.mount import read_marks
+from cachefs.mount.device import Connection
+from cachefs.mount.push.process import push
+from cachefs.mount.push.pusher import PusherSettings
+from cachefs.mount_spec import MountSpec
+from cachefs.sizes import parse_share
+device, socket, spec, directory, connection, mount, parent = sys.argv[1:]
+logging.basicConfig(level=logging.DEBUG, filename=f"{directory}.push.log")
+settings = PusherSettings(
+    int(device), read_marks.create(), MountSpec.parse(spec), Path(directory), mount, Path(socket),
+    parse_share("50%"), 2,
+)
+push(settings, Connection(int(connection), settings.directory), int(parent) or os.getppid())
+os._exit(0)
+"""
+
+
+def push_command(device: int, socket: Path, spec: str, directory: Path, parent: int = 0) -> list[str]:
+    """The command of a pusher.
+
+    parent: process id of the supervisor that it ends with; 0 for the one that starts the command.
+    """
+    given = (device, socket, spec, directory, kernel.connection_number(directory), MOUNT, parent)
+    return [sys.executable, "-c", _PROGRAM, *map(str, given)]
+
+
 @contextlib.contextmanager
-def pusher(device: int, socket: Path, spec: str, directory: Path, *more: str) -> Iterator[Pusher]:
+def pusher(device: int, socket: Path, spec: str, directory: Path) -> Iterator[Pusher]:
     """A running pusher, whose log is beside *directory*. It ends with its supervisor, which is killed in the end.
 
     The descriptor *device* is given to the pusher and closed in this process.
     """
-    command = [
-        sys.executable, "-m", "cachefs.mount.push", "--device", str(device),
-        "--connection", str(kernel.connection_number(directory)), "--spec", spec,
-        "--directory", str(directory), "--mount", MOUNT, "--socket", str(socket), "--budget", "50%",
-        "--log", f"{directory}.push.log", "-v", *more,
-    ]  # fmt: skip
+    command = push_command(device, socket, spec, directory)
     supervisor = subprocess.Popen(["sh", "-c", '"$@" & wait $!', "sh", *command], pass_fds=(device,))
     os.close(device)
     try:

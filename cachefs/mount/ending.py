@@ -2,13 +2,14 @@
 
 The kernel refuses to unmount a mount that has open files, mappings or working directories. It does not know of a loader
 that is between two files, whose next open would find the empty directory below the mount: no error, but a missing file.
-So a mount that gets SIGTERM is unmounted only when it has not been used for QUIET_SECONDS: the kernel calls it free, no
-process opens anything of it, no process that has read it still runs (cachefs.mount.reader_table), and no published job
-reads through it. If that has not happened within the grace (mount option `grace`), the mount's connection is ended and
-the mount stays where it is: every use is an error (ENOTCONN) until `cachectl umount`, `umount` or the next mount takes
-it away.
+So a mount that gets SIGTERM is unmounted only when QUIET_WATCHES watches, one after the other, have seen no use: the
+kernel calls it free, no process opens anything of it, no process that has read it still runs
+(cachefs.mount.reader_table), and no published job reads through it. If that has not happened within the grace (mount
+option `grace`), the mount's connection is ended and the mount stays where it is: every use is an error (ENOTCONN) until
+`cachectl umount`, `umount` or the next mount takes it away.
 
-A child process watches for all of these, since that may wait. Without root the kernel tells no opens. Then the
+A child process watches for all of these, since that may wait. Watches count, and not the time: a child that gets no
+processor has seen nothing. Without root the kernel tells no opens. Then the
 kernel's memory of names is made invalid once a second (Linux 6.16), so that each open by path is a request; not below a
 shield, where that would be an error for programs that read.
 """
@@ -25,7 +26,7 @@ from cachefs.job_messages import JobView
 from cachefs.messages import Empty
 from cachefs.mount import device, kernel, process
 from cachefs.mount.device import Connection
-from cachefs.mount.open_watch import watch_opens
+from cachefs.mount.open_watch import WATCH_SECONDS, watch_opens
 from cachefs.mount.reader_table import ReaderTable
 from cachefs.mount.restarts import Restarts
 from cachefs.mount.users import describe_users
@@ -35,9 +36,8 @@ from cachefs.rpc import JOB_LIST, DaemonClient
 
 log = logging.getLogger(__name__)
 
-# A mount that was not used for so long is taken to be free.
-QUIET_SECONDS: Final = 5.0
-_WATCH_SECONDS: Final = 1.0
+# So many watches in a row that see no use say that a mount is free.
+QUIET_WATCHES: Final = 5
 # Signals that come so soon after the first one ask for the same.
 _ECHO_SECONDS: Final = 1.0
 _JOBS_TIMEOUT: Final = 2.0
@@ -45,6 +45,7 @@ _MESSAGE: Final = 4096
 _RUNNING: Final = "running"
 _OPEN: Final = "files or directories of it are open"
 _UNWATCHED: Final = "opens cannot be watched"
+_QUIET: Final = "no use was seen"
 
 
 class Ending:
@@ -58,8 +59,8 @@ class Ending:
         self._connection = connection
         self._told = 0.0  # when the first signal has come (monotonic seconds)
         self._deadline = 0.0  # when the grace is over (monotonic seconds); 0 while no signal has come
-        self._used = 0.0  # when the mount was last seen to be used (monotonic seconds)
-        self._use = f"it was not watched for {QUIET_SECONDS:.0f} s"  # how it was used
+        self._quiet = 0  # how many watches have seen no use, since the last one that did
+        self._use = f"it was not watched for {_quiet_seconds():.0f} s"  # how it was used
         self._watched = True  # does the kernel tell opens?
         self._requests: tuple[int, ...] = ()
         self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -77,10 +78,10 @@ class Ending:
             now = time.monotonic()
             if not self._deadline:
                 os.eventfd_write(self._mount.told_to_end, 1)
-                self._told, self._used, self._deadline = now, now, now + self._mount.options.grace
+                self._told, self._deadline = now, now + self._mount.options.grace
                 log.info(
                     "told to end: %s is unmounted once it was not used for %.0f s, within %.0f s",
-                    self._mount.directory, QUIET_SECONDS, self._mount.options.grace,
+                    self._mount.directory, _quiet_seconds(), self._mount.options.grace,
                 )  # fmt: skip
             elif now - self._told > _ECHO_SECONDS:
                 self._deadline = now
@@ -98,10 +99,9 @@ class Ending:
         else:  # what its directory shows is not this mount's to unmount
             self.close()
             self._note_use("it was detached, or something is mounted over it")
-        now = time.monotonic()
-        if now - self._used >= QUIET_SECONDS and self._unmount():
+        if self._quiet >= QUIET_WATCHES and self._unmount():
             return True
-        if now < self._deadline:
+        if time.monotonic() < self._deadline:
             return False
         if self._use == _OPEN:
             self._use = describe_users(self._mount.directory) or _OPEN
@@ -124,6 +124,8 @@ class Ending:
                 for use in message.decode(errors="replace").splitlines():
                     if use == _UNWATCHED:
                         self._watched = False
+                    elif use == _QUIET:
+                        self._quiet += 1
                     else:
                         self._note_use(use)
         if self._watched:
@@ -137,7 +139,7 @@ class Ending:
             device.forget_names(self._device)
 
     def _note_use(self, how: str) -> None:
-        self._used, self._use = time.monotonic(), how
+        self._quiet, self._use = 0, how
 
     def _unmount(self) -> bool:
         try:
@@ -164,28 +166,29 @@ class Ending:
                 self._restarts.begin()
 
     def _watch(self) -> None:
-        """In the child: write a line to the supervisor for each use that is seen."""
+        """In the child: write a line to the supervisor for each use that a watch has seen, or that it has seen none."""
         for descriptor in device.descriptors():
             os.close(descriptor)
         client = DaemonClient(self._mount.options.socket)
         readers = ReaderTable(self._mount.readers, self._mount.pid)
         can_watch = True
         while True:
-            if job := self._job_that_reads(client):
-                self._tell(f"job {job} reads it")
+            uses = [f"job {job} reads it"] if (job := self._job_that_reads(client)) else []
             if reader := readers.living():
-                self._tell(reader)
-            if can_watch:
-                try:
-                    for pid in watch_opens(self._mount.directory, _WATCH_SECONDS, _is_own):
-                        readers.note(pid)
-                        self._tell("its files are opened")
-                    continue
-                except OSError as error:
-                    log.info("opens of %s cannot be watched: %s", self._mount.directory, error.strerror)
-                    can_watch = False
-                    self._tell(_UNWATCHED)
-            time.sleep(_WATCH_SECONDS)
+                uses.append(reader)
+            try:
+                opened = watch_opens(self._mount.directory, WATCH_SECONDS, _is_own) if can_watch else set()
+            except OSError as error:
+                log.info("opens of %s cannot be watched: %s", self._mount.directory, error.strerror)
+                can_watch, opened = False, set()
+                self._tell(_UNWATCHED)
+            if not can_watch:
+                time.sleep(WATCH_SECONDS)
+            for pid in opened:
+                readers.note(pid)
+                uses.append("its files are opened")
+            for use in uses or [_QUIET]:
+                self._tell(use)
 
     def _tell(self, use: str) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -205,6 +208,11 @@ class Ending:
     def _may_read(self, job: JobView, device: str) -> bool:
         devices = {consumer.mount_device for consumer in job.consumers} or {""}
         return device in devices or ("" in devices and any(map(self._mount.spec.shows, job.dataset.split(","))))
+
+
+def _quiet_seconds() -> float:
+    """For how long a mount must not be used, at least."""
+    return QUIET_WATCHES * WATCH_SECONDS
 
 
 def _is_own(pid: int) -> bool:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+# How long one watch takes.
+WATCH_SECONDS: Final = 1.0
 _CLOSE_ON_EXEC: Final = 0x1  # FAN_CLOEXEC, with FAN_CLASS_NOTIF
 _NON_BLOCKING: Final = 0x2  # FAN_NONBLOCK
 _ADD: Final = 0x1  # FAN_MARK_ADD

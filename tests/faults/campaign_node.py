@@ -175,7 +175,7 @@ class CampaignNode:
             supervisor = psutil.Process(mount_pid(self.daemon.client, self.mount))
             found["supervisor"] = [supervisor]
             for child in supervisor.children():
-                kind = "pusher" if "cachefs.mount.push" in child.cmdline() else "worker"
+                kind = "pusher" if child.name() == "pusher" else "worker"
                 found.setdefault(kind, []).append(child)
         return found
 

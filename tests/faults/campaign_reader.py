@@ -75,11 +75,22 @@ def _read_fully(fd: int, start: int, length: int) -> bytes:
 
 
 def _is_missing(directory: Path, name: str) -> bool:
-    """Is the mount there, and the file not in it?"""
+    """Return whether the mount is there, and does not have the file.
+
+    The kernel answers a stat of the mount's root from its memory for some time after the mount has died, so that only
+    the file's own error tells that.
+    """
     for _ in range(50):
-        if not os.path.ismount(directory.parent) or Path(directory, name).exists():
+        if not os.path.ismount(directory.parent):
             return False
-        time.sleep(0.1)
+        try:
+            os.stat(directory / name)
+        except FileNotFoundError:
+            time.sleep(0.1)
+        except OSError as error:
+            return error.errno not in AWAY
+        else:
+            return False
     return True
 
 

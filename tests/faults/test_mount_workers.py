@@ -447,9 +447,8 @@ def _is_watching_guard(process: psutil.Process) -> bool:
 
 
 def _is_watching_pusher(process: psutil.Process) -> bool:
-    """Is it a pusher that would notice the supervisor's end? After that has been seen to, it ignores SIGINT."""
-    ignored = Path(f"/proc/{process.pid}/status").read_text().partition("\nSigIgn:")[2].split()[0]
-    return "cachefs.mount.push" in process.cmdline() and bool(int(ignored, 16) & 1 << signal.SIGINT - 1)
+    """Is it a pusher that would notice the supervisor's end? It starts threads after that has been seen to."""
+    return _name(process) == "pusher" and process.num_threads() > 1
 
 
 def _kill(process: psutil.Process) -> None:

@@ -134,10 +134,10 @@ class Torture:
     # --- what happens ---------------------------------------------------------------------------------------------
 
     def kill_pusher(self) -> None:
-        self._kill(lambda process: "cachefs.mount.push" in process.cmdline())
+        self._kill(lambda process: process.name() == "pusher")
 
     def kill_worker(self) -> None:
-        self._kill(lambda process: "cachefs.mount.push" not in process.cmdline())
+        self._kill(lambda process: process.name() != "pusher")
 
     def kill_supervisor(self) -> None:
         process = self.processes()[0]

@@ -1,12 +1,14 @@
 """Which blocks were pushed and not dropped; a daemon that has restarted asks for them."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-Numbers = NDArray[np.uint32]
-Entries = NDArray[np.uint64]
+Numbers: TypeAlias = "NDArray[np.uint32]"
+Entries: TypeAlias = "NDArray[np.uint64]"
 
 
 class Held:
@@ -39,6 +41,10 @@ class Held:
 
     def __iter__(self) -> Iterator[tuple[str, Entries, Numbers]]:
         """(snapshot, entries, numbers) of each snapshot with all its blocks, in arrays as `note` takes them."""
+        if not self._later:
+            return
+        import numpy as np
+
         for snapshot in self._later:
             first = np.flatnonzero(self._bits(snapshot, 0)).astype("<u8")
             later = np.array(sorted(self._later[snapshot]), "<u8").reshape(-1, 2)
@@ -54,8 +60,10 @@ class Held:
             del self._later[snapshot]
             self._first.pop(snapshot, None)
 
-    def _bits(self, snapshot: str, most: int) -> NDArray[np.bool_]:
+    def _bits(self, snapshot: str, most: int) -> "NDArray[np.bool_]":
         """The flags of a snapshot's first blocks, with room for the entries up to number *most*."""
+        import numpy as np
+
         bits = self._first.get(snapshot)
         if bits is None or len(bits) <= most:
             grown = np.zeros(max(1024, 2 * (most + 1)), np.bool_)

@@ -4,8 +4,6 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
-import numpy as np
-
 from cachefs.mount.push.held import Held
 from cachefs.mount.push.workers import Task
 from cachefs.push_messages import HeldPages, OrderDone
@@ -55,6 +53,8 @@ class Ledger:
 
     def refuse(self, serial: int, blocks: int) -> None:
         """An order of so many *blocks*, all of which fail."""
+        import numpy as np
+
         with self._changed:
             self._done.append(OrderDone(serial=serial, failed=np.arange(blocks, dtype="<u4").tobytes()))
             self._changed.notify_all()
@@ -85,6 +85,8 @@ class Ledger:
             ]
 
     def _close(self, order: _Open) -> None:
+        import numpy as np
+
         whole = order.whole
         worked = np.ones(len(whole.entries), np.bool_)
         worked[order.failed] = False

@@ -12,8 +12,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-
 from cachefs.errors import CachefsError, DaemonUnavailable
 from cachefs.messages import DatasetView, Empty, NodeView
 from cachefs.mount.push import budget, pages
@@ -140,10 +138,12 @@ class Pusher:
         return view.datasets
 
     def _carry_out(self, order: PushOrder) -> None:
+        if not order.entries:
+            return
+        import numpy as np
+
         entries = np.frombuffer(order.entries, "<u8")
         numbers = np.frombuffer(order.numbers, "<u4")
-        if not len(entries):
-            return
         place = self._places.find(order.snapshot)
         if place is None:
             log.debug("snapshot %s is not shown by %s", order.snapshot, self._settings.directory)

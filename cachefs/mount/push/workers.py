@@ -9,14 +9,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Final
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Final
 
 from cachefs.mount.push.blocks import BlockMover, Source
 from cachefs.mount.push.pages import NotPossible
 from cachefs.mount.push.places import Place
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 # Seconds after which segments that the daemon has deleted are closed; until then they take space.
 _FORGET_SECONDS: Final = 5.0
@@ -32,17 +33,19 @@ class Task:
     # True to drop the blocks' pages, and not to store them.
     drop: bool
     # Where in the order each block is: shape (n,).
-    indices: NDArray[np.intp]
+    indices: "NDArray[np.intp]"
     # The entry number of each block's file: shape (n,).
-    entries: NDArray[np.uint64]
+    entries: "NDArray[np.uint64]"
     # The number of each block in its file: shape (n,).
-    numbers: NDArray[np.uint32]
+    numbers: "NDArray[np.uint32]"
     # True to store only blocks of which the kernel lacks pages.
     check: bool = False
 
 
 def share_out(whole: Task, threads: int) -> dict[int, Task]:
     """Number of a thread -> its part of the order. A thread that has none is left out."""
+    import numpy as np
+
     thread_of = (whole.entries + whole.numbers) % np.uint64(threads)
     parts = {}
     for thread in range(threads):

@@ -15,7 +15,6 @@ from cachefs_tools.cachectl.status import mount_state
 
 from cachefs.job_messages import JobPublish, SampleMap
 from cachefs.mount import kernel
-from cachefs.mount.ending import QUIET_SECONDS
 from cachefs.mount_table import mount_points, mount_seen_at
 from cachefs.rpc import JOB_CANCEL, JOB_PUBLISH
 from tests.cachectl import cachectl
@@ -24,7 +23,11 @@ from tests.mounting import mount_again, mount_pid, mounted, run_mount
 from tests.waiting import until
 
 FILES = 6
-# Opens a file each second, for longer than a mount must be quiet, and says of each what came of it.
+# Watches take 0.2 s in place of 1 s, so that a mount that is to be unmounted must be quiet for 1 s.
+QUICK = "from cachefs.mount import open_watch\nopen_watch.WATCH_SECONDS = 0.2"
+# Opens a file four times a second, for longer than a mount must be quiet.
+TURNS = 12
+# Opens files, and says of each what came of it.
 READER = """
 import os, sys, time
 top = sys.argv[1]
@@ -33,14 +36,13 @@ for name in names:
     open(f"{top}/{name}", "rb").read()
 print("warm", flush=True)
 for turn in range(int(sys.argv[2])):
-    time.sleep(1)
+    time.sleep(0.25)
     try:
         with open(f"{top}/{names[turn % len(names)]}", "rb") as file:
             print(len(file.read()))
     except OSError as error:
         print(error.strerror)
 """
-TURNS = int(QUIET_SECONDS) + 3
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +58,13 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, tree: Path) -> Iterator[Dae
     with Daemon(tmp_path_factory.mktemp("node")) as running:
         running.add_dataset("tree", f"file://{tree}")
         yield running
+
+
+def ending_mount(
+    daemon: Daemon, directory: Path, *options: str, patch: str = ""
+) -> contextlib.AbstractContextManager[Path]:
+    """A mount that finds out quickly whether it is used, once it is told to end."""
+    return mounted(daemon.socket, "tree", directory, *options, patch=f"{QUICK}\n{patch}")
 
 
 @contextlib.contextmanager
@@ -88,24 +97,23 @@ def assert_a_reader_goes_on_to_its_end(daemon: Daemon, directory: Path) -> None:
 
 @pytest.mark.parametrize("shield", ["on", "off"])
 def test_a_reader_between_two_opens_goes_on_to_its_end(daemon: Daemon, tmp_path: Path, shield: str) -> None:
-    with mounted(daemon.socket, "tree", tmp_path / "m", f"shield={shield}") as directory:
+    with ending_mount(daemon, tmp_path / "m", f"shield={shield}") as directory:
         assert_a_reader_goes_on_to_its_end(daemon, directory)
 
 
 def test_where_the_kernel_tells_no_opens_lookups_tell_of_a_reader(daemon: Daemon, tmp_path: Path) -> None:
     """As for a mount of an ordinary user."""
     patch = """
-import cachefs.mount.open_watch
 def refuse(*_):
     raise PermissionError(1, "Operation not permitted")
-cachefs.mount.open_watch.watch_opens = refuse
+open_watch.watch_opens = refuse
 """
-    with mounted(daemon.socket, "tree", tmp_path / "m", "shield=off", "no_push", patch=patch) as directory:
+    with ending_mount(daemon, tmp_path / "m", "shield=off", "no_push", patch=patch) as directory:
         assert_a_reader_goes_on_to_its_end(daemon, directory)
 
 
 def test_the_daemon_knows_of_a_mount_that_was_told_to_end(daemon: Daemon, tmp_path: Path) -> None:
-    with mounted(daemon.socket, "tree", tmp_path / "m") as directory, held_open(directory / "0.bin"):
+    with ending_mount(daemon, tmp_path / "m") as directory, held_open(directory / "0.bin"):
         os.kill(mount_pid(daemon.client, directory), signal.SIGTERM)
         view = until(
             lambda: next(one for one in daemon.status().mounts if one.mountpoint == str(directory)),
@@ -116,7 +124,7 @@ def test_the_daemon_knows_of_a_mount_that_was_told_to_end(daemon: Daemon, tmp_pa
 
 
 def test_an_open_file_is_waited_for_until_the_grace_is_over(daemon: Daemon, tmp_path: Path) -> None:
-    with mounted(daemon.socket, "tree", tmp_path / "m", f"grace={QUIET_SECONDS + 2}") as directory:
+    with ending_mount(daemon, tmp_path / "m", "grace=4") as directory:
         supervisor = psutil.Process(mount_pid(daemon.client, directory))
         with held_open(directory / "0.bin"):
             supervisor.terminate()
@@ -130,7 +138,7 @@ def test_an_open_file_is_waited_for_until_the_grace_is_over(daemon: Daemon, tmp_
 
 
 def test_a_second_signal_ends_the_grace(daemon: Daemon, tmp_path: Path) -> None:
-    with mounted(daemon.socket, "tree", tmp_path / "m", "grace=600") as directory:
+    with ending_mount(daemon, tmp_path / "m", "grace=600") as directory:
         supervisor = psutil.Process(mount_pid(daemon.client, directory))
         with held_open(directory / "0.bin"):
             supervisor.terminate()
@@ -144,7 +152,7 @@ def test_a_second_signal_ends_the_grace(daemon: Daemon, tmp_path: Path) -> None:
 
 
 def test_a_published_job_keeps_the_mount(daemon: Daemon, tmp_path: Path) -> None:
-    with mounted(daemon.socket, "tree", tmp_path / "m", f"grace={QUIET_SECONDS + 2}") as directory:
+    with ending_mount(daemon, tmp_path / "m", "grace=4") as directory:
         daemon.client.call(
             JOB_PUBLISH,
             JobPublish(job="train", dataset="tree", map=SampleMap(kind="tree"), pid=os.getpid()),
@@ -163,7 +171,7 @@ def test_a_published_job_keeps_the_mount(daemon: Daemon, tmp_path: Path) -> None
 def test_a_job_that_says_through_which_mount_it_reads_keeps_that_one_only(
     daemon: Daemon, tmp_path: Path, named: str, is_dead: bool
 ) -> None:
-    with mounted(daemon.socket, "tree", tmp_path / "m", f"grace={QUIET_SECONDS + 3}") as directory:
+    with ending_mount(daemon, tmp_path / "m", "grace=4" if is_dead else "grace=600") as directory:
         seen = mount_seen_at(directory)
         assert seen is not None
         publication = JobPublish(
@@ -181,7 +189,7 @@ def test_a_job_that_says_through_which_mount_it_reads_keeps_that_one_only(
 
 
 def test_the_next_mount_takes_the_place_of_one_that_ended_in_use(daemon: Daemon, tmp_path: Path) -> None:
-    with mounted(daemon.socket, "tree", tmp_path / "m", "grace=0") as directory:
+    with ending_mount(daemon, tmp_path / "m", "grace=0") as directory:
         supervisor = psutil.Process(mount_pid(daemon.client, directory))
         supervisor.terminate()
         supervisor.wait(60)
@@ -204,7 +212,7 @@ def precious_files(directory: Path) -> Iterator[Path]:
 @pytest.mark.parametrize("detached", [True, False])
 def test_a_mount_that_is_seen_no_more_unmounts_nothing_else(daemon: Daemon, tmp_path: Path, detached: bool) -> None:
     """detached: another file system is in its place; else one is mounted over it."""
-    with mounted(daemon.socket, "tree", tmp_path / "m", f"grace={QUIET_SECONDS + 2}") as directory:
+    with ending_mount(daemon, tmp_path / "m", "grace=4") as directory:
         supervisor = psutil.Process(mount_pid(daemon.client, directory))
         with held_open(directory / "0.bin"):
             if detached:
@@ -217,7 +225,7 @@ def test_a_mount_that_is_seen_no_more_unmounts_nothing_else(daemon: Daemon, tmp_
 
 
 def test_a_mount_that_was_detached_leaves_its_successor_alone(daemon: Daemon, tmp_path: Path) -> None:
-    with mounted(daemon.socket, "tree", tmp_path / "m", f"grace={QUIET_SECONDS + 2}") as directory:
+    with ending_mount(daemon, tmp_path / "m", "grace=4") as directory:
         supervisor = psutil.Process(mount_pid(daemon.client, directory))
         with held_open(directory / "0.bin"):
             kernel.unmount(directory, lazy=True)
@@ -228,7 +236,7 @@ def test_a_mount_that_was_detached_leaves_its_successor_alone(daemon: Daemon, tm
 
 
 def test_cachectl_does_not_unmount_what_is_mounted_over_a_mount(daemon: Daemon, tmp_path: Path) -> None:
-    with mounted(daemon.socket, "tree", tmp_path / "m") as directory, precious_files(directory) as results:
+    with ending_mount(daemon, tmp_path / "m") as directory, precious_files(directory) as results:
         done = cachectl(daemon.socket, "umount", directory)
         assert done.returncode
         assert "something else is mounted over the mount" in done.stderr
@@ -269,7 +277,7 @@ def pausing(*command: str) -> Iterator[Callable[[], str]]:
 
 @pytest.mark.parametrize("option", ["shield=on", "shield=off", "no_zero_open"])
 def test_a_reader_that_pauses_gets_an_error_and_no_empty_directory(daemon: Daemon, tmp_path: Path, option: str) -> None:
-    with mounted(daemon.socket, "tree", tmp_path / "m", option, f"grace={QUIET_SECONDS + 3}") as directory:
+    with ending_mount(daemon, tmp_path / "m", option, "grace=4") as directory:
         supervisor = psutil.Process(mount_pid(daemon.client, directory))
         with pausing(sys.executable, "-c", PAUSING, str(directory)) as go_on:
             supervisor.terminate()
@@ -279,7 +287,7 @@ def test_a_reader_that_pauses_gets_an_error_and_no_empty_directory(daemon: Daemo
 
 
 def test_a_mount_that_a_shell_has_listed_with_ls_is_unmounted(daemon: Daemon, tmp_path: Path) -> None:
-    with mounted(daemon.socket, "tree", tmp_path / "m", "grace=600") as directory:
+    with ending_mount(daemon, tmp_path / "m", "grace=600") as directory:
         supervisor = psutil.Process(mount_pid(daemon.client, directory))
         with pausing(
             "sh", "-c", f"ls {directory} > /dev/null; cat {directory}/0.bin > /dev/null; echo read; read line"

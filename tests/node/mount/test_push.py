@@ -219,7 +219,7 @@ def test_who_pauses_or_begins_again_is_found(training: Training) -> None:
 
 def pushers_of(mount: MountView) -> list[psutil.Process]:
     children = [one for one in psutil.Process(mount.pid).children() if one.status() != psutil.STATUS_ZOMBIE]
-    return [one for one in children if "cachefs.mount.push" in one.cmdline()]
+    return [one for one in children if one.name() == "pusher"]
 
 
 @pytest.mark.parametrize("training", ["12MiB"], indirect=True)

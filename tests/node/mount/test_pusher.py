@@ -5,7 +5,6 @@ import random
 import select
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +18,7 @@ from cachefs.messages import DatasetView
 from cachefs.mount import kernel
 from tests.daemon import Daemon
 from tests.mounting import counters, mount_pid, mounted
-from tests.pushing import Orders, Pusher, cloned_device, orders, pusher
+from tests.pushing import Orders, Pusher, cloned_device, orders, push_command, pusher
 from tests.waiting import until
 
 PAGE = 4096
@@ -233,11 +232,7 @@ def test_one_that_starts_when_its_mount_has_died_harms_no_later_mount(
         kernel.unmount(directory)
     try:
         with mounted(daemon.socket, "tree", directory, "no_push", "shield=off"):
-            command = [
-                sys.executable, "-m", "cachefs.mount.push", "--device", str(device),
-                "--connection", str(kernel.connection_number(directory)), "--parent", "1", "--spec", "tree",
-                "--directory", str(directory), "--mount", "m", "--socket", str(daemon.socket), "--budget", "1%",
-            ]  # fmt: skip
+            command = push_command(device, daemon.socket, "tree", directory, parent=1)
             assert subprocess.run(command, pass_fds=(device,), timeout=60, check=False).returncode == 1
             assert (directory / FILES[0]).read_bytes() == (tree / FILES[0]).read_bytes()
             os.statvfs(directory)

@@ -39,8 +39,10 @@ def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
 @pytest.mark.parametrize("opens", OPENS)
 def test_reads_that_wait_keep_nobody_from_reading_what_is_here(daemon: Daemon, tmp_path: Path, opens: str) -> None:
     assert daemon.process is not None
-    with mounted(daemon.socket, "tree", tmp_path / "mnt", "workers=1", "no_push", opens) as mount:
+    with mounted(daemon.socket, "tree", tmp_path / "mnt", "workers=1", "no_push", "xattr", opens) as mount:
         (mount / "here.bin").read_bytes()
+        # A reader has the bytes of a small block before it is in a tier.
+        until(lambda: b"origin" not in os.getxattr(mount / "here.bin", "user.cachefs.tier"))
         drop_pages(mount)
         os.listdir(mount / opens)
         number = kernel.connection_number(mount)

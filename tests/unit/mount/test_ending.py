@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from cachefs.mount import device, ending
-from cachefs.mount.ending import Ending
+from cachefs.mount import device, ending, kernel
+from cachefs.mount.ending import QUIET_WATCHES, Ending
 from cachefs.mount_table import MountPoint
 
 
@@ -48,3 +48,25 @@ def test_a_signal_right_after_the_first_one_does_not_end_the_grace(
         deadlines.append(made._deadline)
     assert deadlines == [130.0, 130.0, 102.0]
     assert os.eventfd_read(told_to_end) == 1  # the workers tell the daemon
+
+
+def test_a_mount_is_unmounted_after_watches_that_saw_no_use_however_much_time_passes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A watching process that gets no processor has seen nothing."""
+    clock, unmounted = [100.0], []
+    monkeypatch.setattr(ending, "_listen_to_signals", lambda: -1)
+    monkeypatch.setattr(Ending, "_tend_watcher", lambda _: None)
+    monkeypatch.setattr(kernel, "unmount", unmounted.append)
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    mount = SimpleNamespace(directory=tmp_path)
+    made = Ending(mount, 7, SimpleNamespace(is_seen=True))  # type: ignore[arg-type]
+    made._deadline = 1000.0
+    quiet, used = b"no use was seen\n", b"its files are opened\n"
+    for seen in (b"", quiet * (QUIET_WATCHES - 1), used, quiet * (QUIET_WATCHES - 1)):
+        os.write(made._writer, seen)
+        clock[0] += 100
+        assert not made.tend(())
+    os.write(made._writer, quiet)
+    assert made.tend(())
+    assert unmounted == [tmp_path]

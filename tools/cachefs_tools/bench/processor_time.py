@@ -10,8 +10,8 @@ import psutil
 
 from cachefs.errors import CachefsError
 
-# A part of the pusher's command line.
-PUSHER: Final = "cachefs.mount.push"
+# What the kernel shows as the name of the pusher's process.
+PUSHER: Final = "pusher"
 # Process name -> {"user": seconds, "system": seconds}.
 Seconds = dict[str, dict[str, float]]
 
@@ -37,7 +37,7 @@ def _seconds(daemon: int, mount: int) -> dict[tuple[str, str], float]:
         supervisor = psutil.Process(mount)
         for process in (psutil.Process(daemon), supervisor, *supervisor.children(recursive=True)):
             times = process.cpu_times()
-            name = "daemon" if process.pid == daemon else "pusher" if PUSHER in process.cmdline() else "mount"
+            name = "daemon" if process.pid == daemon else PUSHER if process.name() == PUSHER else "mount"
             found[name, "user"] += times.user
             found[name, "system"] += times.system
     except psutil.NoSuchProcess as error:
