@@ -20,11 +20,13 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 # Six test files at a time, in the order of tests/conftest.py: tests mostly wait. On two processors 6,433 tests took 16:00
 # minutes in this way, and 18:31 with four at a time.
+# The byte code of the tests is written once beforehand (13 s): six processes would each do it for themselves at once.
+# Types and style are checked meanwhile: that takes one processor for 40 s.
 # Tests that fail beside others are run once more, alone: tests/second_chance.py. What no signal interrupts, such as a read
 # of a mount that hangs, ends its worker after 400 s. Where that happens again and again, no fifth one is started.
-# Types and style are checked meanwhile: that takes one processor for 40 s.
 test: $(VENV)/.ready-test
 	$(IN_SHORT_DIRECTORY) { $(MAKE) --no-print-directory lint >$$directory/lint 2>&1 & lint=$$!; \
+		$(PYTEST) --collect-only -qq >/dev/null; \
 		$(PYTEST) -p tests.second_chance -n 6 --dist loadfile --no-loadscope-reorder \
 		--max-worker-restart 4 -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true \
 		--basetemp=$$directory/t $(PYTEST_OPTIONS); tests=$$?; \
