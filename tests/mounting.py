@@ -1,6 +1,7 @@
-"""Real mounts for tests. They are made by the command that users type, in processes of their own."""
+"""Real mounts for tests, in processes of their own."""
 
 import contextlib
+import functools
 import os
 import subprocess
 import sys
@@ -13,17 +14,31 @@ from cachefs.messages import Empty
 from cachefs.mount import kernel
 from cachefs.rpc import STATUS, DaemonClient
 from tests.waiting import until
+from tests.warm_python import WarmPython
 
-COMMAND = [sys.executable, "-m", "cachefs.mount"]
+COMMAND = [sys.executable, str(Path(sys.executable).with_name("mount.cachefs"))]
+# What a mount imports, but pyfuse3: that may be there only when the library that comes before it is loaded.
+_MODULES = ("cachefs.mount.cli", "cachefs.rpc", "cachefs.snapshot", "grpc", "trio")
+
+
+@functools.cache
+def _warm_mounts() -> WarmPython:
+    """Returns the process of this test process that mounts are forked from. It ends when this process ends."""
+    return WarmPython(_MODULES)
 
 
 def run_mount(
     socket: Path, spec: str, directory: Path, *options: str, patch: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Run `mount.cachefs SPEC DIRECTORY -o ...`. It may fail. *patch* is Python code that runs before its own."""
-    program = [sys.executable, "-c", f"{patch}\nfrom cachefs.mount.cli import main\nmain()"] if patch else COMMAND
-    command = [*program, spec, str(directory), "-o", ",".join((f"socket={socket}", *options))]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    """Run `mount.cachefs SPEC DIRECTORY -o ...`. It may fail. *patch* is Python code that runs before its own.
+
+    Without one the process is forked from one that has the modules (tests/warm_python.py).
+    """
+    arguments = [spec, str(directory), "-o", ",".join((f"socket={socket}", *options))]
+    if not patch:
+        return _warm_mounts().run([*COMMAND, *arguments], timeout=60)
+    program = [sys.executable, "-c", f"{patch}\nfrom cachefs.mount.cli import main\nmain()"]
+    return subprocess.run([*program, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
 
 def mount_again(socket: Path, spec: str, directory: Path, *options: str) -> None:
