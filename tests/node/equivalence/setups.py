@@ -454,7 +454,6 @@ SETUPS: dict[str, SetUp] = {
     "one-by-one-workers": loader(d.Hidden, d.OneByOne, **WORKERS),
     "numpy-numbers": loader(d.Hidden, d.OfNumpy, **WORKERS),
     "by-place": loader(d.Listed, d.ByPlace),
-    "by-place-spawned": loader(d.Hidden, d.ByPlace, num_workers=1, multiprocessing_context="spawn"),
     "taking": loader(d.Hidden, d.Taking, **WORKERS),
     "looking": loader(d.Listed, d.Looking, **WORKERS),
     "rows": loader(d.Listed, d.Rows),

@@ -23,10 +23,22 @@ from tests.node.equivalence.process_setups import PROCESS_SETUPS
 from tests.node.equivalence.setups import SETUPS
 from tests.warm_python import WarmPython
 
-# All set-ups take some 90 s of processor time; on a machine with a load of 25 that was five minutes.
+# All set-ups together take a minute of a processor; on a machine with a load of 25 that was five minutes.
 pytestmark = pytest.mark.timeout(900)
 
 HERE = Path(__file__).parent
+# Faults that are put into the hooks, and the set-up that shows each.
+FAULTS = {
+    "draw": "shuffle", "replace": "sequential", "leak": "own", "ask": "length-counted", "swallow": "timers",
+    "close": "logs", "number": "closed",
+}  # fmt: skip
+# Set-ups with a process of their own: they change it, or are about its children, its threads or its end.
+ALONE = [
+    *PROCESS_SETUPS, *FAULTS.values(), "shared-memory", "store", "from-queue", "spawned", "forkserver", "stream", "life",
+    "garbage", "signals", "forks", "threads", "warnings", "exits", "killed", "compiled", "trained", "no-children",
+]  # fmt: skip
+# Others go through loaders, and leave nothing behind: so many of them share a process.
+SHARING = 12
 ALL = [*SETUPS, *PROCESS_SETUPS, *OWN_CODE_SETUPS]
 # That has the libraries of the programs: `make programs`.
 PYTHON = os.environ.get("PROGRAMS_PYTHON")
@@ -48,15 +60,15 @@ class Node:
     def start(
         self,
         out: Path,
-        names: Sequence[str],
+        processes: Sequence[str],
         *,
         watched: bool,
         extra: Mapping[str, str] | None = None,
         python: str = JOB_PYTHON,
     ) -> "subprocess.Popen[str]":
-        """Run these set-ups; what is seen of them lies in *out*."""
+        """Run set-ups, those of each item in one process. What is seen of them lies in *out*."""
         out.mkdir()
-        command = [python, str(HERE / "warm_process.py"), str(self.root), str(out), *names]
+        command = [python, str(HERE / "warm_process.py"), str(self.root), str(out), *processes]
         line = self.run(*command) if watched else command
         pipes = {"env": {**ENVIRONMENT, **(extra or {})}, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         if python == sys.executable:
@@ -79,11 +91,18 @@ def node(torch_jobs: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> It
             yield Node(daemon.socket, mount, torch_jobs)
 
 
+def processes() -> list[str]:
+    """The set-ups of each process."""
+    others = [name for name in ALL if name not in ALONE]
+    shared = [",".join(others[first : first + SHARING]) for first in range(0, len(others), SHARING)]
+    return [*shared, *dict.fromkeys(ALONE)]
+
+
 @pytest.fixture(scope="module")
 def seen(node: Node, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """What was seen of all set-ups: without `cachefs run`, and with it."""
     top = tmp_path_factory.mktemp("seen")
-    both = [node.start(top / name, ALL, watched=name == "watched") for name in ("alone", "watched")]
+    both = [node.start(top / name, processes(), watched=name == "watched") for name in ("alone", "watched")]
     for process in both:
         said, _ = process.communicate(timeout=800)
         assert process.returncode == 0, said
@@ -190,13 +209,7 @@ def test_the_hooks_were_there(seen: tuple[Path, Path]) -> None:
     assert "cachefs: loader Stream (setups.py:" in said
 
 
-FAULTS = [
-    ("draw", "shuffle"), ("replace", "sequential"), ("leak", "own"), ("ask", "length-counted"), ("swallow", "timers"),
-    ("close", "logs"), ("number", "closed"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("fault", "name"), FAULTS)
+@pytest.mark.parametrize(("fault", "name"), FAULTS.items())
 def test_a_fault_is_found(node: Node, seen: tuple[Path, Path], tmp_path: Path, fault: str, name: str) -> None:
     process = node.start(tmp_path / fault, [name], watched=True, extra={"EQUIVALENCE_FAULT": fault})
     said, _ = process.communicate(timeout=300)

@@ -159,7 +159,7 @@ def test_credentials_that_are_refused(mount: Mount) -> None:
         traceback = max(number for number, line in enumerate(lines) if line.startswith("PermissionError"))
         assert any(line.startswith("cachefs: ") and "is refused (403" in line for line in lines[traceback + 1 :])
         note("credentials refused", said)
-    assert "ended" in said["job show"]
+        until_found(here.places.job_show, "refused: ended")  # its helper tells the daemon a moment after its end
 
 
 def test_no_place_repeats_credentials_that_a_server_repeats(mount: Mount, tmp_path: Path) -> None:
