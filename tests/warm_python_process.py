@@ -20,8 +20,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-# Where Python looks for modules, but for the directory of the script.
-SEARCHED = sys.path[1:]
+# What PYTHONPATH adds to where Python looks for modules.
+NAMED = [os.path.abspath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+# Where Python looks without it, but for the directory of the script.
+SEARCHED = [path for path in sys.path[1:] if path not in NAMED]
 # A command before another one: the process is killed when the server ends.
 END_WITH_SERVER = ["setpriv", "--pdeathsig=KILL"]
 _PR_SET_PDEATHSIG = 1
@@ -166,7 +168,7 @@ def prepare(command: list[str]) -> None:
     named = [os.path.abspath(path) for path in added.split(os.pathsep)] if added else []
     sys.orig_argv = command
     sys.argv = options if options[0] != "-c" else ["-c", *options[2:]]
-    sys.path[:] = [*named, *SEARCHED]
+    sys.path[:] = dict.fromkeys([*named, *SEARCHED])
     sys.modules.pop("sitecustomize", None)
     site.execsitecustomize()
     watch_dataloader()

@@ -34,8 +34,9 @@ FAULTS = {
 }  # fmt: skip
 # Set-ups with a process of their own: they change it, or are about its children, its threads or its end.
 ALONE = [
-    *PROCESS_SETUPS, *FAULTS.values(), "shared-memory", "store", "from-queue", "spawned", "forkserver", "stream", "life",
-    "garbage", "signals", "forks", "threads", "warnings", "exits", "killed", "compiled", "trained", "no-children",
+    *PROCESS_SETUPS, *FAULTS.values(), "shared-memory", "store", "from-queue", "spawned", "forkserver", "stream",
+    "life", "garbage", "signals", "forks", "threads", "warnings", "exits", "killed", "compiled", "trained",
+    "no-children",
 ]  # fmt: skip
 # Others go through loaders, and leave nothing behind: so many of them share a process.
 SHARING = 12

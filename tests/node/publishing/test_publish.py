@@ -6,8 +6,7 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from tests.helper_process import helper_process
 from tests.mounting import mounted
 from tests.recording import Recording, recording
 from tests.waiting import until
+from tests.warm_torch import WarmTorch
 
 CACHEFS = Path(sys.executable).with_name("cachefs")
 SCRIPT = Path(__file__).with_name("training_script.py")
@@ -37,6 +37,7 @@ class Node:
     socket: Path
     mount: Path
     snapshot: Snapshot
+    torch_jobs: WarmTorch
 
     def names(self, publish: JobPublish) -> list[str]:
         assert publish.map is not None
@@ -44,7 +45,7 @@ class Node:
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def node(torch_jobs: WarmTorch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     top = tmp_path_factory.mktemp("origin")
     for number in range(FILES):
         path = top / f"class{number % 3}" / f"{number:02}.bin"
@@ -59,7 +60,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
             mounted(daemon.socket, "numbers", public / "numbers") as mount,
             recording(daemon.client, home / "recorded") as record,
         ):
-            yield Node(daemon, record, home / "recorded", mount, snapshot)
+            yield Node(daemon, record, home / "recorded", mount, snapshot, torch_jobs)
         snapshot.close()
 
 
@@ -67,19 +68,34 @@ def environment(node: Node, job: str) -> dict[str, str]:
     return {**os.environ, "CACHEFS_SOCKET": str(node.socket), "CACHEFS_JOB": job}
 
 
-def run(node: Node, job: str, code: str, *options: str, **variables: str) -> str:
-    """Run the code, with MOUNT in it, as a job of this name; returns what it prints, when its helper has ended too."""
+def run(
+    node: Node,
+    job: str,
+    code: str,
+    *options: str,
+    wanted: Callable[[list[JobEpoch]], object] = bool,
+    **variables: str,
+) -> str:
+    """Run the code, with MOUNT in it, as a job of this name, whose stdin ends once the orders are published that are
+    wanted. Returns what it prints, when its helper has ended too."""
     process = subprocess.Popen(
         [sys.executable, *options, "-c", prepared(node, code)],
         env={**environment(node, job), **variables},
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    stdout, stderr = process.communicate(timeout=60)
+    name = job or f"c-{process.pid}"
+    until(lambda: process.poll() is not None or wanted(node.record.of(JobEpoch, name)), f"orders of job {name}")
+    stdout, stderr = process.communicate("", timeout=60)
     assert (process.returncode, stderr) == (0, "")
     until(lambda: helper_process(process.pid) is None)
     return stdout
+
+
+def is_of(consumers: int) -> Callable[[list[JobEpoch]], object]:
+    return lambda said: len({message.consumer for message in said}) == consumers
 
 
 def prepared(node: Node, code: str) -> str:
@@ -130,8 +146,9 @@ def test_paths_and_orders(node: Node) -> None:
                                       world_size=8, consumer="mine")
         publication.order(0, [2, 0, 1])
         publication.order(1, (1, 1, 0))
-        time.sleep(1)
+        sys.stdin.read()
         """,
+        wanted=lambda said: len(said) == 2,
     )
     (publish,) = node.record.of(JobPublish, "orders")
     assert (publish.consumer, publish.rank, publish.world_size) == ("mine", 3, 8)
@@ -149,8 +166,9 @@ def test_a_publication_does_not_begin_where_the_last_one_was(node: Node) -> None
             first.progress(5, 1)
         second = cachefs.publish(MOUNT)
         second.order(0, [1, 2])
-        time.sleep(1)
+        sys.stdin.read()
         """,
+        wanted=lambda said: said and said[-1].epoch == 0,
     )
     assert orders(node, "next")[0] == [1, 2]
 
@@ -162,7 +180,7 @@ def test_records_of_a_file(node: Node) -> None:
         """
         publication = cachefs.publish([MOUNT + "/rows.npy"], records="npy")
         publication.order(0, range(49, -1, -1))
-        time.sleep(1)
+        sys.stdin.read()
         """,
     )
     (publish,) = node.record.of(JobPublish, "records")
@@ -172,7 +190,7 @@ def test_records_of_a_file(node: Node) -> None:
     assert orders(node, "records") == {0: list(range(49, -1, -1))}
 
 
-def test_a_sampler_publishes_what_it_says(node: Node, tmp_path: Path) -> None:
+def test_a_sampler_publishes_what_it_says(node: Node) -> None:
     code = prepared(
         node,
         """
@@ -195,12 +213,11 @@ def test_a_sampler_publishes_what_it_says(node: Node, tmp_path: Path) -> None:
         assert len(sampler) == 6
         """,
     )
-    with subprocess.Popen(
+    with node.torch_jobs.start(
         [sys.executable, "-c", code],
         env=environment(node, "sampler"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        text=True,
     ) as job:
         assert job.stdin is not None
         assert job.stdout is not None
@@ -227,11 +244,15 @@ def test_run_leaves_a_published_sampler_to_itself(node: Node, tmp_path: Path) ->
             dataset = Listed({str(node.mount)!r})
             sampler = cachefs.PublishedSampler(RandomSampler(dataset), dataset)
             list(DataLoader(dataset, 4, sampler=sampler))
-            time.sleep(1)
+            sys.stdin.read()
             """
         )
     )
-    subprocess.run([CACHEFS, "run", sys.executable, script], env=environment(node, "both"), timeout=60, check=True)
+    line = [CACHEFS, "run", sys.executable, script]
+    with node.torch_jobs.start(line, env=environment(node, "both"), stdin=subprocess.PIPE) as job:
+        until(lambda: job.poll() is not None or orders(node, "both"))
+        job.communicate("", timeout=60)
+    assert job.returncode == 0
     (publish,) = node.record.of(JobPublish, "both")
     assert publish.source == "cachefs.publish"
 
@@ -245,10 +266,11 @@ def test_a_forked_process_is_a_consumer_of_its_own(node: Node) -> None:
         publication.order(0, range(12))
         if os.fork() == 0:
             publication.order(0, range(11, -1, -1))
-            time.sleep(1)
+            sys.stdin.read()
             os._exit(0)
         os.wait()
         """,
+        wanted=is_of(2),
     )
     published = node.record.of(JobPublish, "forked")
     assert len({(message.consumer, message.pid) for message in published}) == 2
@@ -289,20 +311,26 @@ def test_packages_for_another_python_do_not_reach_the_helper(node: Node, tmp_pat
     for package in ("msgspec", "grpc", "site", "usercustomize"):
         (tmp_path / f"{package}.py").write_text("raise RuntimeError('for another Python')\n")
     (tmp_path / "usercustomize.py").unlink()
-    code = "cachefs.publish(MOUNT).order(0, [0]); time.sleep(1)"
+    code = "cachefs.publish(MOUNT).order(0, [0]); sys.stdin.read()"
     run(node, "isolated", code, "-W", "error", PYTHONPATH=str(tmp_path))
     assert node.record.of(JobPublish, "isolated")
 
 
 def test_a_job_without_stdio_publishes(node: Node) -> None:
-    code = prepared(node, "p = cachefs.publish(MOUNT); p.order(0, [0]); p.progress(0, 1); time.sleep(2)")
+    code = prepared(node, "p = cachefs.publish(MOUNT); p.order(0, [0]); p.progress(0, 1); time.sleep(100)")
     line = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", sys.executable, "-c", code]
-    subprocess.run(line, env=environment(node, "closed"), timeout=60, check=True)
+    job = subprocess.Popen(line, env=environment(node, "closed"))
+    try:
+        until(lambda: job.poll() is not None or orders(node, "closed"))
+        assert job.poll() is None
+    finally:
+        job.kill()
+        job.wait()
     assert orders(node, "closed") == {0: [0]}
 
 
 def test_a_job_is_named_after_its_script_and_process(node: Node) -> None:
-    code = "cachefs.publish(MOUNT).order(0, [0]); print(os.getpid()); time.sleep(1)"
+    code = "cachefs.publish(MOUNT).order(0, [0]); print(os.getpid()); sys.stdin.read()"
     pid = run(node, "", code).strip()
     assert node.record.of(JobPublish, f"c-{pid}")
 
@@ -320,11 +348,12 @@ def test_who_was_started_by_a_publishing_process_does_not_take_its_place(node: N
             child = subprocess.Popen([*sys.orig_argv, "child"])
             if os.fork() == 0:
                 publication.order(0, range(12))
-                time.sleep(1)
+                sys.stdin.read()
                 os._exit(0)
             os.wait(), child.wait()
-        time.sleep(1)
+        sys.stdin.read()
         """,
+        wanted=is_of(3),
         RANK="2",
         WORLD_SIZE="4",
     )
@@ -371,28 +400,24 @@ def test_ranks_share_what_each_has_learned(node: Node, tmp_path: Path) -> None:
                 iterator = iter(loader)
                 (meeting / f"rank{{rank}}").touch()
                 list(iterator)
-                # What was learned is told once a second, or later on a busy machine.
-                for _ in range(3000):
-                    if (meeting / "known").exists():
-                        break
-                    time.sleep(0.01)
+                sys.stdin.readline()  # what was learned is told once a second, or later on a busy machine
             """
         )
     )
     ranks = [
-        subprocess.Popen(
+        node.torch_jobs.start(
             [CACHEFS, "run", "--job", "ranks", sys.executable, script, str(rank)],
             env={**environment(node, "ranks"), "RANK": str(rank), "WORLD_SIZE": "2"},
+            stdin=subprocess.PIPE,
         )
         for rank in range(2)
     ]
-    deadline = time.monotonic() + 60
-    while not _is_all_known(node, "ranks") and time.monotonic() < deadline:
-        time.sleep(0.05)
-    (tmp_path / "known").touch()
-    assert [rank.wait(60) for rank in ranks] == [0, 0]
-    for rank in ("0", "1"):
-        last = [message for message in node.record.of(JobPublish, "ranks") if message.consumer == rank][-1]
+    until(lambda: _is_all_known(node, "ranks") or any(rank.poll() is not None for rank in ranks))
+    for rank in ranks:
+        rank.communicate("", timeout=60)
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    for name in ("0", "1"):
+        last = [message for message in node.record.of(JobPublish, "ranks") if message.consumer == name][-1]
         assert len(node.names(last)) == FILES
         # So it is for the daemon to compute what each rank reads.
         assert last.spec is not None
@@ -442,6 +467,6 @@ def test_what_a_killed_helper_left_is_swept_away(node: Node) -> None:
     empty = left.parents[1] / "empty"
     empty.mkdir(mode=0o700, exist_ok=True)
     os.utime(empty, (0, 0))
-    run(node, "sweeper", "cachefs.publish(MOUNT).order(0, [0]); time.sleep(1)")
+    run(node, "sweeper", "cachefs.publish(MOUNT).order(0, [0]); sys.stdin.read()")
     assert not left.parent.exists()
     assert not empty.exists()

@@ -158,7 +158,7 @@ def test_a_loop_whose_files_are_learned(node: Node, tmp_path: Path) -> None:
 def test_who_is_interrupted_ends_by_the_signal(node: Node, quiet: tuple[str, ...]) -> None:
     program = "import os, signal, time, torch.utils.data; os.kill(os.getpid(), signal.SIGINT); time.sleep(9)"
     line = [CACHEFS, "run", *quiet, "--socket", node.daemon.socket, "--", sys.executable, "-c", program]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=SECONDS)
+    done = node.torch_jobs.run(line, timeout=SECONDS)
     assert done.returncode == -signal.SIGINT
     assert done.stderr.splitlines()[-1] == "KeyboardInterrupt"
 
@@ -173,9 +173,8 @@ def test_processes_of_one_run_have_one_summary(node: Node) -> None:
     assert {consumer["rank"] for consumer in node.show("ranks")["consumers"]} == {0, 1}
 
 
-@pytest.mark.parametrize(("run", "more"), [(("--quiet",), {}), ((), {"CACHEFS_QUIET": "1"})])
-def test_a_quiet_run_says_nothing(node: Node, run: tuple[str, ...], more: dict[str, str]) -> None:
-    ran = node.run("hidden", "--epochs", "2", run=run, job="quiet", **more)
+def test_a_quiet_run_says_nothing(node: Node) -> None:
+    ran = node.run("hidden", "--epochs", "2", run=("--quiet",), job="quiet")
     assert (ran.status, ran.stdout, ran.said) == (0, f"{2 * EPOCH}\n", [])
 
 
@@ -232,11 +231,9 @@ def test_a_program_without_a_loader_has_no_summary(node: Node) -> None:
     assert not directory.exists()
 
 
-def test_a_program_whose_loader_reads_no_mount_is_told_so() -> None:
+def test_a_program_whose_loader_reads_no_mount_is_told_so(torch_jobs: WarmTorch) -> None:
     program = "from torch.utils.data import DataLoader; print(sum(map(len, DataLoader([1, 2, 3]))))"
-    done = subprocess.run(
-        [CACHEFS, "run", "--", sys.executable, "-c", program], capture_output=True, text=True, timeout=SECONDS
-    )
+    done = torch_jobs.run([CACHEFS, "run", "--", sys.executable, "-c", program], timeout=SECONDS)
     said = Ran(done.returncode, done.stdout, done.stderr).said
     assert (done.returncode, done.stdout) == (0, "3\n")
     assert said[1:] == [

@@ -32,6 +32,8 @@ from torch.utils.data import (
 
 EPOCHS = 3
 BATCH = 8
+# Each worker costs 0.2 s of a processor in every epoch; two are where their order matters.
+WORKER: dict[str, Any] = {"num_workers": 1}
 PAUSE = float(os.environ.get("PAUSE", "0.4"))  # seconds after each epoch, where it waits for nothing else
 # Scenarios whose spec tells all epochs, and those of which nothing can be told in the first epoch.
 SPECIFIED = ("distributed", "distributed-persistent")
@@ -158,11 +160,11 @@ SCENARIOS: dict[str, Callable[[str], tuple[DataLoader[Any], Callable[[int], None
     "shuffle": lambda root: without_epochs(DataLoader(Listed(root), BATCH, shuffle=True, num_workers=2)),
     "shuffle-here": lambda root: without_epochs(DataLoader(Listed(root), BATCH, shuffle=True, drop_last=True)),
     "shuffle-generator": lambda root: without_epochs(
-        DataLoader(Listed(root), BATCH, shuffle=True, generator=seeded(), num_workers=2)
+        DataLoader(Listed(root), BATCH, shuffle=True, generator=seeded(), **WORKER)
     ),
     "shuffle-persistent": lambda root: without_epochs(
         DataLoader(
-            Listed(root), BATCH, shuffle=True, generator=seeded(), num_workers=2, persistent_workers=True
+            Listed(root), BATCH, shuffle=True, generator=seeded(), **WORKER, persistent_workers=True
         )
     ),
     "replacement": lambda root: without_epochs(
@@ -170,32 +172,32 @@ SCENARIOS: dict[str, Callable[[str], tuple[DataLoader[Any], Callable[[int], None
     ),
     "weighted": lambda root: without_epochs(DataLoader(Listed(root), BATCH, sampler=weighted(), num_workers=1)),
     "subset-random": lambda root: without_epochs(
-        DataLoader(Listed(root), BATCH, sampler=SubsetRandomSampler(range(10, 50)), num_workers=2)
+        DataLoader(Listed(root), BATCH, sampler=SubsetRandomSampler(range(10, 50)), **WORKER)
     ),
     "unbatched": lambda root: without_epochs(
         DataLoader(
-            Listed(root), batch_size=None, sampler=RandomSampler(range(60)), num_workers=2,
+            Listed(root), batch_size=None, sampler=RandomSampler(range(60)), **WORKER,
         )
     ),
     "custom": lambda root: without_epochs(
         DataLoader(Listed(root), BATCH, sampler=InPlaceSampler(60), num_workers=2)
     ),
     "custom-persistent": lambda root: without_epochs(
-        DataLoader(Listed(root), BATCH, sampler=InPlaceSampler(60), num_workers=2, persistent_workers=True)
+        DataLoader(Listed(root), BATCH, sampler=InPlaceSampler(60), **WORKER, persistent_workers=True)
     ),
     "custom-batches-here": lambda root: without_epochs(
         DataLoader(Listed(root), batch_sampler=BucketBatches(60))
     ),
     "custom-batches": lambda root: without_epochs(
-        DataLoader(Listed(root), batch_sampler=BucketBatches(60), num_workers=2)
+        DataLoader(Listed(root), batch_sampler=BucketBatches(60), **WORKER)
     ),
     "concatenated": lambda root: without_epochs(concatenated(root)),
     "learned": lambda root: without_epochs(DataLoader(Hidden(root), BATCH, shuffle=True, num_workers=2)),
     "learned-here": lambda root: without_epochs(DataLoader(Hidden(root), BATCH, shuffle=True)),
     "learned-subset": lambda root: without_epochs(
-        DataLoader(Subset(Hidden(root), range(5, 45)), BATCH, shuffle=True, num_workers=2)
+        DataLoader(Subset(Hidden(root), range(5, 45)), BATCH, shuffle=True, **WORKER)
     ),
-    "learned-pairs": lambda root: without_epochs(DataLoader(Pairs(root), BATCH, shuffle=True, num_workers=2)),
+    "learned-pairs": lambda root: without_epochs(DataLoader(Pairs(root), BATCH, shuffle=True, **WORKER)),
     "learned-spawned": lambda root: without_epochs(
         DataLoader(
             Hidden(root), BATCH, shuffle=True, num_workers=1, persistent_workers=True, multiprocessing_context="spawn"
@@ -204,7 +206,7 @@ SCENARIOS: dict[str, Callable[[str], tuple[DataLoader[Any], Callable[[int], None
     "custom-here": lambda root: without_epochs(DataLoader(Listed(root), BATCH, sampler=InPlaceSampler(60))),
     "iterable": lambda root: without_epochs(DataLoader(Stream(root), BATCH, num_workers=1)),
     "batches-of-batches": lambda root: without_epochs(
-        DataLoader(Listed(root), batch_sampler=BatchSampler(SubsetRandomSampler(range(60)), 7, True), num_workers=2)
+        DataLoader(Listed(root), batch_sampler=BatchSampler(SubsetRandomSampler(range(60)), 7, True), **WORKER)
     ),
 }  # fmt: skip
 

@@ -10,7 +10,7 @@ import pytest
 
 from cachefs import mount_table
 from cachefs.mount_table import MountPoint
-from cachefs.run import STARTUP, environment, mounts_of, run, where_python_path_is_set_anew
+from cachefs.run import STARTUP, environment, mounts_of, run, speaking, where_python_path_is_set_anew
 
 OTHER = "/opt/other/lib/python3.12/site-packages/cachefs/hooks/startup"
 
@@ -84,6 +84,11 @@ def test_what_is_said_of_a_command_is_one_line_without_control_characters(capfd:
         "cachefs: no such option: -?[31m; see `cachefs run --help`",
         "cachefs: there is no socket /no?where: --socket names that of a running cachefsd",
     ]
+
+
+def test_the_option_and_the_variable_keep_a_run_quiet() -> None:
+    assert speaking({}, quiet=True) == {"CACHEFS_QUIET": "1"}
+    assert speaking({"CACHEFS_QUIET": "1"}, quiet=False) == {"CACHEFS_QUIET": "1"}
 
 
 def test_a_command_inside_another_belongs_to_its_job(monkeypatch: pytest.MonkeyPatch) -> None:
