@@ -19,6 +19,9 @@ from cachefs.socket_path import refusal
 
 # Seconds that the daemon has to answer: the job may wait for it as it ends.
 TIMEOUT: Final = 0.5
+# Seconds that the daemon has to answer as the first consumer begins. The job waits for nothing then; and reads of the
+# job that a daemon misses which does not answer are few, as they wait for it too.
+FIRST_TIMEOUT: Final = 3.0
 # Seconds between two records, which count where the process is killed.
 PAUSE: Final = 2.0
 
@@ -43,12 +46,12 @@ class Figures:
     def begin(self) -> None:
         """A consumer has begun."""
         if self._asking is None:
-            # In a thread, as a busy daemon takes up to TIMEOUT, and meanwhile no order would be published.
+            # In a thread, as a busy daemon takes up to FIRST_TIMEOUT, and meanwhile no order would be published.
             self._asking = threading.Thread(target=self._ask_first, daemon=True)
             self._asking.start()
 
     def _ask_first(self) -> None:
-        first = self._mounts()
+        first = self._mounts(FIRST_TIMEOUT)
         if not self._is_finished:  # later than what is read in the end, it would be of no use
             self._first = first
 
@@ -74,16 +77,16 @@ class Figures:
             self._asking.join(TIMEOUT)
         self._is_finished = True
         run_record.write(self._record(consumers, None, {}))
-        mounts = self._mounts()
+        mounts = self._mounts(TIMEOUT)
         view = self._reporter.job(TIMEOUT) if mounts is not None else None
         run_record.write(self._record(consumers, view, mounts or {}, is_final=True, has_answered=mounts is not None))
 
-    def _mounts(self) -> dict[str, MountBytes] | None:
+    def _mounts(self, timeout: float) -> dict[str, MountBytes] | None:
         """What the mounts of this node have answered reads with, by their ids; None where nobody tells."""
         if refusal(self._client.socket):
             return None
         try:
-            status = self._client.call(STATUS, Empty(), TIMEOUT)
+            status = self._client.call(STATUS, Empty(), timeout)
         except CachefsError:
             return None
         names = ("hit_bytes_memory", "hit_bytes_ssd", "miss_bytes")

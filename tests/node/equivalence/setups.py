@@ -305,9 +305,10 @@ def shards(**options: Any) -> SetUp:
 
 def warned(root: str) -> None:
     """The places that warnings name."""
-    warnings.simplefilter("always")
-    read(DataLoader(d.Listed(root), BATCH, shuffle=True, pin_memory=True, num_workers=1))
-    read(DataLoader(Subset(d.Listed(root), range(9)), BATCH, pin_memory=True))
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        read(DataLoader(d.Listed(root), BATCH, shuffle=True, pin_memory=True, num_workers=1))
+        read(DataLoader(Subset(d.Listed(root), range(9)), BATCH, pin_memory=True))
 
 
 def concatenated(root: str) -> None:
@@ -370,6 +371,7 @@ def collected(root: str) -> None:
     gc.collect()
     read(DataLoader(d.Hidden(root), BATCH, shuffle=True))
     say(gc.collect() >= 0, len(gc.garbage), gc.isenabled())
+    gc.enable()
 
 
 def batches_kept(root: str) -> None:

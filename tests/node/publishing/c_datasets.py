@@ -111,15 +111,12 @@ class Raced(Hashed):
 SCENARIOS: dict[str, Callable[[str], DataLoader[Any]]] = {
     "table": lambda root: DataLoader(Table(root), BATCH, shuffle=True, num_workers=2),
     "table-here": lambda root: DataLoader(Table(root), BATCH, shuffle=True),
-    "table-spawned": lambda root: DataLoader(
-        Table(root), BATCH, shuffle=True, num_workers=1, persistent_workers=True, multiprocessing_context="spawn"
-    ),
     "hashed": lambda root: DataLoader(Hashed(root), BATCH, shuffle=True, num_workers=2),
     "ahead": lambda root: DataLoader(Ahead(root), BATCH, shuffle=True, num_workers=2),
     "pairs": lambda root: DataLoader(Pairs(root), BATCH, shuffle=True),
     "raced": lambda root: DataLoader(Raced(root), BATCH, shuffle=True, num_workers=2),
 }
-INFERRED = ("table", "table-here", "table-spawned")
+INFERRED = ("table", "table-here")
 
 
 def main() -> None:

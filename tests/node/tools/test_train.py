@@ -23,7 +23,7 @@ from tests.servers.s3 import S3Server
 from tests.waiting import until
 
 BENCH = Path(sys.executable).with_name("cachefs-bench")
-FILES, SIZE, EPOCHS, DEMAND = 160, 20_000, 2, 400
+FILES, SIZE, EPOCHS, DEMAND = 80, 20_000, 2, 400
 
 
 def train(work: Path, *options: str, env: Mapping[str, str] = os.environ) -> Any:

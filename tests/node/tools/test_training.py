@@ -10,6 +10,8 @@ from cachefs_tools.bench.training_figures import JobResult, merged_sequence
 from cachefs_tools.sample_data import is_sample, sample_name, write_samples
 from cachefs_tools.training_loop import EpochReport, list_samples, read_report
 
+from tests.warm_torch import WarmTorch
+
 FILES, EPOCHS = 210, 2
 
 
@@ -19,13 +21,14 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def run(script: str, data: Path, *more: str) -> list[EpochReport]:
+def run(jobs: WarmTorch, script: str, data: Path, *more: str) -> list[EpochReport]:
     report = data.parent / "report.jsonl"
-    subprocess.run(
-        [sys.executable, "-m", f"cachefs_tools.bench.{script}", data, "--report", report, "--epochs", str(EPOCHS),
-         "--batch-size", "16", "--workers", "2", "--prefetch", "2", "--seed", "3", "--demand", "5000", *more],
-        check=True, input=b"go\n",
-    )  # fmt: skip
+    program = f"from cachefs_tools.bench.{script} import main; main()"
+    line = [sys.executable, "-c", program, data, "--report", report, "--epochs", str(EPOCHS), "--batch-size", "16",
+            "--workers", "2", "--prefetch", "2", "--seed", "3", "--demand", "5000", *more]  # fmt: skip
+    with jobs.start(line, stdin=subprocess.PIPE) as job:
+        job.communicate("go\n")
+    assert job.returncode == 0
     return read_report(report)
 
 
@@ -42,8 +45,8 @@ def test_samples_are_listed_in_order_and_prove_themselves(data: Path) -> None:
 
 
 @pytest.mark.parametrize("script", [pytest.param("plain_job", marks=pytest.mark.soak), "torch_job"])
-def test_a_job_reports_every_epoch(data: Path, script: str) -> None:
-    epochs = run(script, data)
+def test_a_job_reports_every_epoch(torch_jobs: WarmTorch, data: Path, script: str) -> None:
+    epochs = run(torch_jobs, script, data)
     assert [epoch.epoch for epoch in epochs] == [0, 1]
     for epoch in epochs:
         assert (epoch.samples, epoch.damaged) == (FILES, 0)
@@ -54,16 +57,16 @@ def test_a_job_reports_every_epoch(data: Path, script: str) -> None:
         assert 0 < epoch.read_p50 <= epoch.read_p99 <= epoch.read_longest
 
 
-def test_a_job_notices_what_is_damaged(data: Path) -> None:
+def test_a_job_notices_what_is_damaged(torch_jobs: WarmTorch, data: Path) -> None:
     path = data / sample_name(11)
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     (data / sample_name(12)).write_bytes((data / sample_name(13)).read_bytes())
-    assert [epoch.damaged for epoch in run("plain_job", data)] == [2, 2]
+    assert [epoch.damaged for epoch in run(torch_jobs, "plain_job", data)] == [2, 2]
 
 
 @pytest.mark.soak
-def test_a_job_stops_when_told(data: Path) -> None:
-    (epoch,) = run("torch_job", data, "--batches", "4")
+def test_a_job_stops_when_told(torch_jobs: WarmTorch, data: Path) -> None:
+    (epoch,) = run(torch_jobs, "torch_job", data, "--batches", "4")
     assert (epoch.epoch, epoch.samples) == (0, 64)
 
 

@@ -178,7 +178,7 @@ def test_what_mounts_had_read_before_is_not_the_jobs(tmp_path: Path, monkeypatch
     told = TroubleLines(print)
     figures = Figures(client, Reporter(Route(client), "job", 1, print, told), 1, "job", told)
     figures.begin()  # no daemon answers
-    monkeypatch.setattr(figures, "_mounts", lambda: {"m /data": MountBytes(1 << 40)})
+    monkeypatch.setattr(figures, "_mounts", lambda _: {"m /data": MountBytes(1 << 40)})
     figures.finish([])
     [record] = run_record.read_all(str(tmp_path))
     assert record.mounts == {}
