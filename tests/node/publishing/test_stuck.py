@@ -29,7 +29,7 @@ from tests.servers.s3 import S3Server
 from tests.seven_places import SCRIPT, Job, Places, until_found
 from tests.warm_python import WarmPython
 
-FILES = {f"{number:03}": random.Random(number).randbytes(150_000) for number in range(24)}
+FILES = {f"{number:03}": random.Random(number).randbytes(150_000) for number in range(28)}
 # A proxy or a gateway may have the URL that it was asked for, or its own, in what it says of a refusal.
 REFUSAL = (
     b"<Error><Code>AccessDenied</Code><Message>no right to GET https://me:hunter2@gate/a.bin?X-Amz-Signature=hunter2"
@@ -250,7 +250,7 @@ def test_a_disk_that_others_fill(rclone: S3Server, torch_jobs: WarmPython, tmp_p
         ):
             (disk / "others").write_bytes(bytes(23 << 20))
             list(here.daemon.client.stream(WARMUP, Warmup(dataset="full")))
-            with training(here, epochs=8) as job:
+            with training(here, epochs=20) as job:
                 wanted = r"the ssd tier (takes no new blocks|has no more room)"
                 said = {"stderr": until_found(job.said, f"cachefs: {wanted}"), **all_say(here, wanted)}
                 summary = job.finish()
@@ -295,7 +295,7 @@ def test_another_node_that_is_away(rclone: S3Server, torch_jobs: WarmPython, tmp
         for pid in processes:
             os.kill(pid, signal.SIGSTOP)
         try:
-            with training(here, epochs=8) as job:
+            with training(here, epochs=20) as job:
                 wanted = r"node b has not answered for \d+ s"
                 said = {"stderr": until_found(job.said, f"cachefs: {wanted}"), **all_say(here, wanted)}
                 summary = job.finish()
