@@ -23,7 +23,7 @@ from tests.helper_process import helper_process
 from tests.mounting import mounted
 from tests.recording import Recording, recording
 from tests.waiting import until
-from tests.warm_torch import WarmTorch
+from tests.warm_python import WarmPython
 
 CACHEFS = Path(sys.executable).with_name("cachefs")
 SCRIPT = Path(__file__).with_name("training_script.py")
@@ -37,7 +37,7 @@ class Node:
     socket: Path
     mount: Path
     snapshot: Snapshot
-    torch_jobs: WarmTorch
+    torch_jobs: WarmPython
 
     def names(self, publish: JobPublish) -> list[str]:
         assert publish.map is not None
@@ -45,7 +45,7 @@ class Node:
 
 
 @pytest.fixture(scope="module")
-def node(torch_jobs: WarmTorch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def node(torch_jobs: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     top = tmp_path_factory.mktemp("origin")
     for number in range(FILES):
         path = top / f"class{number % 3}" / f"{number:02}.bin"

@@ -101,7 +101,7 @@ def mount(node: Node, rclone: S3Server, torch_jobs: WarmPython, tmp_path: Path) 
 
 @pytest.fixture(scope="module")
 def refused(
-    node: Node, rclone: S3Server, torch_jobs: WarmTorch, tmp_path_factory: pytest.TempPathFactory
+    node: Node, rclone: S3Server, torch_jobs: WarmPython, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Dataset]:
     """A dataset whose server refuses every read."""
     with dataset(node, rclone, torch_jobs, tmp_path_factory.mktemp("refused"), "refused") as here:
@@ -111,7 +111,7 @@ def refused(
 
 @pytest.fixture(scope="module")
 def changed(
-    node: Node, rclone: S3Server, torch_jobs: WarmTorch, tmp_path_factory: pytest.TempPathFactory
+    node: Node, rclone: S3Server, torch_jobs: WarmPython, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Dataset]:
     """A dataset with an object, 007, that is another one by now."""
     with dataset(node, rclone, torch_jobs, tmp_path_factory.mktemp("changed"), "changed") as here:

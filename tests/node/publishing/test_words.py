@@ -231,7 +231,7 @@ def test_a_program_without_a_loader_has_no_summary(node: Node) -> None:
     assert not directory.exists()
 
 
-def test_a_program_whose_loader_reads_no_mount_is_told_so(torch_jobs: WarmTorch) -> None:
+def test_a_program_whose_loader_reads_no_mount_is_told_so(torch_jobs: WarmPython) -> None:
     program = "from torch.utils.data import DataLoader; print(sum(map(len, DataLoader([1, 2, 3]))))"
     done = torch_jobs.run([CACHEFS, "run", "--", sys.executable, "-c", program], timeout=SECONDS)
     said = Ran(done.returncode, done.stdout, done.stderr).said

@@ -10,7 +10,7 @@ from cachefs_tools.bench.training_figures import JobResult, merged_sequence
 from cachefs_tools.sample_data import is_sample, sample_name, write_samples
 from cachefs_tools.training_loop import EpochReport, list_samples, read_report
 
-from tests.warm_torch import WarmTorch
+from tests.warm_python import WarmPython
 
 FILES, EPOCHS = 210, 2
 
@@ -21,7 +21,7 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-def run(jobs: WarmTorch, script: str, data: Path, *more: str) -> list[EpochReport]:
+def run(jobs: WarmPython, script: str, data: Path, *more: str) -> list[EpochReport]:
     report = data.parent / "report.jsonl"
     program = f"from cachefs_tools.bench.{script} import main; main()"
     line = [sys.executable, "-c", program, data, "--report", report, "--epochs", str(EPOCHS), "--batch-size", "16",
@@ -45,7 +45,7 @@ def test_samples_are_listed_in_order_and_prove_themselves(data: Path) -> None:
 
 
 @pytest.mark.parametrize("script", [pytest.param("plain_job", marks=pytest.mark.soak), "torch_job"])
-def test_a_job_reports_every_epoch(torch_jobs: WarmTorch, data: Path, script: str) -> None:
+def test_a_job_reports_every_epoch(torch_jobs: WarmPython, data: Path, script: str) -> None:
     epochs = run(torch_jobs, script, data)
     assert [epoch.epoch for epoch in epochs] == [0, 1]
     for epoch in epochs:
@@ -57,7 +57,7 @@ def test_a_job_reports_every_epoch(torch_jobs: WarmTorch, data: Path, script: st
         assert 0 < epoch.read_p50 <= epoch.read_p99 <= epoch.read_longest
 
 
-def test_a_job_notices_what_is_damaged(torch_jobs: WarmTorch, data: Path) -> None:
+def test_a_job_notices_what_is_damaged(torch_jobs: WarmPython, data: Path) -> None:
     path = data / sample_name(11)
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     (data / sample_name(12)).write_bytes((data / sample_name(13)).read_bytes())
@@ -65,7 +65,7 @@ def test_a_job_notices_what_is_damaged(torch_jobs: WarmTorch, data: Path) -> Non
 
 
 @pytest.mark.soak
-def test_a_job_stops_when_told(torch_jobs: WarmTorch, data: Path) -> None:
+def test_a_job_stops_when_told(torch_jobs: WarmPython, data: Path) -> None:
     (epoch,) = run(torch_jobs, "torch_job", data, "--batches", "4")
     assert (epoch.epoch, epoch.samples) == (0, 64)
 
