@@ -1,5 +1,6 @@
 """A real cachefs-scheduler process."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -15,9 +16,16 @@ from cachefs.messages import Message
 from cachefs.scheduling_messages import NODES, STATUS, NodesStatus, SchedulerStatus
 from tests.scheduler.observed import SCHEDULER
 from tests.waiting import until
+from tests.warm_python import WarmPython
 
 COMMAND = Path(sys.executable).with_name("cachefs-scheduler")
 SECONDS = 60.0
+
+
+@functools.cache
+def warm_schedulers() -> WarmPython:
+    """Returns the process of this test process that services are forked from. It ends when this process ends."""
+    return WarmPython(["cachefs_scheduler.cli"])
 
 
 class Nothing(Message, frozen=True):
@@ -32,7 +40,7 @@ class Scheduler:
         self.socket = home / "s"
         self.log = home / "log"
         self.config = home / "cachefs-scheduler.toml"
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[str] | None = None
         given: dict[str, dict[str, Any]] = {
             "service": {"socket": str(self.socket), "state_dir": str(home / "state"), "log_level": "debug"},
             "cluster": {"nodes": list(nodes), "name": SCHEDULER},
@@ -45,8 +53,8 @@ class Scheduler:
 
     def start(self) -> None:
         with self.log.open("ab") as log:
-            command = ["setpriv", "--pdeathsig=KILL", str(COMMAND), "--config", str(self.config)]
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+            command = ["setpriv", "--pdeathsig=KILL", sys.executable, COMMAND, "--config", self.config]
+            self.process = warm_schedulers().start(command, stdout=log, stderr=log)
         self.until(lambda: self.status() is not None)
 
     def kill(self) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from cachefs_tools.cachectl import main
 
 from cachefs.errors import ConfigError, NotFound
 from cachefs.observe_messages import Order, OrderKind
@@ -41,11 +42,15 @@ from cachefs.scheduling_messages import (
     ScaleAsk,
     ScaleDone,
 )
+from tests.cachectl import run_here
 from tests.scheduler.observed import Observed, made_files, observed
-from tests.scheduler.running import Nothing, Scheduler, scheduler
+from tests.scheduler.running import COMMAND, SECONDS, Nothing, Scheduler, scheduler, warm_schedulers
 
-CACHECTL = Path(sys.executable).with_name("cachectl")
 FILES = 512
+
+
+def cachectl_sched(*words: str) -> subprocess.CompletedProcess[str]:
+    return run_here(main, "cachectl", ["sched", *words])
 
 
 @dataclass(frozen=True)
@@ -214,8 +219,9 @@ def test_cachectl_shows_it_in_80_columns_and_as_json(place: Place) -> None:
     place.warm(0)
     assert place.admit("slurm:30-a-job-with-a-long-name-that-goes-on-and-on", user="someone").go
     for command in (["status"], ["queue", "--json"], ["policy", "set"]):
-        base = [str(CACHECTL), "sched", *command, "--scheduler", str(place.scheduler.socket)]
-        shown = subprocess.run(base, capture_output=True, text=True, check=True).stdout
+        done = cachectl_sched(*command, "--scheduler", str(place.scheduler.socket))
+        assert done.returncode == 0, done.stderr
+        shown = done.stdout
         assert "set" in shown
         if "--json" in command:
             assert json.loads(shown)["jobs"][0]["user"] == "someone"
@@ -224,8 +230,7 @@ def test_cachectl_shows_it_in_80_columns_and_as_json(place: Place) -> None:
 
 
 def test_cachectl_says_in_a_line_that_no_service_answers(tmp_path: Path) -> None:
-    command = [str(CACHECTL), "sched", "status", "--scheduler", str(tmp_path / "none")]
-    failed = subprocess.run(command, capture_output=True, text=True, check=False)
+    failed = cachectl_sched("status", "--scheduler", str(tmp_path / "none"))
     assert failed.returncode == 3
     assert "no cachefs-scheduler answers at" in failed.stderr
     assert len(failed.stderr.splitlines()) == 1
@@ -246,8 +251,7 @@ def test_a_second_service_says_so_and_leaves_the_first_alone(
     config.write_text(
         "\n".join(f'{other} = "{tmp_path}/o"' if line.startswith(f'"{other}"') else line for line in lines)
     )
-    command = [str(CACHECTL.with_name("cachefs-scheduler")), "--config", str(config)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ended = warm_schedulers().run([sys.executable, COMMAND, "--config", str(config)], timeout=SECONDS)
     assert ended.returncode == 1
     assert why in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -293,10 +297,11 @@ def test_a_pinned_copy_stays_until_its_policy_is_another_one(place: Place) -> No
 
 def test_a_preload_makes_room_of_what_was_read_least_recently(tmp_path: Path) -> None:
     """The node's tiers have room for one of the two datasets."""
-    size = 64 * 10**6
+    size = 16 * 10**6
     for name in ("old", "new"):
         made_files(tmp_path / name, 64, size // 64)
-    tiers = {"memory": {"budget": "48MiB"}, "ssd": {"budget": "48MiB"}}
+    tier = {"budget": "12MiB", "segment_size": "4MiB"}
+    tiers = {"memory": tier, "ssd": tier, "daemon": {"block_size": "1MiB"}}
     with observed(tmp_path / "n", "n0", tiers) as node:
         for name in ("old", "new"):
             node.daemon.add_dataset(name, f"file://{tmp_path}/{name}")
