@@ -25,6 +25,17 @@ from tests.waiting import until
 
 KILLS = 20
 READERS = 4
+# A mount with less patience than usual, which has to be set when zero-open is loaded.
+HURRIED = """
+from cachefs.mount import zero_open
+load = zero_open.load
+def load_and_hurry():
+    library = load()
+    from cachefs.mount import supervisor, worker_pool
+    {settings}
+    return library
+zero_open.load = load_and_hurry
+"""
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +159,8 @@ def test_a_request_in_the_hands_of_a_killed_worker_is_answered_by_the_next(
 def test_a_worker_that_stands_still_is_replaced(
     daemon: Daemon, expected: dict[bytes, bytes | None], tmp_path: Path
 ) -> None:
-    with mounted(daemon.socket, "tree", tmp_path / "mnt", "workers=1", "no_push") as mount:
+    patch = HURRIED.format(settings="supervisor.TICK_SECONDS = 0.3")
+    with mounted(daemon.socket, "tree", tmp_path / "mnt", "workers=1", "no_push", patch=patch) as mount:
         supervisor = supervisor_of(daemon, mount)
         (worker,) = workers(supervisor)
         worker.suspend()
@@ -260,7 +272,8 @@ def test_workers_agree_on_datasets_that_come_and_change(daemon: Daemon, tree: Pa
 
 
 def test_workers_that_keep_crashing_end_the_mount(daemon: Daemon, tmp_path: Path) -> None:
-    with mounted(daemon.socket, "tree", tmp_path / "mnt", "workers=1", "no_push") as mount:
+    patch = HURRIED.format(settings="worker_pool.FIRST_PAUSE, worker_pool.MOST_CRASHES = 0.01, 5")
+    with mounted(daemon.socket, "tree", tmp_path / "mnt", "workers=1", "no_push", patch=patch) as mount:
         supervisor = supervisor_of(daemon, mount)
         while supervisor.is_running():
             with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since we looked
@@ -312,25 +325,20 @@ Snapshot.lookup = lookup
 """
 
 # A look-up of a name that begins with `stuck` waits for another mount, which SIGKILL does not end once that has taken
-# the request. Less patience than usual, which has to be set when zero-open is loaded; as usual, a mount may be unserved
-# for longer than a worker may be silent.
+# the request. As usual, a mount may be unserved for longer than a worker may be silent.
 STUCK = """
 import os
-from cachefs.mount import zero_open
 from cachefs.snapshot import Snapshot
-look_up, load = Snapshot.lookup, zero_open.load
+look_up = Snapshot.lookup
 def lookup(self, parent, name):
     if name.startswith(b"stuck"):
         os.stat({path!r})
     return look_up(self, parent, name)
-def load_and_hurry():
-    library = load()
-    from cachefs.mount import supervisor, worker_pool
-    supervisor.TICK_SECONDS = 0.2
-    worker_pool.SILENT_SECONDS, worker_pool.UNSERVED_SECONDS, worker_pool.MOST_HANGING = 8, 15, 2
-    return library
-Snapshot.lookup, zero_open.load = lookup, load_and_hurry
-"""
+Snapshot.lookup = lookup
+""" + HURRIED.format(
+    settings="supervisor.TICK_SECONDS = 0.2; "
+    "worker_pool.SILENT_SECONDS, worker_pool.UNSERVED_SECONDS, worker_pool.MOST_HANGING = 8, 15, 2"
+)
 
 
 def test_a_mount_whose_workers_hang_in_the_kernel_ends_and_its_readers_get_errors(

@@ -40,9 +40,7 @@ def change(tree: Path) -> None:
     (tree / "gone").unlink()
 
 
-@pytest.mark.parametrize(
-    ("spec", "options"), [("d", ["follow"]), ("cachefs:d@latest", []), ("d", ["follow", "no_zero_open"])]
-)
+@pytest.mark.parametrize(("spec", "options"), [("cachefs:d@latest", []), ("d", ["follow", "no_zero_open"])])
 def test_a_mount_that_follows_shows_the_new_snapshot_and_open_files_keep_theirs(
     daemon: Daemon, tree: Path, tmp_path: Path, spec: str, options: list[str]
 ) -> None:
