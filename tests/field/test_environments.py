@@ -114,12 +114,12 @@ def test_a_relative_path(torch_jobs: WarmPython, node: Node) -> None:
     [
         # Few descriptors, Python's options, and the program on the standard input.
         'ulimit -n 48; exec "$PYTHON" -bb -OO -u - "$ROOT" < "$SCRIPT"',
-        # Neither home nor temporary directory; warnings are errors; the program is a module.
-        'exec env -u HOME TMPDIR=/nonexistent LC_ALL=C PYTHONUTF8=0 "$PYTHON" -W error -m training "$ROOT"',
-        # Processes have other numbers in here, and there is no network.
-        'exec unshare --pid --fork --mount-proc --net --propagation private "$PYTHON" "$SCRIPT" "$ROOT"',
+        # Neither home nor temporary directory; warnings are errors; the program is a module. Processes have other
+        # numbers in here, and there is no network.
+        "exec unshare --pid --fork --mount-proc --net --propagation private env -u HOME TMPDIR=/nonexistent LC_ALL=C "
+        'PYTHONUTF8=0 "$PYTHON" -W error -m training "$ROOT"',
     ],
-    ids=["stdin", "module", "namespaces"],
+    ids=["stdin", "module-in-namespaces"],
 )
 def test_a_way_to_start_it(node: Node, tmp_path: Path, line: str) -> None:
     variables = {"PYTHON": sys.executable, "SCRIPT": str(node.script), "ROOT": str(node.mount)}

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import contextvars
 import heapq
+import itertools
 import math
 import time
 import weakref
@@ -104,13 +105,17 @@ class SimulatedLoop(VirtualTimeLoop):
         self.processes: list[Process] = []
         self.turns = 0
         self.look: Callable[[], None] = _nothing  # is called every few turns; what it raises ends the run
+        self._timers: list[tuple[float, int, Any]] = []  # a heap: when, a number of its own, and the timer
+        self._timer_numbers = itertools.count()
         super().__init__(seed, limit)
         self._hub = greenlet.getcurrent()
         self.set_task_factory(_task)
 
     # --- callbacks ------------------------------------------------------------------------------------------------
 
-    def _call_soon(self, callback: Any, args: Any, context: contextvars.Context | None) -> asyncio.Handle:
+    # asyncio's own check their arguments, and compare timers in Python.
+
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
         process = handle._context.get(PROCESS)  # type: ignore[attr-defined]
         if process is None or (process.is_alive and not process.is_stopped):
@@ -119,13 +124,25 @@ class SimulatedLoop(VirtualTimeLoop):
             process.park(handle)
         return handle
 
-    def call_soon_threadsafe(self, callback: Any, *args: Any, context: Any = None) -> asyncio.Handle:
-        """All threads are this one."""
-        return self.call_soon(callback, *args, context=context)
+    call_soon_threadsafe = call_soon  # all threads are this one
+
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        return self.call_at(self.now + delay, callback, *args, context=context)
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        self._add_timer(timer)
+        return timer
+
+    def _add_timer(self, timer: Any) -> None:
+        heapq.heappush(self._timers, (timer._when, next(self._timer_numbers), timer))
+
+    def _timer_handle_cancelled(self, handle: Any) -> None:
+        """Leave a cancelled timer where it is: it is passed over when its time comes."""
 
     def handles_of(self, process: Process) -> list[asyncio.Handle]:
         """Return what waits to be called for that process."""
-        waiting = [*self._ready, *self._scheduled]  # type: ignore[attr-defined]
+        waiting = [*self._ready, *(timer for *_, timer in self._timers)]  # type: ignore[attr-defined]
         return [handle for handle in waiting if handle._context is not None and _process(handle) is process]
 
     def take_out(self, process: Process) -> None:
@@ -135,15 +152,15 @@ class SimulatedLoop(VirtualTimeLoop):
             if not handle._cancelled and _process(handle) is process:
                 process.park(handle)
                 ready[at] = _Nothing(self)
-        kept: list[Any] = []
-        for timer in self._scheduled:  # type: ignore[has-type]
+        kept = []
+        for entry in self._timers:
+            timer = entry[2]
             if not timer._cancelled and _process(timer) is process:
-                timer._scheduled = False
                 process.park(timer)
             else:
-                kept.append(timer)
+                kept.append(entry)
         heapq.heapify(kept)
-        self._scheduled = kept
+        self._timers = kept
 
     def put_back(self, parked: list[asyncio.Handle]) -> None:
         """Call them after all."""
@@ -151,28 +168,27 @@ class SimulatedLoop(VirtualTimeLoop):
             if handle.cancelled():
                 continue
             if isinstance(handle, asyncio.TimerHandle):
-                heapq.heappush(self._scheduled, handle)
-                handle._scheduled = True  # type: ignore[attr-defined]
+                self._add_timer(handle)
             else:
                 self._ready.append(handle)  # type: ignore[attr-defined]
 
     def _run_once(self) -> None:
         """Run one turn. asyncio's own takes three times as long, for descriptors that do not exist here."""
         ready: Any = self._ready  # type: ignore[attr-defined]
-        timers: list[Any] = self._scheduled  # type: ignore[has-type]
+        timers = self._timers
         self.turns += 1
         if self.turns % LOOK_TURNS == 0:
             self.look()
         if not ready:
-            while timers and timers[0]._cancelled:
-                heapq.heappop(timers)._scheduled = False
+            while timers and timers[0][2]._cancelled:
+                heapq.heappop(timers)
             if not timers:
                 raise self.stuck()
-            if timers[0]._when > self.now:
-                self.jump(timers[0]._when - self.now)
-        while timers and timers[0]._when <= self.now:
-            timer = heapq.heappop(timers)
-            timer._scheduled = False
+            if timers[0][0] > self.now:
+                self.jump(timers[0][0] - self.now)
+        now = self.now
+        while timers and timers[0][0] <= now:
+            timer = heapq.heappop(timers)[2]
             if not timer._cancelled:
                 ready.append(timer)
         self.shuffle()

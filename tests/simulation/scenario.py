@@ -9,7 +9,7 @@ from cachefs_daemon.fetch.bringing import FAILURE_MEMORY
 from cachefs_daemon.fetch.snapshot_lacks import LACKS_SECONDS
 
 from tests.simulation import etcd, origin
-from tests.simulation.cluster import Broken, Cluster
+from tests.simulation.cluster import Broken, Cluster, run
 from tests.simulation.node import Limits, SimulatedNode, SimulatedSnapshot
 from tests.simulation.origin import Weather
 
@@ -25,6 +25,10 @@ SLOWEST_WRITE: Final = 3.0
 # Faults for which no block needs to leave the origin twice.
 QUIET: Final = {"origin_slow", "etcd_away", "origin_down"}
 
+# Schedules of `make test`, and into how many tests they are divided. Two files have half of them each.
+SCHEDULES: Final = 1850
+PARTS: Final = 16
+
 Work = Coroutine[Any, Any, None]
 
 
@@ -37,7 +41,7 @@ class Size:
     largest: int = 8000
     events: tuple[int, int] = (1, 5)
     # Within which faults begin, and after the last one.
-    seconds: float = 1.5
+    seconds: float = 0.9
     rest: float = 0.5
     # Names of the faults that happen; empty: the seed picks some of all.
     only: tuple[str, ...] = ()
@@ -404,13 +408,19 @@ async def storm(cluster: Cluster) -> None:
     await Storm(cluster, Size()).run()
 
 
+def run_part(part: int) -> None:
+    """Run the schedules of one test. Raises Failure."""
+    for seed in range(part, SCHEDULES, PARTS):
+        run(seed, storm)
+
+
 def storm_of(*faults: str) -> Callable[[Cluster], Work]:
     """Return schedules of the usual size in which only these faults happen; none: any."""
 
-    async def run(cluster: Cluster) -> None:
+    async def schedule(cluster: Cluster) -> None:
         await Storm(cluster, Size(only=faults)).run()
 
-    return run
+    return schedule
 
 
 async def large(cluster: Cluster) -> None:

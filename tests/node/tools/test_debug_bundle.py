@@ -3,8 +3,6 @@
 import base64
 import json
 import os
-import subprocess
-import sys
 import tarfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,10 +10,10 @@ from typing import Any
 from urllib.parse import quote
 
 from cachefs.errors import CachefsError
+from tests.cachectl import cachectl
 from tests.daemon import BY_COMMAND, Daemon
 from tests.mounting import mounted
 
-CACHECTL = Path(sys.executable).with_name("cachectl")
 # Of several kinds, none of which is a word: as AWS, Azure and others make them.
 SECRETS = {
     "access": "AKIAIOSFODNN7PLANTED",
@@ -40,10 +38,8 @@ def bundle(
     daemon: Daemon, output: Path, *arguments: str | Path, environment: Mapping[str, str] | None = None
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """(what cachectl answers, name -> text of the files in the bundle)."""
-    done = subprocess.run(
-        [CACHECTL, "debug-bundle", "--json", "-o", output, "--socket", daemon.socket, *arguments],
-        capture_output=True, text=True, timeout=200, check=False, env={**os.environ, **(environment or {})},
-    )  # fmt: skip
+    words = ["debug-bundle", "--json", "-o", output, *arguments]
+    done = cachectl(daemon.socket, *words, environment=environment)
     assert done.returncode in (0, 4), done.stderr
     with tarfile.open(output) as tar:
         texts = {Path(member.name).name: tar.extractfile(member).read().decode() for member in tar}  # type: ignore[union-attr]
@@ -122,13 +118,12 @@ def test_without_names(tmp_path: Path) -> None:
 
 def test_without_a_daemon_it_says_what_is_missing(tmp_path: Path) -> None:
     output = tmp_path / "b.tar.gz"
-    command = [CACHECTL, "debug-bundle", "-o", output, "--socket", tmp_path / "s"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    done = cachectl(tmp_path / "s", "debug-bundle", "-o", output)
     assert done.returncode == 4, done.stderr
     assert "LEFT-OUT" in done.stdout
     assert "does not answer" in done.stdout or "no socket" in done.stdout
     assert "doctor.json" in done.stderr  # what it will have, before
-    again = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    again = cachectl(tmp_path / "s", "debug-bundle", "-o", output)
     assert again.returncode == 1
     assert "exists already" in again.stderr
 

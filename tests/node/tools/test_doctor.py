@@ -4,20 +4,20 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cachefs_tools.doctor import examination
 
 from cachefs.messages import OriginOptions
 from cachefs.mount import kernel
+from tests.cachectl import CACHECTL, cachectl, cachectl_process
 from tests.daemon import BY_COMMAND, Daemon, shared_daemon
 from tests.mounting import frozen, mount_pid, mounted
 from tests.servers.s3 import S3Server
 
-CACHECTL = Path(sys.executable).with_name("cachectl")
 Findings = dict[str, dict[str, Any]]
 
 
@@ -32,12 +32,15 @@ def daemon(request: pytest.FixtureRequest, running: Daemon, tmp_path: Path) -> I
         yield daemon
 
 
-def doctor(*arguments: str | Path, before: tuple[str, ...] = (), status: int | None = None) -> Findings:
+def doctor(socket: Path, *arguments: str | Path, before: tuple[str, ...] = (), status: int | None = None) -> Findings:
     """The findings by id. before: a command that runs cachectl. status: with which it must end."""
-    done = subprocess.run(
-        [*before, str(CACHECTL), "doctor", "--json", *map(str, arguments)],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    words = ["doctor", *arguments, "--json"]
+    if before:
+        done = subprocess.run(
+            [*before, CACHECTL, *words, "--socket", socket], capture_output=True, text=True, timeout=120, check=False
+        )
+    else:
+        done = cachectl(socket, *words)
     assert "Traceback" not in done.stderr, done.stderr
     answer = json.loads(done.stdout)
     found = {each["id"]: each for each in answer["findings"]}
@@ -54,13 +57,13 @@ def in_namespace(script: str) -> tuple[str, ...]:
 @pytest.mark.own_daemon
 def test_a_good_node(daemon: Daemon) -> None:
     config = daemon.home / "cachefsd.toml"
-    found = doctor("tree", "--config", config, "--socket", daemon.socket)
+    found = doctor(daemon.socket, "tree", "--config", config)
     for name in ("config.file", "daemon.answers", "fuse.device", "disks.state", "speed.memory", "speed.ssd",
                  "origin.speed"):  # fmt: skip
         assert found[name]["level"] == "ok", found[name]
     assert "tree" in found["origin.speed"]["found"]
     assert "with the daemon's environment" in found["origin.speed"]["found"]
-    text = subprocess.run([CACHECTL, "doctor", "--socket", daemon.socket], capture_output=True, text=True, check=False)
+    text = cachectl_process(daemon.socket, "doctor")
     assert "In order" in text.stdout
     # The file that the daemon was started with is checked where none is named.
     assert "cachefsd.toml is valid" in " ".join(text.stdout.split())
@@ -71,7 +74,7 @@ def test_a_good_node(daemon: Daemon) -> None:
 def test_without_a_daemon_and_with_a_wrong_configuration(tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
     config.write_text(f'[memory]\nbudgt = 5\n[ssd]\ndir = "{tmp_path}/ssd"\nsegment_size = "1x"\n')
-    found = doctor("nothing", "--config", config, "--socket", tmp_path / "s", status=4)
+    found = doctor(tmp_path / "s", "nothing", "--config", config, status=4)
     assert found["daemon.answers"]["level"] == "problem"
     assert "budget" in found["config.file"]["found"] or "segment_size" in found["config.file"]["found"]
     assert found["origin.skipped"]["level"] == "note"
@@ -81,10 +84,8 @@ def test_a_daemon_that_is_stopped(daemon: Daemon) -> None:
     assert daemon.process is not None
     daemon.process.send_signal(signal.SIGSTOP)
     try:
-        found = doctor("--socket", daemon.socket, status=4)
-        said = subprocess.run(
-            [CACHECTL, "status", "--socket", daemon.socket], capture_output=True, text=True, timeout=60, check=False
-        )
+        found = doctor(daemon.socket, status=4)
+        said = cachectl(daemon.socket, "status")
     finally:
         daemon.process.send_signal(signal.SIGCONT)
     assert found["daemon.stopped"]["way_out"] == f"kill -CONT {daemon.process.pid}"
@@ -92,9 +93,9 @@ def test_a_daemon_that_is_stopped(daemon: Daemon) -> None:
     assert f"kill -CONT {daemon.process.pid}" in said.stderr
 
 
-def test_mounts_that_are_dead_or_hang(daemon: Daemon, tmp_path: Path) -> None:
+def test_mounts_that_are_dead_or_hang(daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with mounted(daemon.socket, "tree", tmp_path / "dead"), mounted(daemon.socket, "tree", tmp_path / "hangs"):
-        good = doctor("--socket", daemon.socket)
+        good = doctor(daemon.socket)
         assert good["mounts.alive"]["level"] == "ok"
         assert "mounts.version" not in good
         assert {each.version for each in daemon.status().mounts} == {daemon.status().version}
@@ -104,8 +105,9 @@ def test_mounts_that_are_dead_or_hang(daemon: Daemon, tmp_path: Path) -> None:
         # A configuration that names a directory on a disk that hangs.
         config = tmp_path / "hanging.toml"
         config.write_text(f'[memory]\ndir = "{tmp_path}/hangs/never asked for"\n')
+        monkeypatch.setattr(examination, "SECONDS", 4.0)  # for the configuration, which never answers
         with frozen(daemon.client, tmp_path / "hangs"):
-            found = doctor("--socket", daemon.socket, "--config", config, status=4)
+            found = doctor(daemon.socket, "--config", config, status=4)
         assert found["config.file"]["level"] == "problem"
         assert "no answer within" in found["config.file"]["found"]
         assert str(tmp_path / "dead") in found["mounts.dead"]["way_out"]
@@ -129,7 +131,7 @@ def test_a_machine_without_fuse_with_a_full_tmpfs_and_a_wrong_fstab(tmp_path: Pa
         f'[ssd]\ndir = "{tmp_path}/disk/ssd"\nbudget = "64MiB"\n'
     )
     script = f"mount -t tmpfs -o size=8m tmpfs {small}\nmount --bind {table} /etc/fstab\nmount -t tmpfs tmpfs /dev\n"
-    found = doctor("--config", config, "--socket", tmp_path / "s", before=in_namespace(script), status=4)
+    found = doctor(tmp_path / "s", "--config", config, before=in_namespace(script), status=4)
     assert "does not exist" in found["fuse.device"]["found"]
     assert "8 MiB" in found["disks.memory"]["found"]
     assert found["disks.ssd"]["way_out"] == f"mount {tmp_path}/disk"
@@ -145,8 +147,7 @@ def test_an_s3_origin_is_asked_with_the_daemons_credentials_which_are_never_show
     radosgw.put("doctor", {f"{number}.bin": bytes(30_000) for number in range(8)})
     with Daemon(tmp_path / "node", environment=radosgw.environment, wrapper=BY_COMMAND) as daemon:
         daemon.add_dataset("shop", "s3://doctor", OriginOptions(endpoint_url=radosgw.endpoint))
-        command = [CACHECTL, "doctor", "shop", "--json", "--socket", daemon.socket]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        done = cachectl(daemon.socket, "doctor", "shop", "--json")
     found = {each["id"]: each for each in json.loads(done.stdout)["findings"]}
     assert found["credentials.s3"]["level"] == "ok", found["credentials.s3"]
     assert found["origin.speed"]["level"] == "ok", found

@@ -12,7 +12,8 @@ from cachefs.counts import duration
 from cachefs.messages import ClusterBrief, Empty
 from cachefs.rpc import CLUSTER
 from cachefs_tools.cachectl.command_session import CommandSession, with_session
-from cachefs_tools.cachectl.display import name, size, table
+from cachefs_tools.cachectl.display import size, table
+from cachefs_tools.names import shown as name
 
 # A matrix of more nodes than this does not fit 80 columns.
 MOST_COLUMNS: Final = 6

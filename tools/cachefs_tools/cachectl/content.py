@@ -37,9 +37,9 @@ from cachefs.rpc import (
 )
 from cachefs_tools.cachectl import completion
 from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus, with_session
-from cachefs_tools.cachectl.display import name as shown
 from cachefs_tools.cachectl.display import size
 from cachefs_tools.cachectl.progress import follow_verify, follow_warmup
+from cachefs_tools.names import shown
 
 # Seconds that counting a large dataset may take.
 FORECAST_SECONDS = 600.0

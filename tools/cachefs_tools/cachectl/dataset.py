@@ -43,10 +43,10 @@ from cachefs.sizes import parse_size
 from cachefs_tools.cachectl import completion
 from cachefs_tools.cachectl.command_session import CommandSession, plain, with_session
 from cachefs_tools.cachectl.content import fraction_of
-from cachefs_tools.cachectl.display import name as shown
 from cachefs_tools.cachectl.display import share, size, table
 from cachefs_tools.cachectl.progress import follow_listing
 from cachefs_tools.cachectl.usage import CommandGroup
+from cachefs_tools.names import shown
 
 SHOWN_PROBLEMS = 10
 # The phase of a listing that has ended, in its document. The daemon's last message has that in which it has ended.

@@ -10,8 +10,8 @@ import click
 from rich.table import Table
 
 from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus, with_session
-from cachefs_tools.cachectl.display import name as shown
 from cachefs_tools.cachectl.display import size, table
+from cachefs_tools.names import shown
 
 if TYPE_CHECKING:
     from cachefs_tools.debug_bundle.bundle import Bundle
@@ -42,6 +42,7 @@ def debug_bundle(
     node = Node(session.socket, config or DEFAULT_CONFIG, logs, unit)
     top = time.strftime("cachefs-debug-%Y%m%d-%H%M%S")
     path = output or Path(f"{top}.tar.gz")
+    archive.require_new(path)  # gathering takes seconds
     if not session.as_json:
         session.screen.print("The bundle will have, without keys, tokens, passwords and signed URLs:")
         session.screen.print(*(f"  {part.name:<18} {part.title}" for part in node.parts()), sep="\n")

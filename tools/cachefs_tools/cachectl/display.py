@@ -1,6 +1,5 @@
-"""What numbers, names and tables look like on a terminal."""
+"""What numbers and tables look like on a terminal."""
 
-import os
 from collections.abc import Iterable
 
 from cachefs_tools.cachectl.tables import Column, FittedTable
@@ -30,18 +29,6 @@ def compact(number: float, width: int) -> str:
 def share(part: float, whole: float) -> str:
     """A share in percent, or `-` where the whole is 0."""
     return f"{100 * part / whole:.1f} %" if whole else "-"
-
-
-def name(path: bytes | str) -> str:
-    """A name as one safe line. Characters that a terminal obeys or cannot show are escaped."""
-    text = os.fsdecode(path)
-    return "".join(character if character.isprintable() else _escape(character) for character in text)
-
-
-def _escape(character: str) -> str:
-    if "\udc80" <= character <= "\udcff":
-        return f"\\x{ord(character) - 0xDC00:02x}"
-    return character.encode("unicode_escape").decode()
 
 
 def table(columns: str, rows: Iterable[Iterable[object]], *, heading: bool = True) -> FittedTable:

@@ -9,7 +9,8 @@ from cachefs.cluster_messages import DrainNode, DrainStatus
 from cachefs.counts import counted
 from cachefs.rpc import DRAIN
 from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus, with_session
-from cachefs_tools.cachectl.display import name, size
+from cachefs_tools.cachectl.display import size
+from cachefs_tools.names import shown as name
 
 # Seconds between two looks.
 _POLL: Final = 0.5

@@ -13,7 +13,8 @@ from cachefs.mount_spec import MountSpec
 from cachefs.mount_table import MountPoint, mount_points
 from cachefs.rpc import DATASET_LIST, FILE_SHOW, STATUS
 from cachefs_tools.cachectl.command_session import CommandSession, with_session
-from cachefs_tools.cachectl.display import facts, name, size
+from cachefs_tools.cachectl.display import facts, size
+from cachefs_tools.names import shown as name
 
 
 @click.command()

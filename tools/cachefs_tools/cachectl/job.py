@@ -18,10 +18,10 @@ from cachefs.rpc import DATASET_SHOW, JOB_CANCEL, JOB_EPOCH, JOB_LIST, JOB_PUBLI
 from cachefs_tools.cachectl import completion
 from cachefs_tools.cachectl.command_session import CommandSession, with_session
 from cachefs_tools.cachectl.content import dataset_path
-from cachefs_tools.cachectl.display import name as shown
 from cachefs_tools.cachectl.display import table
 from cachefs_tools.cachectl.job_page import COLUMNS, describe, describe_all, document_of
 from cachefs_tools.cachectl.usage import CommandGroup
+from cachefs_tools.names import shown
 
 SOURCE = "cachectl"
 # Seconds. People publish by hand before the training starts, and nobody sends heartbeats.

@@ -24,8 +24,8 @@ from cachefs.job_progress import (
 )
 from cachefs.troubles import Cause, words
 from cachefs_tools.cachectl.command_session import plain
-from cachefs_tools.cachectl.display import name as shown
 from cachefs_tools.cachectl.display import size, table
+from cachefs_tools.names import shown
 
 # What each column means, for `job show --help`.
 COLUMNS: Final = """\

@@ -19,7 +19,7 @@ from cachefs.rpc import STATUS
 from cachefs.socket_path import SOCKET_VARIABLE
 from cachefs_tools.cachectl import completion
 from cachefs_tools.cachectl.command_session import CommandSession, fail, with_session
-from cachefs_tools.cachectl.display import name
+from cachefs_tools.names import shown as name
 
 # Seconds that a mount has to answer. A mount whose process hangs must not hang cachectl.
 PROBE_SECONDS: Final = 5.0

@@ -23,7 +23,8 @@ from cachefs.counts import counted
 from cachefs.errors import DaemonUnavailable
 from cachefs.messages import ListingPhase, ListingProgress, VerifyProgress, WarmupProgress
 from cachefs_tools.cachectl.command_session import CommandSession
-from cachefs_tools.cachectl.display import name, share, size
+from cachefs_tools.cachectl.display import share, size
+from cachefs_tools.names import shown as name
 
 Update = TypeVar("Update")
 

@@ -12,8 +12,8 @@ from cachefs.cluster_messages import ClusterStatus, MemberStatus
 from cachefs.errors import ConfigError, NotFound
 from cachefs.planning.cluster.rendezvous import Member
 from cachefs.planning.cluster.shares import RingDiff, Share, ring_diff, shares
-from cachefs_tools.cachectl.display import name as shown
 from cachefs_tools.cachectl.display import size, table
+from cachefs_tools.names import shown
 
 Said = tuple[dict[str, Any], Iterator[str | Table]]
 

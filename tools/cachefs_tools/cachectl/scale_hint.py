@@ -9,7 +9,8 @@ from cachefs.cluster_messages import ScaleOutcome, ScaleStatus
 from cachefs.messages import Empty
 from cachefs.rpc import SCALE_HINT
 from cachefs_tools.cachectl.command_session import CommandSession, with_session
-from cachefs_tools.cachectl.display import name, size, table
+from cachefs_tools.cachectl.display import size, table
+from cachefs_tools.names import shown as name
 
 
 @click.command("scale-hint")

@@ -30,8 +30,9 @@ from cachefs.scheduling_messages import (
     WaitingJob,
 )
 from cachefs_tools.cachectl.command_session import CommandSession, with_session
-from cachefs_tools.cachectl.display import name, share, size, table
+from cachefs_tools.cachectl.display import share, size, table
 from cachefs_tools.cachectl.scheduler_client import SchedulerClient
+from cachefs_tools.names import shown as name
 
 # Characters of a name in a table of at most 80 columns.
 _NAME: Final = 24

@@ -7,7 +7,7 @@ import click
 from cachefs.messages import Empty, LogLevel
 from cachefs.rpc import LOG_LEVEL, RELOAD
 from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus, with_session
-from cachefs_tools.cachectl.display import name as shown
+from cachefs_tools.names import shown
 
 
 @click.command()

@@ -16,9 +16,10 @@ from cachefs.mount_spec import MountSpec
 from cachefs.rpc import JOB_LIST, STATUS
 from cachefs_tools.cachectl import completion
 from cachefs_tools.cachectl.command_session import CommandSession, output_width, with_session
-from cachefs_tools.cachectl.display import compact, name, size
+from cachefs_tools.cachectl.display import compact, size
 from cachefs_tools.cachectl.mount_points import resolved_mount_point
 from cachefs_tools.cachectl.tables import Column, Kind, fit
+from cachefs_tools.names import shown as name
 
 # Rows between two headers.
 LINES_PER_HEADER: Final = 20

@@ -14,8 +14,9 @@ from cachefs.rpc import STATUS
 from cachefs.troubles import words
 from cachefs_tools.cachectl.cluster import brief
 from cachefs_tools.cachectl.command_session import CommandSession, plain, with_session
-from cachefs_tools.cachectl.display import facts, name, share, size, table
+from cachefs_tools.cachectl.display import facts, share, size, table
 from cachefs_tools.cachectl.watching import PATIENCE, Answer, watch, watch_option
+from cachefs_tools.names import shown as name
 
 
 @click.command()

@@ -8,8 +8,9 @@ from cachefs.messages import Empty, WarmupId, WarmupProgress
 from cachefs.rpc import WARMUP_CANCEL, WARMUP_LIST, WARMUP_WATCH
 from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus, with_session
 from cachefs_tools.cachectl.content import finished_text
-from cachefs_tools.cachectl.display import name, share, size, table
+from cachefs_tools.cachectl.display import share, size, table
 from cachefs_tools.cachectl.progress import follow_warmup
+from cachefs_tools.names import shown as name
 
 
 @click.command()

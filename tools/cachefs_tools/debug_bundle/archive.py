@@ -14,6 +14,12 @@ from cachefs.errors import AlreadyExists, CachefsError
 MODE: Final = 0o600
 
 
+def require_new(path: Path) -> None:
+    """Raises AlreadyExists where there is a file at *path*."""
+    if os.path.lexists(path):
+        raise AlreadyExists(f"{path} exists already; name another file with -o")
+
+
 def write(path: Path, top: str, files: Mapping[str, str]) -> int:
     """Write *files* (name -> text) into a new file at *path*, below the directory *top*. Returns its bytes.
 

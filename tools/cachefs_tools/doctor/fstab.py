@@ -12,8 +12,8 @@ from cachefs.counts import counted
 from cachefs.errors import CachefsError
 from cachefs.mount_spec import MountSpec
 from cachefs.mount_table import FS_TYPE, SOURCE_PREFIX
-from cachefs_tools.cachectl.display import name as shown
 from cachefs_tools.doctor.finding import Finding, ok, problem, warning
+from cachefs_tools.names import shown
 
 FSTAB: Final = Path("/etc/fstab")
 HELPER: Final = Path("/sbin/mount.cachefs")

@@ -11,8 +11,8 @@ import msgspec
 
 from cachefs.messages import MountView
 from cachefs.mount_table import mount_points
-from cachefs_tools.cachectl.display import name as shown
 from cachefs_tools.doctor.finding import Finding, note, ok, problem, warning
+from cachefs_tools.names import shown
 
 # Seconds that all mounts have to answer, and how many are asked.
 ANSWER_SECONDS: Final = 4.0

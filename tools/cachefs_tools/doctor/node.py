@@ -14,9 +14,9 @@ from cachefs.messages import DatasetName, DatasetView, Empty, OriginOptions, Sta
 from cachefs.rpc import CLUSTER, DATASET_LIST, DATASET_SHOW, STATUS, DaemonClient
 from cachefs.socket_path import refusal
 from cachefs.troubles import Cause, consequence, is_failing, way_out, words
-from cachefs_tools.cachectl.display import name as shown
 from cachefs_tools.doctor.asking import Account
 from cachefs_tools.doctor.finding import Finding, note, ok, problem, warning
+from cachefs_tools.names import shown
 
 CALL_SECONDS: Final = 5.0
 SHOW_SECONDS: Final = 30.0

@@ -10,8 +10,8 @@ from cachefs.counts import counted
 from cachefs.errors import CachefsError
 from cachefs.messages import OriginOptions
 from cachefs.sizes import format_size
-from cachefs_tools.cachectl.display import name as shown
 from cachefs_tools.doctor.finding import Finding, note, ok, problem, warning
+from cachefs_tools.names import shown
 from cachefs_tools.origin_speed import Look, OriginSpeed, measure
 
 # At most 20 requests and 17 MiB.

@@ -12,7 +12,7 @@ from rich.text import Text
 from cachefs.counts import counted, duration
 from cachefs.messages import TierStatus
 from cachefs.troubles import words
-from cachefs_tools.cachectl.display import facts, name, share, size
+from cachefs_tools.cachectl.display import facts, share, size
 from cachefs_tools.cachectl.job_page import describe
 from cachefs_tools.cachectl.tables import ELLIPSIS, GAP, Kind, fit, shortened
 from cachefs_tools.cachectl.top.history import History
@@ -21,6 +21,7 @@ from cachefs_tools.cachectl.top.pen import Pen
 from cachefs_tools.cachectl.top.picture import Picture
 from cachefs_tools.cachectl.top.room import shared
 from cachefs_tools.cachectl.top.state import State
+from cachefs_tools.names import shown as name
 
 # The fewest columns and lines in which anything can be shown.
 NARROWEST, LOWEST = 40, 10

@@ -9,12 +9,13 @@ from cachefs.counts import duration
 from cachefs.job_messages import ConsumerView, JobView
 from cachefs.messages import DatasetView, MountView
 from cachefs.troubles import short
-from cachefs_tools.cachectl.display import name, size
+from cachefs_tools.cachectl.display import size
 from cachefs_tools.cachectl.status import mount_state
 from cachefs_tools.cachectl.tables import Column, Kind
 from cachefs_tools.cachectl.top.history import History
 from cachefs_tools.cachectl.top.pen import Pen
 from cachefs_tools.cachectl.top.picture import Picture
+from cachefs_tools.names import shown as name
 
 RUNNING: Final = "running"
 # A job that waits for more than this share of the time is marked.

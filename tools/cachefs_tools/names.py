@@ -1,0 +1,15 @@
+"""Names of files, datasets and mounts as one safe line of a terminal."""
+
+import os
+
+
+def shown(path: bytes | str) -> str:
+    """Return a name as one safe line. Characters that a terminal obeys or cannot show are escaped."""
+    text = os.fsdecode(path)
+    return "".join(character if character.isprintable() else _escape(character) for character in text)
+
+
+def _escape(character: str) -> str:
+    if "\udc80" <= character <= "\udcff":
+        return f"\\x{ord(character) - 0xDC00:02x}"
+    return character.encode("unicode_escape").decode()
