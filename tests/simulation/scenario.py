@@ -1,7 +1,10 @@
 """What happens in a run, by its seed: readers on all nodes, faults, and at the end a time without faults."""
 
 import asyncio
+import gc
+import multiprocessing
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -9,7 +12,7 @@ from cachefs_daemon.fetch.bringing import FAILURE_MEMORY
 from cachefs_daemon.fetch.snapshot_lacks import LACKS_SECONDS
 
 from tests.simulation import etcd, origin
-from tests.simulation.cluster import Broken, Cluster, run
+from tests.simulation.cluster import Broken, Cluster, Failure, run
 from tests.simulation.node import Limits, SimulatedNode, SimulatedSnapshot
 from tests.simulation.origin import Weather
 
@@ -408,10 +411,23 @@ async def storm(cluster: Cluster) -> None:
     await Storm(cluster, Size()).run()
 
 
-def run_part(part: int) -> None:
-    """Run the schedules of one test. Raises Failure."""
-    for seed in range(part, SCHEDULES, PARTS):
-        run(seed, storm)
+def failure_in(part: int) -> str:
+    """Run the schedules of one test. Return how the first one failed, or "" where all went well.
+
+    A child process runs them, and never collects its garbage: that would take an eighth of the time.
+    """
+    with ProcessPoolExecutor(1, multiprocessing.get_context("fork")) as pool:
+        return pool.submit(_run_part, part).result()
+
+
+def _run_part(part: int) -> str:
+    gc.disable()
+    try:
+        for seed in range(part, SCHEDULES, PARTS):
+            run(seed, storm)
+    except Failure as failure:
+        return str(failure)
+    return ""
 
 
 def storm_of(*faults: str) -> Callable[[Cluster], Work]:

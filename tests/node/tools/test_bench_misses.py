@@ -65,7 +65,7 @@ def test_listing_counts_all_keys(layout: Layout, tmp_path: Path) -> None:
         assert len(set(found)) == 2000
         assert found == sorted(found)
         return
-    arguments = ("--keys", "3000", "--delay", "1", "--layout", layout.value, "--directory", str(tmp_path))
+    arguments = ("--keys", "1200", "--delay", "1", "--layout", layout.value, "--directory", str(tmp_path))
     (turn,) = json.loads(bench("listing", *arguments))["turns"]
-    assert {way["objects"] for way in turn.values()} == {3000}
+    assert {way["objects"] for way in turn.values()} == {1200}
     assert turn["cachefs"]["child_peak_mb"] > 0
