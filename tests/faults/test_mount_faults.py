@@ -112,7 +112,7 @@ def test_kills_of_the_daemon_under_readers_cost_no_byte(daemon: Daemon, tree: Pa
         readers = [threading.Thread(target=read_for_ever, args=(seed,)) for seed in range(3)]
         for reader in readers:
             reader.start()
-        for _ in range(3):
+        for _ in range(2):
             daemon.client.call(EVICT, Selection(dataset="tree"))
             time.sleep(0.3)
             daemon.kill9()

@@ -15,7 +15,7 @@ from tests.servers import faulty
 from tests.servers.faulty import FaultyProxy
 from tests.servers.s3 import S3Server
 
-FILES, SIZE = 400, 110_000
+FILES, SIZE = 300, 110_000
 SETTINGS = {
     "daemon": {"block_size": "512KiB"},
     "memory": {"budget": "8MiB", "segment_size": "1MiB"},

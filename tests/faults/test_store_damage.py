@@ -212,7 +212,7 @@ def test_single_flipped_bytes_of_the_index_never_lose_or_falsify_a_block(root: P
         process.call("put", key_of(number), data_of(number, 1000))
     process.stop()
     draw = random.Random(5)
-    for _ in range(15):
+    for _ in range(8):
         path = index_of(root)
         data = bytearray(path.read_bytes())
         data[draw.randrange(len(data))] ^= 0xFF
@@ -291,7 +291,7 @@ def test_killed_at_any_moment_nothing_is_lost_wrong_or_leaked(root: Path, policy
     draw = random.Random(7)
     config = store_config(root, policy=policy, ssd=40 << 20)
     acknowledged = set[int]()
-    for attempt in range(6):
+    for attempt in range(4):
         child = subprocess.Popen(
             [sys.executable, "-c", CHURN, root, policy, str(attempt)], stdout=subprocess.PIPE, text=True
         )

@@ -78,9 +78,9 @@ def test_a_tree_behind_s3_reads_back_byte_for_byte_whatever_happens(
         assert daemon.status().fetched_blocks == 0
 
 
-@pytest.fixture(params=[pytest.param(16, id="small"), pytest.param(1, id="full", marks=FULL_MARKS)])
+@pytest.fixture(params=[pytest.param(32, id="small"), pytest.param(1, id="full", marks=FULL_MARKS)])
 def divisor(request: pytest.FixtureRequest) -> int:
-    """Of tiers of 256 MiB and 1 GiB, a dataset of 4 GiB and segments of 16 MiB."""
+    """Of tiers of 256 MiB and 1 GiB, a dataset of 4 GiB and segments of 16 MiB, which have 1 MiB at least."""
     chosen: int = request.param
     return chosen
 
@@ -101,7 +101,7 @@ def images(divisor: int, tmp_path: Path) -> Path:
 # A tier whose policy is lru evicts with each read.
 @pytest.mark.parametrize("policy", [pytest.param("minio", marks=pytest.mark.soak), "lru"])
 def test_budgets_hold_under_eight_readers(images: Path, divisor: int, policy: str, tmp_path: Path) -> None:
-    segment = (16 << 20) // divisor
+    segment = max((16 << 20) // divisor, 1 << 20)
     budgets = {"memory": (256 << 20) // divisor, "ssd": (1 << 30) // divisor}
     settings = {name: {"budget": budget, "segment_size": segment} for name, budget in budgets.items()}
     daemon_settings = {"policy": policy, "block_size": "512KiB"}

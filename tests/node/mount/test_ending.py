@@ -81,50 +81,42 @@ def is_mounted(directory: Path) -> bool:
     return any(point.path == directory for point in mount_points())
 
 
-def assert_a_reader_goes_on_to_its_end(daemon: Daemon, directory: Path) -> None:
-    """Tell a mount to end while a program reads it: the program ends first."""
-    supervisor = psutil.Process(mount_pid(daemon.client, directory))
-    command = [sys.executable, "-c", READER, str(directory), str(TURNS)]
-    reader = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert reader.stdout is not None
-    assert reader.stdout.readline() == "warm\n"
-    supervisor.terminate()
-    assert reader.communicate(timeout=60)[0] == "10000\n" * TURNS
-    assert is_mounted(directory)
-    supervisor.wait(60)
-    assert not is_mounted(directory)
-
-
-@pytest.mark.parametrize("shield", ["on", "off"])
-def test_a_reader_between_two_opens_goes_on_to_its_end(daemon: Daemon, tmp_path: Path, shield: str) -> None:
-    with ending_mount(daemon, tmp_path / "m", f"shield={shield}") as directory:
-        assert_a_reader_goes_on_to_its_end(daemon, directory)
-
-
-def test_where_the_kernel_tells_no_opens_lookups_tell_of_a_reader(daemon: Daemon, tmp_path: Path) -> None:
-    """As for a mount of an ordinary user."""
-    patch = """
+# As for a mount of an ordinary user, whom the kernel tells no opens: lookups tell of a reader.
+NOT_TOLD = """
 def refuse(*_):
     raise PermissionError(1, "Operation not permitted")
 open_watch.watch_opens = refuse
 """
-    with ending_mount(daemon, tmp_path / "m", "shield=off", "no_push", patch=patch) as directory:
-        assert_a_reader_goes_on_to_its_end(daemon, directory)
 
 
-def test_the_daemon_knows_of_a_mount_that_was_told_to_end(daemon: Daemon, tmp_path: Path) -> None:
-    with ending_mount(daemon, tmp_path / "m") as directory, held_open(directory / "0.bin"):
-        os.kill(mount_pid(daemon.client, directory), signal.SIGTERM)
-        view = until(
-            lambda: next(one for one in daemon.status().mounts if one.mountpoint == str(directory)),
-            is_right=lambda view: view.ending,
-        )
-        assert view.alive
-        assert mount_state(view) == "ending"
+def test_a_reader_between_two_opens_goes_on_to_its_end(daemon: Daemon, tmp_path: Path) -> None:
+    """A mount is told to end while a program reads it: the program ends first."""
+    with contextlib.ExitStack() as stack:
+        mounts = [
+            stack.enter_context(ending_mount(daemon, tmp_path / name, option, "grace=600", patch=patch))
+            for name, option, patch in (
+                ("on", "shield=on", ""), ("off", "shield=off", ""), ("not_told", "shield=off", NOT_TOLD)
+            )
+        ]  # fmt: skip
+        supervisors = [psutil.Process(mount_pid(daemon.client, directory)) for directory in mounts]
+        readers = []
+        for directory in mounts:
+            command = [sys.executable, "-c", READER, str(directory), str(TURNS)]
+            reader = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+            assert reader.stdout is not None
+            assert reader.stdout.readline() == "warm\n"
+            readers.append(reader)
+        for supervisor in supervisors:
+            supervisor.terminate()
+        for reader in readers:
+            assert reader.communicate(timeout=60)[0] == "10000\n" * TURNS
+        _, alive = psutil.wait_procs(supervisors, 60)
+        assert not alive
+        assert not any(map(is_mounted, mounts))
 
 
 def test_an_open_file_is_waited_for_until_the_grace_is_over(daemon: Daemon, tmp_path: Path) -> None:
-    with ending_mount(daemon, tmp_path / "m", "grace=4") as directory:
+    with ending_mount(daemon, tmp_path / "m", "grace=2") as directory:
         supervisor = psutil.Process(mount_pid(daemon.client, directory))
         with held_open(directory / "0.bin"):
             supervisor.terminate()
@@ -137,15 +129,18 @@ def test_an_open_file_is_waited_for_until_the_grace_is_over(daemon: Daemon, tmp_
         assert "recovered" in cachectl(daemon.socket, "umount", directory).stdout
 
 
-def test_a_second_signal_ends_the_grace(daemon: Daemon, tmp_path: Path) -> None:
+def test_the_daemon_knows_that_a_mount_ends_and_a_second_signal_ends_the_grace(daemon: Daemon, tmp_path: Path) -> None:
     with ending_mount(daemon, tmp_path / "m", "grace=600") as directory:
         supervisor = psutil.Process(mount_pid(daemon.client, directory))
         with held_open(directory / "0.bin"):
             supervisor.terminate()
-            log = Path(f"{directory}.log")
-            while "told to end" not in log.read_text():
-                assert supervisor.is_running()
-            time.sleep(1.5)  # what comes within a second of the first one is taken for the same
+            view = until(
+                lambda: next(one for one in daemon.status().mounts if one.mountpoint == str(directory)),
+                is_right=lambda view: view.ending,
+            )
+            assert view.alive
+            assert mount_state(view) == "ending"
+            time.sleep(1.2)  # what comes within a second of the first one is taken for the same
             supervisor.send_signal(signal.SIGINT)
             supervisor.wait(60)
         assert kernel.is_dead(directory)
@@ -171,7 +166,7 @@ def test_a_published_job_keeps_the_mount(daemon: Daemon, tmp_path: Path) -> None
 def test_a_job_that_says_through_which_mount_it_reads_keeps_that_one_only(
     daemon: Daemon, tmp_path: Path, named: str, is_dead: bool
 ) -> None:
-    with ending_mount(daemon, tmp_path / "m", "grace=4" if is_dead else "grace=600") as directory:
+    with ending_mount(daemon, tmp_path / "m", "grace=2" if is_dead else "grace=600") as directory:
         seen = mount_seen_at(directory)
         assert seen is not None
         publication = JobPublish(
@@ -209,23 +204,18 @@ def precious_files(directory: Path) -> Iterator[Path]:
         subprocess.run(["umount", directory], check=False)
 
 
-@pytest.mark.parametrize("detached", [True, False])
-def test_a_mount_that_is_seen_no_more_unmounts_nothing_else(daemon: Daemon, tmp_path: Path, detached: bool) -> None:
-    """detached: another file system is in its place; else one is mounted over it."""
-    with ending_mount(daemon, tmp_path / "m", "grace=4") as directory:
+def test_a_mount_that_something_is_mounted_over_unmounts_nothing_else(daemon: Daemon, tmp_path: Path) -> None:
+    with ending_mount(daemon, tmp_path / "m", "grace=2") as directory:
         supervisor = psutil.Process(mount_pid(daemon.client, directory))
-        with held_open(directory / "0.bin"):
-            if detached:
-                kernel.unmount(directory, lazy=True)
-            with precious_files(directory) as results:
-                supervisor.terminate()
-                supervisor.wait(60)
-                assert results.read_text() == "precious"
-        assert is_mounted(directory) is not detached
+        with held_open(directory / "0.bin"), precious_files(directory) as results:
+            supervisor.terminate()
+            supervisor.wait(60)
+            assert results.read_text() == "precious"
+        assert is_mounted(directory)
 
 
 def test_a_mount_that_was_detached_leaves_its_successor_alone(daemon: Daemon, tmp_path: Path) -> None:
-    with ending_mount(daemon, tmp_path / "m", "grace=4") as directory:
+    with ending_mount(daemon, tmp_path / "m", "grace=2") as directory:
         supervisor = psutil.Process(mount_pid(daemon.client, directory))
         with held_open(directory / "0.bin"):
             kernel.unmount(directory, lazy=True)
@@ -275,15 +265,26 @@ def pausing(*command: str) -> Iterator[Callable[[], str]]:
         yield go_on
 
 
-@pytest.mark.parametrize("option", ["shield=on", "shield=off", "no_zero_open"])
-def test_a_reader_that_pauses_gets_an_error_and_no_empty_directory(daemon: Daemon, tmp_path: Path, option: str) -> None:
-    with ending_mount(daemon, tmp_path / "m", option, "grace=4") as directory:
-        supervisor = psutil.Process(mount_pid(daemon.client, directory))
-        with pausing(sys.executable, "-c", PAUSING, str(directory)) as go_on:
+def test_a_reader_that_pauses_gets_an_error_and_no_empty_directory(daemon: Daemon, tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        mounts = {
+            option: stack.enter_context(ending_mount(daemon, tmp_path / option, option, "grace=4"))
+            for option in ("shield=on", "shield=off", "no_zero_open")
+        }
+        supervisors = [psutil.Process(mount_pid(daemon.client, directory)) for directory in mounts.values()]
+        readers = {
+            option: stack.enter_context(pausing(sys.executable, "-c", PAUSING, str(directory)))
+            for option, directory in mounts.items()
+        }
+        for supervisor in supervisors:
             supervisor.terminate()
-            supervisor.wait(60)
-            assert go_on() == "Transport endpoint is not connected\n"
-        assert "has read it and still runs" in Path(f"{directory}.log").read_text()
+        _, alive = psutil.wait_procs(supervisors, 60)
+        assert not alive
+        assert {option: go_on() for option, go_on in readers.items()} == dict.fromkeys(
+            mounts, "Transport endpoint is not connected\n"
+        )
+        for directory in mounts.values():
+            assert "has read it and still runs" in Path(f"{directory}.log").read_text()
 
 
 def test_a_mount_that_a_shell_has_listed_with_ls_is_unmounted(daemon: Daemon, tmp_path: Path) -> None:

@@ -305,29 +305,15 @@ def test_without_zero_open_everything_still_reads(daemon: Daemon, tree: Path, tm
         assert counters(daemon.client, directory)["open"] > 200
 
 
-def test_owner_and_umask(daemon: Daemon, tmp_path: Path) -> None:
-    with mounted(daemon.socket, "tree", tmp_path / "mnt", "uid=1234,gid=2345,umask=077") as directory:
+def test_a_dataset_mounts_by_its_url_with_owner_and_umask(daemon: Daemon, tree: Path, tmp_path: Path) -> None:
+    with mounted(daemon.socket, f"file://{tree}", tmp_path / "mnt", "uid=1234,gid=2345,umask=077") as directory:
+        assert (directory / "one byte").read_bytes() == b"x"
         info = os.stat(directory / "one byte")
         assert (info.st_uid, info.st_gid, stat.S_IMODE(info.st_mode)) == (1234, 2345, 0o600)
         reading = ["setpriv", "--reuid=4321", "--clear-groups", "cat", str(directory / "one byte")]
         denied = subprocess.run(reading, capture_output=True, text=True, check=False)
         assert denied.returncode != 0
         assert "Permission denied" in denied.stderr
-
-
-def test_a_dataset_mounts_by_its_url(daemon: Daemon, tree: Path, tmp_path: Path) -> None:
-    with mounted(daemon.socket, f"file://{tree}", tmp_path / "mnt") as directory:
-        assert (directory / "one byte").read_bytes() == b"x"
-
-
-def test_several_datasets_mount_by_their_names(tree: Path, tmp_path: Path) -> None:
-    with Daemon(tmp_path / "node") as daemon:
-        daemon.add_dataset("tree", f"file://{tree}")
-        daemon.add_dataset("other", f"file://{tree / 'images'}")
-        with mounted(daemon.socket, "tree,other", tmp_path / "mnt") as directory:
-            assert sorted(os.listdir(directory)) == ["other", "tree"]
-            sources = [point.source for point in mount_points() if point.path == directory]
-            assert sources == ["cachefs:tree,other"]
 
 
 def test_what_is_asked_for_ahead_comes_without_anybody_waiting(tree: Path, tmp_path: Path) -> None:
@@ -352,7 +338,7 @@ def test_what_is_asked_for_ahead_comes_without_anybody_waiting(tree: Path, tmp_p
         until(lambda: daemon.status().fetched_blocks == 4)
 
 
-def test_several_datasets_come_and_go(daemon: Daemon, tree: Path, tmp_path: Path) -> None:
+def test_several_datasets_mount_by_their_names_and_come_and_go(daemon: Daemon, tree: Path, tmp_path: Path) -> None:
     origin = tmp_path / "second"
     origin.mkdir()
     (origin / "file").write_bytes(b"first")
@@ -368,4 +354,7 @@ def test_several_datasets_come_and_go(daemon: Daemon, tree: Path, tmp_path: Path
         until(lambda: sorted(os.listdir(directory / "second")) == ["file", "new"])
         assert (directory / "second" / "file").read_bytes() == b"changed"
         assert os.fstat(held.fileno()).st_size == len(b"first")
+        with mounted(daemon.socket, "tree,second", tmp_path / "two") as two:
+            assert sorted(os.listdir(two)) == ["second", "tree"]
+            assert [point.source for point in mount_points() if point.path == two] == ["cachefs:tree,second"]
         held.close()
