@@ -1,13 +1,18 @@
-"""Debian's Chromium, without a window, driven by Playwright. What the page writes to its console is kept."""
+"""Debian's Chromium, without a window, driven by Playwright. What the page writes to its console is kept.
+
+A new page in a context of its own takes two processes and a second of a processor. So one page shows one address after
+the other, where it needs no option of a context.
+"""
 
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from playwright.sync_api import ConsoleMessage, Page, sync_playwright
 
+Scheme = Literal["light", "dark"]
 _ARGUMENTS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
@@ -18,25 +23,42 @@ PATIENCE = 60_000
 
 @dataclass(slots=True)
 class Browser:
-    """Makes pages, each in a context of its own."""
+    """Shows pages."""
 
     _chromium: Any
+    _shared: Page | None = None
     # What pages have complained of: errors of scripts, of the console, and of the policy for content.
     complaints: list[str] = field(default_factory=list)
 
     @contextmanager
-    def page(self, url: str, width: int = 1280, height: int = 900, **options: Any) -> Iterator[Page]:
-        """options: of a context, such as color_scheme."""
-        context = self._chromium.new_context(viewport={"width": width, "height": height}, **options)
+    def page(
+        self, url: str, width: int = 1280, height: int = 900, color_scheme: Scheme = "light", **options: Any
+    ) -> Iterator[Page]:
+        """Show *url*. *options* are those of a context, such as has_touch."""
+        if options:
+            with self._chromium.new_context(**options) as context:
+                page = self._watched(context.new_page())
+                self._show(page, url, width, height, color_scheme)
+                yield page
+            return
+        if self._shared is None:
+            self._shared = self._watched(self._chromium.new_page())
         try:
-            page = context.new_page()
-            page.set_default_timeout(PATIENCE)
-            page.on("console", lambda message: self._console(message))
-            page.on("pageerror", lambda error: self.complaints.append(str(error)))
-            page.goto(url)
-            yield page
+            self._show(self._shared, url, width, height, color_scheme)
+            yield self._shared
         finally:
-            context.close()
+            self._shared.goto("about:blank")
+
+    def _watched(self, page: Page) -> Page:
+        page.set_default_timeout(PATIENCE)
+        page.on("console", lambda message: self._console(message))
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        return page
+
+    def _show(self, page: Page, url: str, width: int, height: int, color_scheme: Scheme) -> None:
+        page.set_viewport_size({"width": width, "height": height})
+        page.emulate_media(color_scheme=color_scheme)
+        page.goto(url)
 
     def _console(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):

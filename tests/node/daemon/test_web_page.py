@@ -24,16 +24,17 @@ from tests import web_scene
 from tests.as_user import NOBODY, as_user, public_directory
 from tests.daemon import Daemon
 from tests.servers import browser as browsers
-from tests.servers.browser import PATIENCE, Browser
+from tests.servers.browser import PATIENCE, Browser, Scheme
 from tests.servers.ports import free_port
 from tests.servers.process import free_ports
 from tests.waiting import until
 from tests.web_scene import MARKUP, Scene, Work
 
-RESNET = Work("resnet50-seed1", "imagenet", 600, 30.0)
-CAPTIONS = Work("caption-finetune", "captions", 300, 12.0, 4)
-# Where the pictures go; without it nobody keeps them.
+# Where the pictures go; without it nobody keeps them, and jobs read more slowly.
 PICTURES = "WEB_SCREENSHOTS"
+QUICK = 1.0 if PICTURES in os.environ else 0.3
+RESNET = Work("resnet50-seed1", "imagenet", 600, 30.0 * QUICK)
+CAPTIONS = Work("caption-finetune", "captions", 300, 12.0 * QUICK, 4)
 MOST_PICTURE_BYTES = 150_000
 
 expect.set_options(timeout=PATIENCE)
@@ -217,7 +218,7 @@ def test_a_map_is_drawn_of_what_is_there(scene: Scene, chromium: Browser) -> Non
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_texts_are_readable(scene: Scene, chromium: Browser, scheme: str) -> None:
+def test_texts_are_readable(scene: Scene, chromium: Browser, scheme: Scheme) -> None:
     with chromium.page(place(scene), color_scheme=scheme) as page:
         live(page)
         lightness = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0]")
