@@ -27,12 +27,13 @@ with needs_extra("daemon", "cachefsd"):
     from cachefs_daemon.api.service import Service
     from cachefs_daemon.config import Config, InvalidConfig
     from cachefs_daemon.live_settings import LiveSettings
-    from cachefs_daemon.node import Node, store_config
+    from cachefs_daemon.node import Node
     from cachefs_daemon.peers.own_certificate import certificate_remark
     from cachefs_daemon.runtime import collector, descriptors, logs
     from cachefs_daemon.runtime.threads import Threads
     from cachefs_daemon.store import config_check, group_access
     from cachefs_daemon.store.storage import Foresight, Storage
+    from cachefs_daemon.store_settings import store_config
 
 if TYPE_CHECKING:
     from cachefs_daemon.api.local_pages import LocalPages

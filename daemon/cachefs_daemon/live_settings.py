@@ -11,9 +11,10 @@ from typing import Any, Final
 from cachefs.errors import ConfigError
 from cachefs.messages import LogLevel, Reloaded, SettingChange
 from cachefs_daemon.config import Config, InvalidConfig
-from cachefs_daemon.node import Node, store_config
+from cachefs_daemon.node import Node
 from cachefs_daemon.runtime import logs
 from cachefs_daemon.section import Section
+from cachefs_daemon.store_settings import store_config
 
 log = logging.getLogger(__name__)
 

@@ -56,8 +56,7 @@ from cachefs_daemon.origin.base import OriginSettings
 from cachefs_daemon.reporting.residency import Residency
 from cachefs_daemon.runtime.errorlog import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
-from cachefs_daemon.store.storage import Storage, StoreConfig
-from cachefs_daemon.store.tier import TierConfig
+from cachefs_daemon.store.storage import Storage
 from cachefs_daemon.store.tier_troubles import TierTroubles
 from cachefs_daemon.troubles import NOTICED, AwayNode, Found, Lasting, Server, Troubles
 
@@ -528,25 +527,6 @@ class Node:
         await self.fetcher.close()
         await self.carrying.close()
         await self.catalog.close()
-
-
-def store_config(config: Config) -> StoreConfig:
-    """With percentages turned into bytes: of the machine's memory, and of the file system behind [ssd] dir."""
-    daemon = config.daemon
-    memory = TierConfig(
-        config.memory.dir, config.memory_budget, config.memory.segment_size, daemon.policy, config.memory_min_free
-    )
-    ssd = None
-    if config.ssd is not None and (budget := config.ssd_budget) > 0:
-        ssd = TierConfig(
-            config.ssd.dir,
-            budget,
-            config.ssd.segment_size,
-            daemon.policy,
-            config.ssd_min_free,
-            config.ssd.require_mount,
-        )
-    return StoreConfig(daemon.state_dir, daemon.block_size, memory, ssd)
 
 
 def origin_settings(config: Config) -> OriginSettings:

@@ -9,10 +9,11 @@ from cachefs_daemon import config as configuration
 from cachefs_daemon.api.service import Service
 from cachefs_daemon.datasets import selection
 from cachefs_daemon.live_settings import LiveSettings
-from cachefs_daemon.node import Node, store_config
+from cachefs_daemon.node import Node
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.block_store import Put
 from cachefs_daemon.store.storage import Foresight, Storage
+from cachefs_daemon.store_settings import store_config
 
 from cachefs.messages import DatasetAdd, DatasetName, Selection
 from tests.waiting import until_async

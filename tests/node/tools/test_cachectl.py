@@ -83,8 +83,6 @@ def test_statuses_and_output_of_a_process(daemon: Daemon) -> None:
     assert (done.returncode, [each["name"] for each in json.loads(done.stdout)["datasets"]]) == (0, ["tree"])
     done = cachectl_process(daemon.socket, "dataset", "show", "other")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
-    assert cachectl_process(daemon.socket, "dataset", "show").returncode == 2
-    assert cachectl_process(daemon.home / "nothing", "status").returncode == 3
 
 
 def test_no_daemon_is_status_3_and_says_how_to_start_one(tmp_path: Path) -> None:
@@ -112,19 +110,14 @@ def test_no_directory_is_not_the_current_one(tmp_path: Path) -> None:
 
 
 def test_an_answer_that_cannot_be_written_is_told_in_a_line(daemon: Daemon) -> None:
-    for redirected, status in (("/dev/full", 1), ("&-", 0)):
-        for option in ("", "--json"):
-            command = f'"$0" mounts {option} --socket "$1" >{redirected}'
-            done = subprocess.run(
-                ["bash", "-c", command, CACHECTL, daemon.socket],
-                capture_output=True,
-                text=True,
-                timeout=60,
-                check=False,
-            )
-            assert done.returncode == status, done.stderr
-            assert done.stderr.count("\n") == status
-            assert ("No space left" in done.stderr) == bool(status)
+    for option, redirected, status in (("", "/dev/full", 1), ("--json", "/dev/full", 1), ("", "&-", 0)):
+        command = f'"$0" mounts {option} --socket "$1" >{redirected}'
+        done = subprocess.run(
+            ["bash", "-c", command, CACHECTL, daemon.socket], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == status, done.stderr
+        assert done.stderr.count("\n") == status
+        assert ("No space left" in done.stderr) == bool(status)
 
 
 def test_json_of_a_mount_that_fails_says_why(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from cachefs.mount_table import mount_points
 from tests.cachectl import run_here
 
 DEMO = Path(sys.executable).with_name("cachefs-demo")
-FILES = 128
+FILES = 64
 
 
 def start(work: Path, *arguments: str) -> subprocess.Popen[str]:

@@ -78,8 +78,8 @@ def file_in_use(process: int) -> str:
 def _notes(config: object) -> Iterator[str]:
     """What is told of directories to root, who may look at them."""
     from cachefs_daemon.config import Config
-    from cachefs_daemon.node import store_config
     from cachefs_daemon.store import config_check
+    from cachefs_daemon.store_settings import store_config
 
     if os.geteuid() == 0 and isinstance(config, Config):
         yield from config_check.notes(store_config(config))
