@@ -252,7 +252,8 @@ class Daemon:
 
     def report(self, mount: str = "test", spec: str = "none", **fields: Any) -> NodeView:
         """Send what a mount process would report, with these fields of MountReport. Returns the answer."""
-        request = MountReport(id=mount, mountpoint=f"/mnt/{mount}", spec=spec, pid=os.getpid(), **fields)
+        fields = {"mountpoint": f"/mnt/{mount}", "pid": os.getpid(), **fields}
+        request = MountReport(id=mount, spec=spec, **fields)
         return self.client.call(REPORT, request)
 
     def read(self, view: DatasetView, path: str, deadline: float = 20) -> bytes:
