@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -177,7 +178,7 @@ def test_of_two_mounts_on_one_directory_one_is_refused(daemon: Daemon, tmp_path:
 
 
 def test_readers_of_a_mount_that_ends_get_errors_and_no_empty_directory(daemon: Daemon, tmp_path: Path) -> None:
-    with mounted(daemon.socket, "tree", tmp_path / "mnt", "grace=2") as mount:
+    with mounted(daemon.socket, "tree", tmp_path / "mnt", "grace=1") as mount:
         pid = mount_pid(daemon.client, mount)
         errors: list[int | None] = []
 
@@ -274,7 +275,9 @@ def test_a_mount_keeps_nothing_of_its_callers_open(daemon: Daemon, tmp_path: Pat
 
 def test_sighup_unmounts(daemon: Daemon, tmp_path: Path) -> None:
     (tmp_path / "mnt").mkdir()
-    command = [*MOUNT, "tree", str(tmp_path / "mnt"), "-f", "-o", f"socket={daemon.socket},no_push"]
+    quick = "from cachefs.mount import open_watch; open_watch.WATCH_SECONDS = 0.2"
+    mount_cachefs = [sys.executable, "-c", f"{quick}\nfrom cachefs.mount.cli import main\nmain()"]
+    command = [*mount_cachefs, "tree", str(tmp_path / "mnt"), "-f", "-o", f"socket={daemon.socket},no_push"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as mount:
         assert mount.stdout is not None
         assert "mounted on" in mount.stdout.readline()

@@ -156,14 +156,6 @@ def test_a_killed_mount_answers_with_errors_and_is_recovered(daemon: Daemon, tmp
             assert point_of(directory).shielded
 
 
-def test_a_signal_to_the_mount_process_unmounts(daemon: Daemon, tmp_path: Path) -> None:
-    with mounted(daemon.socket, "tree", tmp_path / "m", "shield=on") as directory:
-        supervisor = psutil.Process(mount_pid(daemon.client, directory))
-        supervisor.terminate()
-        supervisor.wait(60)
-        assert not any(point.path == directory for point in mount_points())
-
-
 def test_below_a_shared_mount_too(daemon: Daemon, tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir()
