@@ -168,15 +168,20 @@ def test_a_datasets_own_name_comes_first(daemon: Daemon, tmp_path: Path) -> None
         assert (directory / ".cachefs").read_text() == "the dataset's"
 
 
-def test_a_mount_of_several_needs_the_dataset_named(daemon: Daemon, tmp_path: Path) -> None:
-    with mounted(daemon.socket, "numbers,own", tmp_path / "several") as directory:
-        say(
-            directory,
-            {"op": "publish", "job": "unnamed", "sampler": SEQUENTIAL},
-            {"op": "publish", "job": "named", "dataset": "numbers", "sampler": SEQUENTIAL},
-        )
-        assert job(daemon, "named").dataset == "numbers"
-    assert "name one of numbers, own" in Path(f"{directory}.log").read_text()
+@pytest.fixture(scope="module")
+def several(daemon: Daemon, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with mounted(daemon.socket, "numbers,own", tmp_path_factory.mktemp("mnt") / "several") as directory:
+        yield directory
+
+
+def test_a_mount_of_several_needs_the_dataset_named(daemon: Daemon, several: Path) -> None:
+    say(
+        several,
+        {"op": "publish", "job": "unnamed", "sampler": SEQUENTIAL},
+        {"op": "publish", "job": "named", "dataset": "numbers", "sampler": SEQUENTIAL},
+    )
+    assert job(daemon, "named").dataset == "numbers"
+    assert "name one of numbers, own" in Path(f"{several}.log").read_text()
     with pytest.raises(NotFound):
         daemon.client.call(JOB_SHOW, JobName(job="unnamed"))
 
@@ -232,17 +237,16 @@ def test_a_mount_that_was_published_through_can_be_unmounted(daemon: Daemon, tmp
             time.sleep(0.2)
 
 
-def test_a_job_reads_several_datasets_of_one_mount(daemon: Daemon, tmp_path: Path) -> None:
-    with mounted(daemon.socket, "numbers,own", tmp_path / "both") as directory:
-        for dataset, files, order in (("numbers", ["4.bin", "2.bin"], [1, 0]), ("own", [".cachefs"], [0])):
-            of_consumer = {"job": "both", "consumer": dataset}
-            say(
-                directory,
-                {"op": "publish", "dataset": dataset, "files": files, **of_consumer},
-                {"op": "epoch", "epoch": 0, "order": order, **of_consumer},
-            )
-        view = job(daemon, "both", lambda view: [one.epoch_length > 0 for one in view.consumers] == [True, True])
-        assert {one.consumer: one.epoch_length for one in view.consumers} == {"numbers": 2, "own": 1}
+def test_a_job_reads_several_datasets_of_one_mount(daemon: Daemon, several: Path) -> None:
+    for dataset, files, order in (("numbers", ["4.bin", "2.bin"], [1, 0]), ("own", [".cachefs"], [0])):
+        of_consumer = {"job": "both", "consumer": dataset}
+        say(
+            several,
+            {"op": "publish", "dataset": dataset, "files": files, **of_consumer},
+            {"op": "epoch", "epoch": 0, "order": order, **of_consumer},
+        )
+    view = job(daemon, "both", lambda view: [one.epoch_length > 0 for one in view.consumers] == [True, True])
+    assert {one.consumer: one.epoch_length for one in view.consumers} == {"numbers": 2, "own": 1}
 
 
 @pytest.mark.parametrize("options", ["shield=off", "shield=auto"])

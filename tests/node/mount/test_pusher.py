@@ -40,9 +40,13 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # The smaller one is too small, and the files are in the SSD tier.
-@pytest.fixture(scope="module", params=["64MiB", "9MiB"], ids=["memory", "ssd"])
+TIERS = [pytest.param("64MiB", id="memory"), pytest.param("9MiB", id="ssd")]
+
+
+@pytest.fixture(scope="module")
 def daemon(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, tree: Path) -> Iterator[Daemon]:
-    with Daemon(tmp_path_factory.mktemp("node"), {"memory": {"budget": request.param}}) as running:
+    budget = getattr(request, "param", "64MiB")
+    with Daemon(tmp_path_factory.mktemp("node"), {"memory": {"budget": budget}}) as running:
         yield running
 
 
@@ -92,6 +96,7 @@ def waits_for_a_page(pid: int) -> bool:
     return any("folio" in (task / "wchan").read_text() for task in Path(f"/proc/{pid}/task").iterdir())
 
 
+@pytest.mark.parametrize("daemon", TIERS, indirect=True)
 def test_pushed_files_are_read_without_a_request(
     tree: Path, daemon: Daemon, view: DatasetView, mount: Path, daemon_side: Orders
 ) -> None:
@@ -112,6 +117,7 @@ def test_dropped_files_are_gone(tree: Path, view: DatasetView, mount: Path, daem
     assert all((mount / name).read_bytes() == (tree / name).read_bytes() for name in FILES)
 
 
+@pytest.mark.parametrize("daemon", TIERS, indirect=True)
 def test_a_large_file_goes_block_by_block(tree: Path, view: DatasetView, mount: Path, daemon_side: Orders) -> None:
     assert daemon_side.failed(daemon_side.give(view, [LARGE, LARGE], numbers=[1, 2])) == []
     assert resident_bytes([mount / LARGE]) == BLOCK + whole_pages(12_345)
@@ -158,6 +164,7 @@ def test_a_new_daemon_is_told_what_is_held(view: DatasetView, mount: Path, daemo
     assert daemon_side.failed(daemon_side.give(view, FILES[:3])) == []
 
 
+@pytest.mark.parametrize("daemon", TIERS, indirect=True)
 def test_readers_of_files_that_are_pushed_get_the_right_bytes(
     tree: Path, view: DatasetView, mount: Path, daemon_side: Orders
 ) -> None:
