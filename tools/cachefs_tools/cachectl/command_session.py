@@ -18,6 +18,7 @@ import msgspec
 from rich.console import Console, RenderableType
 
 from cachefs.errors import AccessDenied, CachefsError, DaemonUnavailable
+from cachefs.listener import why_silent
 from cachefs.rpc import DaemonClient, Method, Reply, Request
 from cachefs.socket_path import socket_path
 from cachefs_tools.cachectl.display import table
@@ -47,13 +48,15 @@ class CommandSession:
 
     @functools.cached_property
     def client(self) -> DaemonClient:
-        """The daemon. Raises AccessDenied where this user may not connect to it."""
+        """The daemon. Raises AccessDenied where this user may not connect, DaemonUnavailable where it is stopped."""
         try:
             forbidden = self.socket.is_socket() and not os.access(self.socket, os.W_OK, effective_ids=True)
         except PermissionError:  # not even whether it is there
             forbidden = True
         if forbidden:
             raise AccessDenied(f"you may not use {self.socket}: its directory does not let you through")
+        if why := why_silent(self.socket):  # gRPC would find out after 15 s
+            raise DaemonUnavailable(f"the daemon at {self.socket} does not answer: {why}")
         return DaemonClient(self.socket)
 
     def call(self, method: Method[Request, Reply], request: Request, timeout: float = 120.0) -> Reply:
