@@ -378,7 +378,7 @@ def test_ranks_share_what_each_has_learned(node: Node, tmp_path: Path) -> None:
     script.write_text(
         textwrap.dedent(
             f"""
-            import sys, time
+            import select, sys, time
             from pathlib import Path
             sys.path.insert(0, {str(SCRIPT.parent)!r})
             from training_script import Hidden
@@ -400,7 +400,8 @@ def test_ranks_share_what_each_has_learned(node: Node, tmp_path: Path) -> None:
                 iterator = iter(loader)
                 (meeting / f"rank{{rank}}").touch()
                 list(iterator)
-                sys.stdin.readline()  # what was learned is told once a second, or later on a busy machine
+                # What was learned is told once a second, or later on a busy machine; the rest after the next epoch.
+                select.select([sys.stdin], [], [], None if epoch else 3)
             """
         )
     )
