@@ -1,5 +1,10 @@
-"""A training that reads files in a shuffled order, all but one: `stuck_training.py DIRECTORY EPOCHS WORKERS [BUT]`."""
+"""A training that reads files in a shuffled order, all but one: `stuck_training.py DIRECTORY EPOCHS WORKERS [BUT]`.
 
+EPOCHS is their number, or the path of a file that ends the training once it is there.
+"""
+
+import itertools
+import os
 import sys
 import time
 from pathlib import Path
@@ -23,10 +28,12 @@ class Files(Dataset):  # type: ignore[type-arg]
 
 
 if __name__ == "__main__":
-    directory, epochs, workers = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    directory, epochs, workers = sys.argv[1], sys.argv[2], int(sys.argv[3])
     torch.manual_seed(0)
     loader = DataLoader(Files(directory, "".join(sys.argv[4:])), batch_size=4, shuffle=True, num_workers=workers)
-    for epoch in range(epochs):
+    for epoch in itertools.count():
+        if os.path.exists(epochs) if os.path.isabs(epochs) else epoch == int(epochs):
+            break
         for _ in loader:
             time.sleep(0.05)
         print(f"epoch {epoch}", flush=True)

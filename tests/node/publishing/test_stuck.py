@@ -29,7 +29,8 @@ from tests.servers.s3 import S3Server
 from tests.seven_places import SCRIPT, Job, Places, until_found
 from tests.warm_python import WarmPython
 
-FILES = {f"{number:03}": random.Random(number).randbytes(150_000) for number in range(28)}
+# Seven of them fill a segment of 1 MiB: a tier counts as full from 95 % of its room on.
+FILES = {f"{number:03}": random.Random(number).randbytes(146_000) for number in range(28)}
 # A proxy or a gateway may have the URL that it was asked for, or its own, in what it says of a refusal.
 REFUSAL = (
     b"<Error><Code>AccessDenied</Code><Message>no right to GET https://me:hunter2@gate/a.bin?X-Amz-Signature=hunter2"
@@ -120,7 +121,7 @@ def changed(
 
 
 @contextlib.contextmanager
-def training(of: Dataset, epochs: int = 2, workers: int = 2) -> Iterator[Job]:
+def training(of: Dataset, epochs: int | Path = 2, workers: int = 2) -> Iterator[Job]:
     job = of.job(SCRIPT, of.mount, str(epochs), str(workers))
     try:
         yield job
@@ -252,9 +253,11 @@ def test_a_disk_that_others_fill(rclone: S3Server, torch_jobs: WarmPython, tmp_p
         ):
             (disk / "others").write_bytes(bytes(23 << 20))
             list(here.daemon.client.stream(WARMUP, Warmup(dataset="full")))
-            with training(here, epochs=20) as job:
+            over = tmp_path / "over"
+            with training(here, epochs=over) as job:
                 wanted = r"the ssd tier (takes no new blocks|has no more room)"
                 said = {"stderr": until_found(job.said, f"cachefs: {wanted}"), **all_say(here, wanted)}
+                over.touch()
                 summary = job.finish()
             assert summary.count("cachefs: the ssd tier") >= 2
             note("disk full", {**said, "summary": summary})
@@ -297,9 +300,11 @@ def test_another_node_that_is_away(rclone: S3Server, torch_jobs: WarmPython, tmp
         for pid in processes:
             os.kill(pid, signal.SIGSTOP)
         try:
-            with training(here, epochs=20) as job:
+            over = tmp_path / "over"
+            with training(here, epochs=over) as job:
                 wanted = r"node b has not answered for \d+ s"
                 said = {"stderr": until_found(job.said, f"cachefs: {wanted}"), **all_say(here, wanted)}
+                over.touch()
                 summary = job.finish()
             assert "node b did not answer for" in summary
             note("peer away", {**said, "summary": summary})

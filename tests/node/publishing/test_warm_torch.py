@@ -101,11 +101,11 @@ def test_a_forked_job_is_like_one_of_a_user(torch_jobs: WarmPython, node: Node, 
 
 
 def steady(stderr: str, is_trained: bool) -> list[str]:
-    """Lines without what is different in each run: since which epoch a loader is read ahead, how long a loop waited,
-    and what would help. Lines of cachefs come in any order: a helper says them."""
+    """Lines without what is different in each run: mounts of other tests, since which epoch a loader is read ahead, how
+    long a loop waited, and what would help. Lines of cachefs come in any order: a helper says them."""
     lines = stderr.splitlines()
     ours = [
-        re.split(" in |, read ahead", line)[0]
+        re.split(" in |, ", line)[0]
         for line in lines
         if re.match(r"cachefs: (mounted|loader|\d+ epochs)" if is_trained else "cachefs: mounted", line)
     ]
