@@ -17,11 +17,10 @@ from cachefs.publishing.foreign import suppress_own
 from cachefs.publishing.run_record import ProcessRecord
 from cachefs.publishing.stderr import takes_at_once, without_sigpipe
 
-# Seconds that the end of the job may take longer.
-SECONDS: Final = 1.0
+# Seconds that the end of the job may take longer, on a node so busy that the helper, or the process that asks for the
+# cause of a failed read, gets no processor.
+SECONDS: Final = 5.0
 _PAUSE: Final = 0.01
-# Seconds that the end of a program may take longer that dies of a failed read.
-CAUSE_SECONDS: Final = 5.0
 # Exceptions of a chain that are looked at.
 MOST_CHAINED: Final = 16
 _OF_READS: Final = (errno.EACCES, errno.ESTALE, errno.EIO)
@@ -82,7 +81,7 @@ def _cause(number: int, path: str) -> str:
         return ""
     command = channel.command_of("why", str(number), channel.job_name())
     try:
-        said = channel.run_unseen(command, os.environ, (), CAUSE_SECONDS)
+        said = channel.run_unseen(command, os.environ, (), SECONDS)
     except ImportError:  # a child would have the job's handler of SIGCHLD run
         return ""
     return (said or b"").decode(errors="replace").strip()

@@ -131,10 +131,13 @@ class Bringing:
         await self._ranges.close()
         self.passing.close()
 
-    def known(self, source: BlockSource, looked: float, *, for_peer: bool = False) -> BlockSource | Outcome:
+    def known(
+        self, source: BlockSource, looked: float, *, for_peer: bool = False, ahead: bool = False
+    ) -> BlockSource | Outcome:
         """The block, if no tier could hold it a moment ago. The outcome of a flight of this block that failed a moment
         ago, or that landed since *looked* (loop time): the look at the store may have missed it. Else the source.
-        for_peer: another node asks. A failure of what was fetched for other nodes alone concerns no reader here."""
+        for_peer: another node asks. A failure of what was fetched for other nodes alone concerns no reader here.
+        ahead: no read waits for it. A read of this node that meets a failure has failed as well."""
         passing = self.passing.get(source.key)
         if passing is not None:
             return passing
@@ -145,8 +148,11 @@ class Bringing:
             if landing.was_for_peer and not for_peer:
                 return source
             memory = OUTAGE_MEMORY if isinstance(landing.outcome, OriginUnavailable) else FAILURE_MEMORY
-            fresh = asyncio.get_running_loop().time() - landing.when < memory
-            return landing.outcome if fresh else source
+            if asyncio.get_running_loop().time() - landing.when >= memory:
+                return source
+            if not ahead and not for_peer:
+                self.failures.add(source, landing.outcome, time.time(), waited=True)
+            return landing.outcome
         return landing.outcome if landing.when >= looked and landing.outcome is not None else source
 
     def is_flying(self, key: bytes) -> bool:

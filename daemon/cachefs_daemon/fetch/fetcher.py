@@ -270,7 +270,7 @@ class Fetcher:
             sources += await self._threads.background(self._look_ups.find_sources, rest)
         begun: list[Flight | Outcome] = []
         for found, when in zip(sources, needed, strict=True):
-            one = self.bringing.known(found, looked) if isinstance(found, BlockSource) else found
+            one = self.bringing.known(found, looked, ahead=True) if isinstance(found, BlockSource) else found
             if isinstance(one, BlockSource):
                 begun.append(self.bringing.join(one, ahead=True, needed=when, transient=transient))
             else:
@@ -306,7 +306,7 @@ class Fetcher:
         run = self._threads.background if ahead else self._threads.run
         found = await run(self._look_ups.look_up, refs)
         outcomes = [
-            self.bringing.known(one, looked, for_peer=for_peer) if isinstance(one, BlockSource) else one
+            self.bringing.known(one, looked, for_peer=for_peer, ahead=ahead) if isinstance(one, BlockSource) else one
             for one in found
         ]
         sources = ((number, one) for number, one in enumerate(outcomes) if isinstance(one, BlockSource))

@@ -152,7 +152,7 @@ class PartReads:
 
     def _keep(self, source: BlockSource, part: PassingBlock, asked: float) -> None:
         """Until the rest of the block has come, unless all of it has been asked for since *asked* (loop time)."""
-        if self._bringing.is_flying(source.key) or self._bringing.known(source, asked) is not source:
+        if self._bringing.is_flying(source.key) or self._bringing.known(source, asked, ahead=True) is not source:
             self._bringing.tally.add(ORIGIN, Became.PASSED, len(part.data))
             return
         self._bringing.parts.add(source.key, part.begin, part.data)

@@ -184,7 +184,7 @@ def test_credentials_that_are_refused(refused: Dataset, tmp_path: Path) -> None:
     assert job.process.returncode == 1
     lines = summary.splitlines()
     traceback = max(number for number, line in enumerate(lines) if line.startswith("PermissionError"))
-    assert any(line.startswith("cachefs: ") and re.search(wanted, line) for line in lines[traceback + 1 :])
+    assert any(line.startswith("cachefs: ") and re.search(wanted, line) for line in lines[traceback + 1 :]), summary
     said = {"stderr": summary, **all_say(refused, wanted, fails=True)}
     note("credentials refused", said)
     ctl = refused.places.ctl

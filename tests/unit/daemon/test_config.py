@@ -13,7 +13,8 @@ import pytest
 from cachefs_daemon import config
 from cachefs_daemon.cli import main
 from cachefs_daemon.config import Config, InvalidConfig
-from cachefs_daemon.node import origin_settings, store_config
+from cachefs_daemon.node import origin_settings
+from cachefs_daemon.store_settings import store_config
 from click.testing import CliRunner
 
 from cachefs.sizes import Share, format_size, parse_share, parse_size

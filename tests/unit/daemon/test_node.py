@@ -9,9 +9,10 @@ from types import SimpleNamespace
 import pytest
 from cachefs_daemon import config as configuration
 from cachefs_daemon import node as node_module
-from cachefs_daemon.node import Node, store_config
+from cachefs_daemon.node import Node
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.storage import Foresight, Storage
+from cachefs_daemon.store_settings import store_config
 from cachefs_daemon.troubles import Found
 
 from cachefs.block import MEMORY, SSD

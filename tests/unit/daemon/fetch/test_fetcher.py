@@ -369,6 +369,18 @@ def test_failures_keep_their_kind_and_do_not_spoil_others(store: OpenStore) -> N
     on_bench(store, scene)
 
 
+def test_a_read_that_meets_what_fetching_ahead_found_has_failed_too(store: OpenStore) -> None:
+    async def scene(bench: Bench) -> None:
+        bench.origin.failure = ObjectChanged("it changed")
+        await bench.fetcher.ahead([ref(1)])
+        assert [one.waited for one in bench.fetcher.failures.all()] == [0]
+        assert isinstance((await bench.demand([ref(1)], 20))[0], ObjectChanged)
+        assert bench.origin.requests == 1
+        assert [one.waited for one in bench.fetcher.failures.all()] == [1]
+
+    on_bench(store, scene)
+
+
 def test_a_bug_is_an_answer_to_each_who_waits(store: OpenStore) -> None:
     async def scene(bench: Bench) -> None:
         def resolve(ref: BlockRef) -> BlockSource:
