@@ -29,6 +29,7 @@ def push(work: Path, preset: str, *options: str) -> list[dict[str, Any]]:
     return runs
 
 
+@pytest.mark.soak
 def test_paced_readers_with_and_without_heartbeats(tmp_path: Path) -> None:
     runs = push(tmp_path, "m3", "--size", str(SIZE), "--epochs", "2", "--compute", "0.5", "--budget", "8MiB")
     assert [run["run"] for run in runs] == ["tripwires", "heartbeats"]

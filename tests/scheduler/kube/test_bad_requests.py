@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from cachefs_scheduler.certificates import ServerCertificates
 from cachefs_scheduler.kube import node_pieces, server
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.errors import ConfigError
@@ -83,7 +83,6 @@ _annotations = st.dictionaries(
 )
 
 
-@settings(max_examples=60)
 @given(
     annotations=_annotations, nodes=st.lists(_texts, max_size=5, unique=True), labels=st.dictionaries(_texts, _texts)
 )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.block import content_id
@@ -86,7 +86,6 @@ objects_of_any_keys = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(objects=objects_of_any_keys)
 def test_tree_equals_reference(objects: list[ListedObject], tmp_path_factory: pytest.TempPathFactory) -> None:
     files, directories = reference(objects)
@@ -125,7 +124,6 @@ def test_order_of_the_listing_does_not_matter(tmp_path: Path) -> None:
     )
 
 
-@settings(max_examples=60, deadline=None)
 @given(objects=objects_of_any_keys, at=st.integers(0, 40), data=st.data())
 def test_neither_runs_nor_another_builder_change_the_snapshot(
     objects: list[ListedObject], at: int, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

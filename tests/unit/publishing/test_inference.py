@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.publishing.inference import ENOUGH, MOST_RULES, Inference, Observed, Tally
@@ -121,7 +121,6 @@ def test_samples_in_their_order_teach_the_classes_as_they_come() -> None:
             assert is_right(inference, lambda i: (f"/m/{kinds[i]}/{NAMES[i]}",))
 
 
-@settings(max_examples=40)
 @given(
     st.lists(st.text("abcxyz019_-. ", min_size=1, max_size=12), min_size=20, max_size=60, unique=True),
     st.text("/abm1_", max_size=8),
@@ -140,7 +139,6 @@ def test_whatever_stands_around_an_entry(entries: list[str], before: str, behind
     assert is_right(inference, files)
 
 
-@settings(max_examples=30)
 @given(st.integers(2, 5), st.integers(0, 1 << 30))
 def test_a_choice_by_chance_is_not_taken_for_a_rule(choices: int, seed: int) -> None:
     """Where one is adopted by accident, it is retracted within 100 samples."""
@@ -155,7 +153,6 @@ def test_a_choice_by_chance_is_not_taken_for_a_rule(choices: int, seed: int) -> 
     assert inference.rule is None
 
 
-@settings(max_examples=30)
 @given(st.integers(0, 1 << 30))
 def test_paths_that_follow_from_nothing_give_no_rule(seed: int) -> None:
     dice = random.Random(seed)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import (
     DataLoader,
@@ -47,7 +47,6 @@ def foreseen(loader: Any) -> tuple[list[int], list[int]]:
     return current.tolist(), following.tolist()
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     kind=st.sampled_from(["random", "fewer", "more", "replacement", "subset", "weighted"]),
     generator=st.sampled_from(["own", "global"]),

@@ -50,7 +50,7 @@ def test_the_same_seed_gives_the_same_run(runs):
     assert [one.completion for one in again.outcomes] == [one.completion for one in runs["hints"].outcomes]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(1, 8), st.integers(1, 6), st.integers(0, 2**32 - 1))
 def test_shares_are_fair(readers, resources, seed):
     """Nothing is used beyond its capacity, and who has less than it wants is held back by something that is full."""

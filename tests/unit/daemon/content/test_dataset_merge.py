@@ -6,7 +6,7 @@ import msgspec
 from cachefs_daemon.content.dataset_merge import covers, is_same, resolve
 from cachefs_daemon.datasets.stamps import Stamp, StampClock
 from cachefs_daemon.sharing.sections import SharedDataset
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.messages import OriginOptions
@@ -86,7 +86,6 @@ class Cluster:
                 self.take(node, [other for number, other in enumerate(self.have) if number != node])
 
 
-@settings(max_examples=150)
 @given(st.lists(STEP, max_size=30))
 def test_all_nodes_come_to_the_same_end(steps: list[Any]) -> None:
     cluster = Cluster()

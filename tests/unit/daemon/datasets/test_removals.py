@@ -21,7 +21,7 @@ from cachefs_daemon.datasets.stamps import (
     joined_adds,
 )
 from cachefs_daemon.sharing.sections import DATASETS, SharedDataset
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 NODE = st.integers(0, 3)
@@ -161,7 +161,6 @@ TWO_FULL_LISTS = [
 MANY_REMOVALS = [("add", 0, "x"), ("hear", 1, 0), ("churn", 0, "x"), ("wander", 1, "")]
 
 
-@settings(max_examples=200, deadline=None)
 @example(TWO_FULL_LISTS)
 @example(MANY_REMOVALS)
 @given(st.lists(STEP, max_size=40))

@@ -17,7 +17,7 @@ from cachefs_daemon.origin.http_connection import Answer, ClosedUnanswered, CutO
 from cachefs_daemon.origin.http_head import MOST_BYTES, Malformed
 from cachefs_daemon.origin.http_pool import HttpPool, Server
 from cachefs_daemon.origin.http_tls import Tls
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import virtual_time
@@ -101,7 +101,6 @@ def test_cut_at_any_byte_an_answer_is_an_error() -> None:
     play(lambda request: [ANSWER[: next(cuts)], b""], scene)
 
 
-@settings(max_examples=30)
 @given(st.lists(st.integers(1, len(ANSWER) + 40), max_size=12))
 def test_an_answer_may_come_in_any_pieces(cuts: list[int]) -> None:
     text = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Hints\r\nLink: x\r\n\r\n" + ANSWER
@@ -116,7 +115,6 @@ def test_an_answer_may_come_in_any_pieces(cuts: list[int]) -> None:
     play(always(*pieces), scene)
 
 
-@settings(max_examples=60)
 @given(st.binary(max_size=120), st.booleans())
 def test_of_anything_else_comes_an_error_or_what_was_promised(noise: bytes, begins_well: bool) -> None:
     text = (ANSWER[:20] if begins_well else b"") + noise

@@ -16,7 +16,7 @@ from cachefs_daemon.origin.key_ranges import EVERYTHING, KeyRange, ListingPlace,
 from cachefs_daemon.origin.s3_answer import BrokenAnswer
 from cachefs_daemon.origin.s3_listing import list_bucket
 from cachefs_daemon.origin.s3_page import Page
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.errors import ConfigError, OriginUnavailable
@@ -98,14 +98,12 @@ def encodable(key: str) -> bool:
     return not any(0xD800 <= ord(character) < 0xE000 for character in key)
 
 
-@settings(max_examples=60, deadline=None)
 @given(keys=many_keys, page_size=st.integers(1, 5), repeats=st.booleans())
 def test_every_key_is_listed_once(keys: set[str], page_size: int, repeats: bool) -> None:
     keys = set(filter(encodable, keys))
     assert sorted(listing(Bucket(keys, page_size, repeats=repeats))) == sorted(keys)
 
 
-@settings(max_examples=60, deadline=None)
 @given(keys=many_keys, page_size=st.integers(1, 5), batches=st.integers(1, 30))
 def test_a_listing_that_is_interrupted_at_any_page_goes_on_there(keys: set[str], page_size: int, batches: int) -> None:
     keys = set(filter(encodable, keys))
@@ -119,7 +117,6 @@ def test_a_listing_that_is_interrupted_at_any_page_goes_on_there(keys: set[str],
     assert sorted(found) == sorted(keys)
 
 
-@settings(max_examples=40, deadline=None)
 @given(keys=many_keys, at=st.sets(st.text(max_size=4).filter(encodable), max_size=5), page_size=st.integers(1, 5))
 def test_it_does_not_matter_where_keys_are_cut(keys: set[str], at: set[str], page_size: int) -> None:
     keys = set(filter(encodable, keys))
@@ -128,7 +125,6 @@ def test_it_does_not_matter_where_keys_are_cut(keys: set[str], at: set[str], pag
     assert sorted(interrupted_listing(Bucket(keys, page_size), place, 1 << 30)) == sorted(keys)
 
 
-@settings(max_examples=60, deadline=None)
 @given(keys=some_keys, page_size=st.integers(1, 5))
 def test_a_server_that_ignores_where_to_start_loses_no_key(keys: set[str], page_size: int) -> None:
     keys = set(filter(encodable, keys))
@@ -140,7 +136,6 @@ def shuffled(key: str) -> tuple[int, ...]:
     return tuple(ord(character) * 7919 % 127 for character in key)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     keys=many_keys,
     page_size=st.integers(1, 5),
@@ -157,7 +152,6 @@ def test_a_server_with_any_order_loses_no_key(
         assert set(listing(Bucket(set(keys), page_size, order=order))) == set(keys)
 
 
-@settings(max_examples=40, deadline=None)
 @given(keys=many_keys, others=many_keys, page_size=st.integers(1, 5), numbers=st.randoms())
 def test_keys_that_come_and_go_disturb_no_others(
     keys: set[str], others: set[str], page_size: int, numbers: random.Random

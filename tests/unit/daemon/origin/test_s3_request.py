@@ -19,7 +19,7 @@ from cachefs_daemon.origin import s3_route
 from cachefs_daemon.origin.base import ObjectRange
 from cachefs_daemon.origin.s3_request import RequestMaker
 from cachefs_daemon.origin.s3_route import NoRoute, Route, find_route, prepare
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 KEYS = st.one_of(
@@ -87,7 +87,6 @@ def way(request: pytest.FixtureRequest) -> Iterator[tuple[Botocore, str, Route]]
         yield botocore, bucket, botocore.run(find_route(botocore.client, bucket))
 
 
-@settings(max_examples=40)
 @given(key=KEYS)
 def test_keys_are_sent_as_botocore_sends_them(way: tuple[Botocore, str, Route], key: str) -> None:
     botocore, bucket, route = way

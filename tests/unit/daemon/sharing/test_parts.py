@@ -8,7 +8,7 @@ from cachefs_daemon.sharing.own_part import OwnPart
 from cachefs_daemon.sharing.peer_part import PeerPart
 from cachefs_daemon.sharing.sections import MOUNTED, MountedDataset
 from cachefs_daemon.sharing.wire import Part
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 NAMES = st.sampled_from("abcdefgh")
@@ -23,7 +23,6 @@ def ask(own: OwnPart, peer: PeerPart) -> list[Any]:
     return peer.apply(Part(page.full, page.changes, page.version))
 
 
-@settings(max_examples=100)
 @given(STEPS)
 def test_a_peer_has_what_a_node_publishes(steps: list[Any]) -> None:
     own, peer = OwnPart(), PeerPart("other")

@@ -100,7 +100,7 @@ def test_buffers_are_let_go_of(directory: int) -> None:
     buffer.append(1)  # BufferError where somebody holds it
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.integers(0, 20_000), st.lists(st.binary(max_size=3000), max_size=4)), max_size=20))
 def test_both_write_alike(directory: int, pieces: list[tuple[int, list[bytes]]]) -> None:
     writes: list[batch_io.Write] = [(start, tuple(parts)) for start, parts in pieces]

@@ -4,7 +4,7 @@ import random
 import threading
 
 from cachefs_daemon.store.known_places import UNKNOWN, KnownPlaces
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.block import Location
@@ -17,7 +17,6 @@ def place(number: int) -> Location:
 KEYS = [b"%d" % number for number in range(12)]
 
 
-@settings(max_examples=200)
 @given(
     st.integers(1, 4),
     st.lists(

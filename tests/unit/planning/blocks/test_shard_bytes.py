@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.planning.blocks.shard_bytes import SHARDS, WHOLE, ShardBytes
@@ -31,7 +31,6 @@ def test_all_of_it_is_whole_and_nothing_is_empty(files: int) -> None:
     assert counted.is_empty
 
 
-@settings(max_examples=50)
 @given(st.lists(st.lists(st.tuples(st.integers(0, 699), st.integers(0, 2)), max_size=20), max_size=20))
 def test_changes_add_up_to_what_is_there(changes: list[list[tuple[int, int]]]) -> None:
     whole = space(350, 1500)  # two blocks each: 1,000 and 500 bytes

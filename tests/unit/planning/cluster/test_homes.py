@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
@@ -66,7 +66,6 @@ def test_homes_are_those_of_the_model_however_members_came_and_went(history: lis
         before = now
 
 
-@settings(max_examples=30)
 @given(MEMBERS, MEMBERS)
 def test_without_seconds_the_homes_are_the_same(one: list[Member], two: list[Member]) -> None:
     homes = Homes(FEW)

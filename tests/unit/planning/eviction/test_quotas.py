@@ -154,9 +154,7 @@ class Accounting(RuleBasedStateMachine):
         ]
 
 
-Accounting.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
-)
+Accounting.TestCase.settings = settings(stateful_step_count=30, suppress_health_check=list(HealthCheck))
 TestAccounting = Accounting.TestCase
 
 

@@ -1,5 +1,5 @@
 import numpy as np
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cachefs.planning.blocks.presence import ABSENT, IN_MEMORY
@@ -33,7 +33,6 @@ def numbers(found: list[Upcoming]) -> list[int]:
 
 @given(st.integers(0, 1000), st.tuples(*[st.floats(1, 100)] * 3), st.integers(10, 180), st.just(600))
 @example(0, (1.0, 1.0, 16.0), 616, BLOCKS)
-@settings(max_examples=30, deadline=None)
 def test_all_that_is_wanted_comes_once_and_soonest_first(
     seed: int, rates: tuple[float, ...], step: int, blocks: int
 ) -> None:

@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.planning.requests.throughput_fit import Throughput, fit
@@ -16,7 +16,6 @@ def requests(curve: Throughput, sizes: list[int], noise: float = 0.0) -> list[tu
     return [(float(size), size / curve.of(size) * rng.uniform(1 - noise, 1 + noise)) for size in sizes]
 
 
-@settings(max_examples=50)
 @given(st.floats(1e6, 1e9), st.floats(-7, -5.3))
 def test_a_curve_is_found_again(p: float, exponent: float) -> None:
     curve = Throughput(p, 10**exponent)

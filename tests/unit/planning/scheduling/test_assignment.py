@@ -3,7 +3,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.planning.scheduling.assignment import Choices, assign, choices
@@ -57,7 +57,6 @@ def test_what_drains_is_taken_last():
     assert assign(job(), ["off", "on"], cluster_of(*nodes)) == ("on",)
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(SPANS, min_size=2, max_size=6), st.integers(1, 4), st.lists(st.integers(1, 2), min_size=6, max_size=6))
 def test_the_choice_is_near_the_best_one(spans, ranks, slots):
     """Compared with all possible choices. Theory says 1 - 1/e for the first pass; exchanges make it 0.9 here."""
@@ -83,7 +82,6 @@ def test_thousands_of_candidates_and_ranks():
     assert "" not in many
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=4, max_size=4), min_size=1, max_size=8),
     st.integers(1, 3), st.integers(1, 12),

@@ -21,7 +21,7 @@ CHANGES = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(CHANGES)
 def test_changes_one_by_one_end_where_all_at_once_do(changes):
     """However it came about, what is known depends on the last facts of each node alone."""

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.planning.cluster.scale import local_share
@@ -107,7 +107,6 @@ def test_memory_is_faster_than_an_ssd():
     assert found.later.tolist() == [90.0, 0.0]
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1), st.sampled_from(["1", "2"])), min_size=1, max_size=8))
 def test_estimates_are_whole_and_scores_follow_them(parts):
     nodes = [node(f"n{i}", (min(a, b), max(a, b)), zone=zone) for i, (a, b, zone) in enumerate(parts)]

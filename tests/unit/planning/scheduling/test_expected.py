@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.planning.scheduling.assignment import assign
@@ -39,7 +39,6 @@ def node_of(number, first, last, kind, reads, room, state, zone, age):
     return node(str(number), copies=there, **more)
 
 
-@settings(max_examples=60, deadline=None)
 @given(NODES)
 def test_readers_will_have_all_that_they_have_room_for_and_nothing_more(drawn):
     nodes = [node_of(number, *one) for number, one in enumerate(drawn)]
@@ -77,7 +76,6 @@ def test_readers_will_have_all_that_they_have_room_for_and_nothing_more(drawn):
     assert set(soon.rows()) >= set(there.rows())
 
 
-@settings(max_examples=30, deadline=None)
 @given(NODES, st.booleans())
 def test_nothing_changes_where_nobody_reads_or_readers_have_all_of_it(drawn, complete):
     nodes = [node_of(number, *(*one[:3], False, *one[4:])) for number, one in enumerate(drawn)]
@@ -90,7 +88,6 @@ def test_nothing_changes_where_nobody_reads_or_readers_have_all_of_it(drawn, com
         np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-6)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.lists(NODES, min_size=2, max_size=4))
 def test_news_of_readers_count_at_once(changes):
     """Whatever was asked before, the answer is that of a fresh start."""

@@ -1,12 +1,11 @@
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.planning.scheduling.facts import SHARDS, WHOLE, Copy, JobAsk, Links, NodeFacts, shards_of
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(1, 3000), st.integers(0, 2**32 - 1), st.floats(0, 1))
 def test_shards_say_how_much_of_each_part_is_there(total, seed, part):
     chance = np.random.default_rng(seed)

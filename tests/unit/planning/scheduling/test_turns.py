@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.planning.scheduling.turns import Waiting, next_to_go, turns
@@ -32,7 +32,6 @@ def test_only_those_with_a_slot_go():
     assert next_to_go(jobs, {"s": 0}, {}, 10.0) == []
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(-3, 3), st.integers(0, 40)), min_size=1, max_size=40),
     st.integers(5, 30),

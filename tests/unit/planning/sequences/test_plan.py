@@ -108,7 +108,7 @@ class PlanMachine(RuleBasedStateMachine):
         return sequence, math.ceil(start + length + (BLOCKS / distinct - 0.5) * length)
 
 
-PlanMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=12, deadline=None)
+PlanMachine.TestCase.settings = settings(stateful_step_count=12)
 TestPlan = PlanMachine.TestCase
 
 
@@ -200,7 +200,6 @@ def test_a_window_holds_reads_of_one_epoch_and_goes_on_in_the_next() -> None:
 
 
 @given(ORDERS, st.data())
-@settings(max_examples=100, deadline=None)
 def test_small_steps_and_one_large_step_lead_to_the_same(order: list[int], data: st.DataObject) -> None:
     following = data.draw(ORDERS)
     end = data.draw(st.integers(0, len(order)))

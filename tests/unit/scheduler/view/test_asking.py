@@ -10,7 +10,7 @@ from cachefs_scheduler.config import ClusterSection, Config
 from cachefs_scheduler.view.asking import Asking, NodeFailed
 from cachefs_scheduler.view.cluster_view import ClusterView
 from cachefs_scheduler.view.following import Following
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.observe_messages import MOST_SNAPSHOTS, Load, Member, NodeReport, RunningJob, SnapshotReport
@@ -106,7 +106,6 @@ def test_a_node_that_names_ever_more_snapshots_is_not_believed() -> None:
 
 
 @given(rate=st.floats(0.0, 1e15), peak=st.floats(0.0, 1e15))
-@settings(max_examples=50, deadline=None)
 def test_no_rate_of_a_node_makes_scores_that_are_no_numbers(rate: float, peak: float) -> None:
     duties = Duties()
     duties.say("full", {"set": 1.0})
