@@ -3,6 +3,7 @@
 Where a server is not installed, the tests that need it fail with the line that installs it.
 """
 
+import gc
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +45,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     The Makefile tells xdist to keep this order; its own begins with the files that have the most tests.
     """
     items.sort(key=lambda item: not item.nodeid.startswith(_LONG_FILES))
+
+
+def pytest_collection_finish() -> None:
+    """Have the garbage collector leave out what was imported and collected: it stays to the end."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
