@@ -18,7 +18,7 @@ import msgspec
 from rich.console import Console, RenderableType
 
 from cachefs.errors import AccessDenied, CachefsError, DaemonUnavailable
-from cachefs.listener import why_silent
+from cachefs.listener import why_unanswered
 from cachefs.rpc import DaemonClient, Method, Reply, Request
 from cachefs.socket_path import socket_path
 from cachefs_tools.cachectl.display import table
@@ -55,7 +55,7 @@ class CommandSession:
             forbidden = True
         if forbidden:
             raise AccessDenied(f"you may not use {self.socket}: its directory does not let you through")
-        if why := why_silent(self.socket):  # gRPC would find out after 15 s
+        if why := why_unanswered(self.socket):  # gRPC would find out after 15 s
             raise DaemonUnavailable(f"the daemon at {self.socket} does not answer: {why}")
         return DaemonClient(self.socket)
 
