@@ -3,13 +3,13 @@
 import os
 
 
-def shown(path: bytes | str) -> str:
+def escape(path: bytes | str) -> str:
     """Return a name as one safe line. Characters that a terminal obeys or cannot show are escaped."""
     text = os.fsdecode(path)
-    return "".join(character if character.isprintable() else _escape(character) for character in text)
+    return "".join(character if character.isprintable() else _escape_character(character) for character in text)
 
 
-def _escape(character: str) -> str:
+def _escape_character(character: str) -> str:
     if "\udc80" <= character <= "\udcff":
         return f"\\x{ord(character) - 0xDC00:02x}"
     return character.encode("unicode_escape").decode()

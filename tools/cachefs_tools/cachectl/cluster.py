@@ -13,7 +13,7 @@ from cachefs.messages import ClusterBrief, Empty
 from cachefs.rpc import CLUSTER
 from cachefs_tools.cachectl.command_session import CommandSession, with_session
 from cachefs_tools.cachectl.display import size, table
-from cachefs_tools.names import shown as name
+from cachefs_tools.names import escape
 
 # A matrix of more nodes than this does not fit 80 columns.
 MOST_COLUMNS: Final = 6
@@ -49,19 +49,19 @@ def describe(found: ClusterStatus) -> Iterator[str | Table]:
     source = _SOURCES.get(found.source, found.source)
     yield f"cluster {found.name}, from {source}; ring epoch {found.epoch} for {duration(found.age)}"
     if found.problem:
-        yield f"problem: {name(found.problem)}"
+        yield f"problem: {escape(found.problem)}"
     yield ""
     has_zones = any(each.zone for each in found.members)
     rows = (
-        (name(each.name) + ("*" if each.id == found.me else ""), each.state, _share(each),
-         *([name(each.zone) or "-"] if has_zones else []), name(address(each)), *_counted(each),
+        (escape(each.name) + ("*" if each.id == found.me else ""), each.state, _share(each),
+         *([escape(each.zone) or "-"] if has_zones else []), escape(address(each)), *_counted(each),
          *(("-", "-") if each.id == found.me else (size(each.traffic.bytes_in), size(each.traffic.bytes_out))))
         for each in found.members
     )  # fmt: skip
     yield table(f"NAME =STATE >SHARE {'ZONE?? ' if has_zones else ''}ADDRESS?? >USED >ORIGIN? >IN? >OUT?", rows)
     usual = _usual_seconds(found)
     lines = [line for each in found.members for line in _troubles(each, usual)]
-    lines += [f"note: {name(remark)}" for remark in found.remarks]
+    lines += [f"note: {escape(remark)}" for remark in found.remarks]
     if lines:
         yield ""
     yield from lines
@@ -72,7 +72,7 @@ def describe_traffic(found: ClusterStatus) -> Iterator[str | Table]:
     if found.source == "none":
         yield _ALONE
         return
-    names = {each.id: name(each.name) for each in found.members}
+    names = {each.id: escape(each.name) for each in found.members}
     given = {
         (each.id, giver): count
         for each in found.members
@@ -118,7 +118,7 @@ def _usual_seconds(found: ClusterStatus) -> float:
 
 def _troubles(member: MemberStatus, usual: float) -> Iterator[str]:
     """What is not as it should be with a node, a line each."""
-    traffic, shown = member.traffic, name(member.name)
+    traffic, shown = member.traffic, escape(member.name)
     counts = ((traffic.failures, "requests failed"), (traffic.busy, "found it busy"), (traffic.wrong, "wrong blocks"))
     parts = [f"{count:,} {what}" for count, what in counts if count]
     if usual and traffic.seconds > max(SLOW * usual, SLOW_SECONDS):
@@ -129,7 +129,7 @@ def _troubles(member: MemberStatus, usual: float) -> Iterator[str]:
         yield f"{shown}: {', '.join(parts)}"
     if member.counters is not None:
         said = [member.counters.problem] if member.counters.problem else member.counters.problems
-        yield from (f"{shown}: {name(line)}" for line in said)
+        yield from (f"{shown}: {escape(line)}" for line in said)
 
 
 def brief(found: ClusterBrief) -> Iterator[tuple[str, str]]:
@@ -137,6 +137,6 @@ def brief(found: ClusterBrief) -> Iterator[tuple[str, str]]:
     if found.source == "none":
         return
     states = ", ".join(f"{count} {state}" for state, count in sorted(found.states.items()))
-    yield "cluster", f"{name(found.name)}: {states}; ring epoch {found.epoch}"
+    yield "cluster", f"{escape(found.name)}: {states}; ring epoch {found.epoch}"
     if found.problem:
-        yield "", name(found.problem)
+        yield "", escape(found.problem)

@@ -39,7 +39,7 @@ from cachefs_tools.cachectl import completion
 from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus, with_session
 from cachefs_tools.cachectl.display import size
 from cachefs_tools.cachectl.progress import follow_verify, follow_warmup
-from cachefs_tools.names import shown
+from cachefs_tools.names import escape
 
 # Seconds that counting a large dataset may take.
 FORECAST_SECONDS = 600.0
@@ -114,7 +114,7 @@ def missing_text(last: WarmupProgress) -> list[str]:
     """The line about paths of a list that are not in the dataset."""
     if not last.missing:
         return []
-    return [f"{last.missing:,} of the paths are not in the dataset, the first is {shown(last.first_missing)}"]
+    return [f"{last.missing:,} of the paths are not in the dataset, the first is {escape(last.first_missing)}"]
 
 
 def warmup_forecast_text(dataset: str, forecast: WarmupForecast) -> list[str]:
@@ -122,7 +122,7 @@ def warmup_forecast_text(dataset: str, forecast: WarmupForecast) -> list[str]:
     wanted, here = forecast.wanted, forecast.here
     blocks, missing = wanted.blocks - here.blocks, wanted.bytes - here.bytes
     lines = [
-        f"{shown(dataset)}: would fetch {counted(max(0, blocks), 'block')}, {size(max(0, missing))}, of "
+        f"{escape(dataset)}: would fetch {counted(max(0, blocks), 'block')}, {size(max(0, missing))}, of "
         f"{counted(wanted.files, 'file')}",
         f"here already: {counted(here.blocks, 'block')}, {size(here.bytes)}; {counted(here.files, 'whole file')}",
     ]
@@ -134,7 +134,7 @@ def warmup_forecast_text(dataset: str, forecast: WarmupForecast) -> list[str]:
 def begun_text(first: WarmupProgress) -> str:
     """The answer to a warmup in the background."""
     what = f"{counted(first.blocks_total, 'block')}, {size(first.bytes_total)}"
-    text = f"warming {shown(first.dataset)}: {what}, in the background as warmup {first.id}; see `cachectl warmups`"
+    text = f"warming {escape(first.dataset)}: {what}, in the background as warmup {first.id}; see `cachectl warmups`"
     return "\n".join([text, *missing_text(first)])
 
 
@@ -147,13 +147,13 @@ def warmup_text(last: WarmupProgress, tiers: Sequence[TierStatus] = ()) -> str:
     """What came of a warmup, from its last progress message. tiers: of the node."""
     ending = "incomplete" if last.state == "done" and (last.skipped or last.missing) else last.state
     here = f"{last.blocks:,} of {last.blocks_total:,} blocks here"
-    lines = [f"{shown(last.dataset)}: {here}, {size(last.bytes)} ({ending})", *missing_text(last)]
+    lines = [f"{escape(last.dataset)}: {here}, {size(last.bytes)} ({ending})", *missing_text(last)]
     if last.skipped:
         skipped, room = counted(last.skipped, "block"), "enlarge a tier's budget"
         # The budget of a tier on a full disk is not its limit: a larger one would make no room.
         full = [
             f"only {size(max(0, one.limit))} of the {one.name} tier's budget of {size(one.budget)} can be used: make "
-            f"room on what {shown(one.directory)} is on"
+            f"room on what {escape(one.directory)} is on"
             for one in tiers
             if one.is_cut_short
         ]
@@ -180,7 +180,7 @@ def evict(session: CommandSession, dataset: str, paths: tuple[str, ...], yes: bo
     if dry_run or (not wanted and not yes):
         forecast = session.call(EVICT_FORECAST, Selection(dataset=dataset, paths=wanted), FORECAST_SECONDS)
         if dry_run:
-            session.answer(forecast, f"{shown(dataset)}: would free {freed_text(forecast)}")
+            session.answer(forecast, f"{escape(dataset)}: would free {freed_text(forecast)}")
             return
         session.confirm(f"this frees all of {dataset} on this node: {freed_text(forecast)}", yes)
     freed = session.call(EVICT, Selection(dataset=dataset, paths=wanted))
@@ -246,13 +246,13 @@ def ls(session: CommandSession, dataset: str, path: str, cached: bool) -> None:
 
 def entry_row(entry: DirectoryEntry) -> tuple[str, ...]:
     """A row of `ls`."""
-    return (shown(entry.name) + "/", "") if entry.directory else (shown(entry.name), size(entry.size))
+    return (escape(entry.name) + "/", "") if entry.directory else (escape(entry.name), size(entry.size))
 
 
 def cached_row(file: CachedFile) -> tuple[str, ...]:
     """A row of `ls --cached`."""
     memory, ssd = (size(file.cached[TIER_NAMES.index(tier)]) for tier in ("memory", "ssd"))
-    return shown(file.path), size(file.size), memory, ssd, "yes" if file.pinned else ""
+    return escape(file.path), size(file.size), memory, ssd, "yes" if file.pinned else ""
 
 
 @click.command()

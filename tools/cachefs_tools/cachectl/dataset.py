@@ -46,7 +46,7 @@ from cachefs_tools.cachectl.content import fraction_of
 from cachefs_tools.cachectl.display import share, size, table
 from cachefs_tools.cachectl.progress import follow_listing
 from cachefs_tools.cachectl.usage import CommandGroup
-from cachefs_tools.names import shown
+from cachefs_tools.names import escape
 
 SHOWN_PROBLEMS = 10
 # The phase of a listing that has ended, in its document. The daemon's last message has that in which it has ended.
@@ -197,7 +197,7 @@ def describe_set(reached: DatasetReached, *, is_limited: bool) -> list[str]:
     """What has changed of a dataset, in lines."""
     view, before, now = reached.dataset, dict(reached_by(reached.before)), dict(reached_by(reached.now))
     lines = [
-        f"{view.name}: {key} {shown(before.get(key, 'default'))} -> {shown(now.get(key, 'default'))}"
+        f"{view.name}: {key} {escape(before.get(key, 'default'))} -> {escape(now.get(key, 'default'))}"
         for key in {**before, **now}
         if before.get(key) != now.get(key)
     ]
@@ -254,7 +254,7 @@ def list_(session: CommandSession) -> None:
 def url_of(view: DatasetView, everything: Sequence[DatasetView]) -> str:
     """The URL of a dataset; also how it is reached, where another one has the same URL and is not reached so."""
     has_twin = any(other.url == view.url and other.reached != view.reached for other in everything)
-    return f"{shown(view.url)} ({shown(view.reached) or 'default endpoint'})" if has_twin else shown(view.url)
+    return f"{escape(view.url)} ({escape(view.reached) or 'default endpoint'})" if has_twin else escape(view.url)
 
 
 @dataset.command()
@@ -357,7 +357,7 @@ def report_listing(session: CommandSession, last: ListingProgress, behind: Seque
 def still_behind(mounts: Sequence[MountView], elsewhere: Sequence[MountElsewhere] = ()) -> str:
     """The line about mounts that show an older snapshot: those of this node, and of other nodes."""
     places = [*(one.mountpoint for one in mounts), *(f"{one.node}:{one.mountpoint}" for one in elsewhere)]
-    first, count = ", ".join(shown(one) for one in places[:SHOWN_MOUNTS]), len(places)
+    first, count = ", ".join(escape(one) for one in places[:SHOWN_MOUNTS]), len(places)
     more = f" and {count - SHOWN_MOUNTS:,} more" if count > SHOWN_MOUNTS else ""
     still = "1 mount still shows an older snapshot" if count == 1 else f"{count:,} mounts still show older snapshots"
     return f"{still}: {first}{more}; unmount and mount again (with --follow, a mount shows new ones by itself)"
@@ -366,7 +366,7 @@ def still_behind(mounts: Sequence[MountView], elsewhere: Sequence[MountElsewhere
 def left_out(view: DatasetView, problems: Sequence[Problem]) -> str:
     """The line of a listing that says that not all keys are files. problems: the first of them."""
     keys = counted(view.problems, "key")
-    first = "".join(f": {shown(one.key)}: {one.reason}" for one in problems[:1])
+    first = "".join(f": {escape(one.key)}: {one.reason}" for one in problems[:1])
     more = f"; the other reasons: cachectl dataset show {view.name}" if view.problems > 1 else ""
     return f"{keys} left out{first}{more}"
 
@@ -384,8 +384,8 @@ def describe(detail: DatasetDetail) -> list[str]:
     view = detail.dataset
     facts = [
         ("name", view.name),
-        ("url", shown(view.url)),
-        *((key, shown(value)) for key, value in reached_by(detail.options)),
+        ("url", escape(view.url)),
+        *((key, escape(value)) for key, value in reached_by(detail.options)),
         ("snapshot", f"{view.snapshot}, listed {date(view.created_ns)}"),
         ("content", content_of(view)),
         ("block size", size(detail.block_size)),
@@ -395,9 +395,9 @@ def describe(detail: DatasetDetail) -> list[str]:
         facts.append(("archived", f"{view.archived:,} of the files, which cannot be read before they are restored"))
     if limited := limits(view):
         facts.append(("limits", limited))
-    facts += [("pinned", shown(path) or "(everything)") for path in detail.pinned]
+    facts += [("pinned", escape(path) or "(everything)") for path in detail.pinned]
     facts += [("older", snapshot) for snapshot in detail.snapshots if snapshot != view.snapshot]
-    facts += [("skipped", f"{shown(one.key)}: {one.reason}") for one in detail.problems[:SHOWN_PROBLEMS]]
+    facts += [("skipped", f"{escape(one.key)}: {one.reason}") for one in detail.problems[:SHOWN_PROBLEMS]]
     if view.problems > SHOWN_PROBLEMS:
         facts.append(("skipped", f"{view.problems - SHOWN_PROBLEMS:,} more (--json shows the first 1,000)"))
     width = max(len(label) for label, _ in facts)

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus, with_session
 from cachefs_tools.cachectl.display import size, table
-from cachefs_tools.names import shown
+from cachefs_tools.names import escape
 
 if TYPE_CHECKING:
     from cachefs_tools.debug_bundle.bundle import Bundle
@@ -61,6 +61,6 @@ def _describe(path: Path, count: int, bundle: "Bundle") -> Iterator[str | Table]
     yield table("FILE >SIZE", ((name, size(len(text))) for name, text in bundle.files.items()))
     if bundle.left_out:
         yield ""
-        yield table("LEFT-OUT WHY", ((name, shown(why)) for name, why in bundle.left_out.items()))
+        yield table("LEFT-OUT WHY", ((name, escape(why)) for name, why in bundle.left_out.items()))
     yield ""
-    yield f"{shown(str(path))}: {size(count)}, readable by you only. Look into the file before you give it away."
+    yield f"{escape(str(path))}: {size(count)}, readable by you only. Look into the file before you give it away."

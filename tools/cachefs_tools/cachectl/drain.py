@@ -10,7 +10,7 @@ from cachefs.counts import counted
 from cachefs.rpc import DRAIN
 from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus, with_session
 from cachefs_tools.cachectl.display import size
-from cachefs_tools.names import shown as name
+from cachefs_tools.names import escape
 
 # Seconds between two looks.
 _POLL: Final = 0.5
@@ -31,7 +31,7 @@ def drain(session: CommandSession, node: str, timeout: float, undo: bool) -> Non
     """
     if undo:
         found = session.call(DRAIN, DrainNode(node=node, undo=True))
-        session.answer(found, f"{name(found.name)} stays, and takes its part of the blocks again")
+        session.answer(found, f"{escape(found.name)} stays, and takes its part of the blocks again")
         return
     until, shown = time.monotonic() + timeout, ""
     found = session.call(DRAIN, DrainNode(node=node))
@@ -46,7 +46,7 @@ def drain(session: CommandSession, node: str, timeout: float, undo: bool) -> Non
 
 
 def _progress(found: DrainStatus) -> str:
-    waiting = ", ".join(map(name, found.waiting))
+    waiting = ", ".join(map(escape, found.waiting))
     return (
         f"still to be taken over: {counted(found.blocks, 'block')} ({size(found.bytes)}); waiting for "
         f"{waiting or 'the ring'}"
@@ -55,7 +55,9 @@ def _progress(found: DrainStatus) -> str:
 
 def _result(found: DrainStatus, timeout: float) -> str:
     if not found.done:
-        return f"{name(found.name)} still drains after {timeout:g} s; ask again for how far it is. {_progress(found)}"
+        return f"{escape(found.name)} still drains after {timeout:g} s; ask again for how far it is. {_progress(found)}"
     if found.has_left:
-        return f"{name(found.name)} holds nothing that others need, and has left the cluster; its daemon may be stopped"
-    return f"{name(found.name)} holds nothing that others need, and leaves the cluster when the jobs on it have ended"
+        return (
+            f"{escape(found.name)} holds nothing that others need, and has left the cluster; its daemon may be stopped"
+        )
+    return f"{escape(found.name)} holds nothing that others need, and leaves the cluster when the jobs on it have ended"

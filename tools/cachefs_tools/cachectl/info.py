@@ -14,7 +14,7 @@ from cachefs.mount_table import MountPoint, mount_points
 from cachefs.rpc import DATASET_LIST, FILE_SHOW, STATUS
 from cachefs_tools.cachectl.command_session import CommandSession, with_session
 from cachefs_tools.cachectl.display import facts, size
-from cachefs_tools.names import shown as name
+from cachefs_tools.names import escape
 
 
 @click.command()
@@ -41,7 +41,7 @@ def find_mount(path: str) -> tuple[MountPoint, bytes]:
         for point in sorted(mount_points(), key=lambda point: len(point.path.parts), reverse=True):
             if Path(place).is_relative_to(point.path):
                 return point, os.fsencode(os.path.normpath(f"{point.root}/{Path(place).relative_to(point.path)}"))
-    raise NotFound(f"{name(path)} is in no mount of cachefs; `cachectl mounts` shows what is mounted")
+    raise NotFound(f"{escape(path)} is in no mount of cachefs; `cachectl mounts` shows what is mounted")
 
 
 def wanted_file(point: MountPoint, spec: MountSpec, inside: bytes, mounts: list[MountView]) -> FilePath:
@@ -64,13 +64,13 @@ def lines_of(found: FileInfo) -> list[RenderableType]:
     """The answer for people."""
     rows = [
         ("dataset", f"{found.dataset}@{found.snapshot}"),
-        ("path", name(found.path) + "/" * found.directory if found.path else "/"),
+        ("path", escape(found.path) + "/" * found.directory if found.path else "/"),
     ]
     if not found.directory:
         rows += [
             ("size", f"{size(found.size)} ({found.size:,} bytes)"),
             ("modified", datetime.fromtimestamp(found.mtime_ns / 1e9, UTC).astimezone().isoformat(" ", "seconds")),
-            ("etag", name(found.etag)),
+            ("etag", escape(found.etag)),
             ("tiers", found.tiers or "no blocks"),
         ]
     return [facts(rows)]

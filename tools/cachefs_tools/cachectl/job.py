@@ -21,7 +21,7 @@ from cachefs_tools.cachectl.content import dataset_path
 from cachefs_tools.cachectl.display import table
 from cachefs_tools.cachectl.job_page import COLUMNS, describe, describe_all, document_of
 from cachefs_tools.cachectl.usage import CommandGroup
-from cachefs_tools.names import shown
+from cachefs_tools.names import escape
 
 SOURCE = "cachectl"
 # Seconds. People publish by hand before the training starts, and nobody sends heartbeats.
@@ -286,7 +286,7 @@ def stalls(session: CommandSession, name: str) -> None:
 
 def stall_row(row: StallRow) -> tuple[str, ...]:
     """A row of `stalls`."""
-    whose = (shown(row.job), shown(row.consumer), str(row.epoch + 1)) if row.job else ("-", "-", "-")
+    whose = (escape(row.job), escape(row.consumer), str(row.epoch + 1)) if row.job else ("-", "-", "-")
     return (
         *whose,
         row.source,

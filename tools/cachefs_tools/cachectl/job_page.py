@@ -25,7 +25,7 @@ from cachefs.job_progress import (
 from cachefs.troubles import Cause, words
 from cachefs_tools.cachectl.command_session import plain
 from cachefs_tools.cachectl.display import size, table
-from cachefs_tools.names import shown
+from cachefs_tools.names import escape
 
 # What each column means, for `job show --help`.
 COLUMNS: Final = """\
@@ -71,11 +71,11 @@ def describe(view: JobView, *, each_rank: bool = False) -> Iterator[str | Text |
     age = duration(max(0.0, time.time() - view.started))
     # One's own jobs have the name that one gave them; those of others need the full one.
     job = view.job.removesuffix(f"{OWNER_MARK}{os.geteuid()}")
-    yield f"{shown(job)}: {how_it_is(view)}, {age} old, published by {view.source or 'nobody known'}"
-    yield f"reads {shown(view.dataset)}, snapshot {view.snapshot}"
+    yield f"{escape(job)}: {how_it_is(view)}, {age} old, published by {view.source or 'nobody known'}"
+    yield f"reads {escape(view.dataset)}, snapshot {view.snapshot}"
     now = time.time()
     for one in view.troubles:
-        yield f"! {shown(words(one, now))}"
+        yield f"! {escape(words(one, now))}"
     if how_far := progress_words(view, loaders):
         yield how_far
     yield waiting_words(loaders, has_full_tier=any(one.cause == Cause.TIER for one in view.troubles))
@@ -149,7 +149,7 @@ def waiting_words(loaders: Sequence[Loader], *, has_full_tier: bool = False) -> 
     share = share_waited(loaders)
     if share is None:
         return "how long the loop waited is not known: no DataLoader has given a batch yet"
-    sentence = shown(why(loaders, os.cpu_count() or 0, has_full_tier=has_full_tier))
+    sentence = escape(why(loaders, os.cpu_count() or 0, has_full_tier=has_full_tier))
     return f"the loop waited {percent(share)} of the time" + (f"; {sentence}" if sentence else "")
 
 
@@ -168,7 +168,7 @@ def loader_row(row: Loader, ranks: str) -> tuple[str, ...]:
     left = row.epoch_left
     waited = row.waited
     return (
-        shown(row.name), *which, row.state, epoch, "-" if row.done is None else percent(row.done),
+        escape(row.name), *which, row.state, epoch, "-" if row.done is None else percent(row.done),
         "-" if is_over or left is None else short(left), "-" if is_over else f"{row.rate:,.0f}/s",
         percent(waited.share) if waited.busy else "-",
         "-" if is_over else size(sum(one.ahead_bytes for one in row.consumers)),
@@ -192,7 +192,7 @@ def remarks(view: JobView) -> Iterator[str]:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         # A note names its loader.
         is_named = mark == "?" and names[0] in text
-        yield f"? {shown(text)}" if is_named else f"{mark} {shown(names[0])}{more}: {shown(text)}"
+        yield f"? {escape(text)}" if is_named else f"{mark} {escape(names[0])}{more}: {escape(text)}"
 
 
 def how_it_is(view: JobView) -> str:
@@ -203,7 +203,7 @@ def how_it_is(view: JobView) -> str:
     else:
         last = max(one.epoch for one in loaders)
         state = f"{view.state} {_where_it_was([one for one in loaders if one.epoch == last])}"
-    return f"{state} ({shown(view.reason)})" if view.reason else state
+    return f"{state} ({escape(view.reason)})" if view.reason else state
 
 
 def _where_it_was(loaders: Sequence[Loader]) -> str:
@@ -245,7 +245,7 @@ def job_row(view: JobView) -> tuple[str, ...]:
             "-" if is_over else f"{main.rate:,.0f}/s",
         )  # fmt: skip
     return (
-        shown(view.job), shown(view.dataset), view.state, str(ranks_of_job(view)), *place,
+        escape(view.job), escape(view.dataset), view.state, str(ranks_of_job(view)), *place,
         "-" if share is None else percent(share),
     )  # fmt: skip
 
@@ -255,7 +255,7 @@ def guess_row(view: GuessView) -> tuple[str, ...]:
     counts = view.counts
     still_open = max(0, counts.bytes - counts.right_bytes - counts.wrong_bytes)
     return (
-        shown(view.dataset) or view.snapshot[:12], RULES.get(view.rule, view.rule), f"{counts.blocks:,}",
+        escape(view.dataset) or view.snapshot[:12], RULES.get(view.rule, view.rule), f"{counts.blocks:,}",
         size(counts.bytes),
         size(counts.right_bytes), size(counts.wrong_bytes), size(still_open),
     )  # fmt: skip

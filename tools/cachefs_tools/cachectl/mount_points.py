@@ -19,7 +19,7 @@ from cachefs.rpc import STATUS
 from cachefs.socket_path import SOCKET_VARIABLE
 from cachefs_tools.cachectl import completion
 from cachefs_tools.cachectl.command_session import CommandSession, fail, with_session
-from cachefs_tools.names import shown as name
+from cachefs_tools.names import escape
 
 # Seconds that a mount has to answer. A mount whose process hangs must not hang cachectl.
 PROBE_SECONDS: Final = 5.0
@@ -84,9 +84,9 @@ def umount(session: CommandSession, directory: str, lazy: bool) -> None:
     """
     path = resolved_mount_point(directory)
     if not any(point.path == path for point in mount_points()):
-        raise NotFound(f"no cachefs is mounted at {name(directory)}; `cachectl mounts` shows where there is one")
+        raise NotFound(f"no cachefs is mounted at {escape(directory)}; `cachectl mounts` shows where there is one")
     if mount_seen_at(path) is None:
-        raise Busy(f"something else is mounted over the mount at {name(directory)}; unmount that first")
+        raise Busy(f"something else is mounted over the mount at {escape(directory)}; unmount that first")
     recovered = not lazy and is_dead(path)
     known = living_mounts(session, path)
     # Once it is detached, no path of a file that is open leads to it any more.
@@ -101,7 +101,7 @@ def umount(session: CommandSession, directory: str, lazy: bool) -> None:
     if not ended:
         by = f", which are open in {users}" if users else ""
         done = f"detached; its process goes on until all files of it are closed{by}" if lazy else f"{done}; {GOES_ON}"
-    session.answer({"mountpoint": path, "recovered": recovered, "ended": ended}, f"{name(directory)}: {done}")
+    session.answer({"mountpoint": path, "recovered": recovered, "ended": ended}, f"{escape(directory)}: {done}")
 
 
 def living_mounts(session: CommandSession, path: Path) -> set[str]:

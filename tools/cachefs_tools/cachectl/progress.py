@@ -24,7 +24,7 @@ from cachefs.errors import DaemonUnavailable
 from cachefs.messages import ListingPhase, ListingProgress, VerifyProgress, WarmupProgress
 from cachefs_tools.cachectl.command_session import CommandSession
 from cachefs_tools.cachectl.display import share, size
-from cachefs_tools.names import shown as name
+from cachefs_tools.names import escape
 
 Update = TypeVar("Update")
 
@@ -103,15 +103,15 @@ def follow_warmup(
     )  # fmt: skip
 
     def show(task: TaskID, update: WarmupProgress) -> None:
-        text = f"warming {name(update.dataset)}"
+        text = f"warming {escape(update.dataset)}"
         bar.update(task, completed=update.bytes, total=update.bytes_total, description=text)
 
     def line(one: WarmupProgress) -> str:
         done = share(one.bytes, one.bytes_total)
-        return f"warming {name(one.dataset)}: {done}, {size(one.bytes)} of {size(one.bytes_total)}"
+        return f"warming {escape(one.dataset)}: {done}, {size(one.bytes)} of {size(one.bytes_total)}"
 
     def interrupted(one: WarmupProgress) -> str:
-        here = f"{name(one.dataset)}: {one.blocks:,} of {one.blocks_total:,} blocks here, {size(one.bytes)}"
+        here = f"{escape(one.dataset)}: {one.blocks:,} of {one.blocks_total:,} blocks here, {size(one.bytes)}"
         if watched:
             return f"{here}; the warmup goes on: `cachectl warmups`"
         return f"{here}; the warmup is ended, and what has come stays. With --no-wait, one goes on in the background"

@@ -13,7 +13,7 @@ from cachefs.errors import ConfigError, NotFound
 from cachefs.planning.cluster.rendezvous import Member
 from cachefs.planning.cluster.shares import RingDiff, Share, ring_diff, shares
 from cachefs_tools.cachectl.display import size, table
-from cachefs_tools.names import shown
+from cachefs_tools.names import escape
 
 Said = tuple[dict[str, Any], Iterator[str | Table]]
 
@@ -94,7 +94,7 @@ def describe(found: ClusterStatus, rows: Sequence[Share]) -> Iterator[str | Tabl
         "NAME =ID?? ZONE? >WEIGHT >SHARE >HOMES" + (" >SECOND" if second else "") + " >CAPACITY",
         [
             (
-                shown(by_id[one.member.id].name), one.member.id, shown(one.member.zone) or "-",
+                escape(by_id[one.member.id].name), one.member.id, escape(one.member.zone) or "-",
                 f"{one.member.weight:.4g}", _percent(one.ideal), _percent(one.homes),
                 *([_percent(one.seconds)] if second else []), _capacity(by_id[one.member.id]),
             )
@@ -103,7 +103,7 @@ def describe(found: ClusterStatus, rows: Sequence[Share]) -> Iterator[str | Tabl
     )  # fmt: skip
     away = [one for one in found.members if not one.placing]
     for one in away:
-        yield f"{shown(one.name)} is {one.state} and is nobody's home"
+        yield f"{escape(one.name)} is {one.state} and is nobody's home"
 
 
 def describe_diff(found: ClusterStatus, diff: RingDiff) -> Iterator[str | Table]:
@@ -117,7 +117,7 @@ def describe_diff(found: ClusterStatus, diff: RingDiff) -> Iterator[str | Table]
     yield table(
         "NAME >BEFORE >AFTER >GETS >GIVES",
         [
-            (shown(names.get(one.member.id, one.member.id)), _percent(one.before), _percent(one.after),
+            (escape(names.get(one.member.id, one.member.id)), _percent(one.before), _percent(one.after),
              _percent(one.gets), _percent(one.gives))
             for one in diff.changes
         ],

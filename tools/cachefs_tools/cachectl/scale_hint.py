@@ -10,7 +10,7 @@ from cachefs.messages import Empty
 from cachefs.rpc import SCALE_HINT
 from cachefs_tools.cachectl.command_session import CommandSession, with_session
 from cachefs_tools.cachectl.display import size, table
-from cachefs_tools.names import shown as name
+from cachefs_tools.names import escape
 
 
 @click.command("scale-hint")
@@ -44,7 +44,7 @@ def describe(found: ScaleStatus) -> Iterator[str | Table]:
     )
     for node in found.nodes:
         if node.problem:
-            yield f"note: how {name(node.name)} is, is not known: {name(node.problem)}"
+            yield f"note: how {escape(node.name)} is, is not known: {escape(node.problem)}"
 
 
 def _row(one: ScaleOutcome) -> tuple[str, ...]:

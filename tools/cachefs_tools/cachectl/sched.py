@@ -32,7 +32,7 @@ from cachefs.scheduling_messages import (
 from cachefs_tools.cachectl.command_session import CommandSession, with_session
 from cachefs_tools.cachectl.display import share, size, table
 from cachefs_tools.cachectl.scheduler_client import SchedulerClient
-from cachefs_tools.names import shown as name
+from cachefs_tools.names import escape
 
 # Characters of a name in a table of at most 80 columns.
 _NAME: Final = 24
@@ -107,7 +107,7 @@ def _status(found: SchedulerStatus, nodes: NodesStatus) -> Iterator[str | Table]
             ],
         )
     for problem in found.problems:
-        yield f"note: {name(problem)}"
+        yield f"note: {escape(problem)}"
 
 
 def _held(node: NodeStatus) -> str:
@@ -132,7 +132,7 @@ def _job(one: WaitingJob) -> tuple[object, ...]:
     nodes = ", ".join(one.nodes[:2]) + (f" +{len(one.nodes) - 2}" if len(one.nodes) > 2 else "") or "-"
     return (
         one.place or "-", _short(one.job), _short(one.dataset), _short(one.user) or "-", one.state,
-        duration(one.seconds), name(nodes),
+        duration(one.seconds), escape(nodes),
     )  # fmt: skip
 
 
@@ -151,10 +151,10 @@ def explain(session: CommandSession, client: SchedulerClient, job: str) -> None:
 
 
 def _explained(found: Explanation) -> Iterator[str | Table]:
-    where = f"on {name(', '.join(found.placed))}" if found.placed else found.state
-    yield f"{name(found.job)}: {name(found.dataset)} ({size(found.bytes)}), policy {found.policy}, {where}"
+    where = f"on {escape(', '.join(found.placed))}" if found.placed else found.state
+    yield f"{escape(found.job)}: {escape(found.dataset)} ({size(found.bytes)}), policy {found.policy}, {where}"
     for line in found.text:
-        yield f"  {name(line)}"
+        yield f"  {escape(line)}"
     if found.nodes:
         yield ""
         yield table(
@@ -234,12 +234,12 @@ def scale(session: CommandSession, client: SchedulerClient, **given: Any) -> Non
     except msgspec.MsgspecError as error:
         raise ConfigError(str(error)) from None
     found = client.post(SCALE, ask, ScaleDone)
-    session.answer(found, *map(name, found.text))
+    session.answer(found, *map(escape, found.text))
 
 
 def _short(text: str) -> str:
     """Names are cut in the middle: both ends tell them apart."""
-    shown = name(text)
+    shown = escape(text)
     if len(shown) <= _NAME:
         return shown
     return f"{shown[: _NAME // 2 - 1]}…{shown[-(_NAME // 2) :]}"

@@ -7,7 +7,7 @@ import click
 from cachefs.messages import Empty, LogLevel
 from cachefs.rpc import LOG_LEVEL, RELOAD
 from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus, with_session
-from cachefs_tools.names import shown
+from cachefs_tools.names import escape
 
 
 @click.command()
@@ -18,8 +18,8 @@ def reload(session: CommandSession) -> None:
     What can change at run time takes effect at once. With status 4, something else has changed too and takes a restart.
     """
     answer = session.call(RELOAD, Empty())
-    lines = [f"{each.key} is {shown(each.now)} now, and was {shown(each.before)}" for each in answer.applied]
-    lines += [f"{each.key} = {shown(each.now)} takes a restart of the daemon" for each in answer.restart]
+    lines = [f"{each.key} is {escape(each.now)} now, and was {escape(each.before)}" for each in answer.applied]
+    lines += [f"{each.key} = {escape(each.now)} takes a restart of the daemon" for each in answer.restart]
     session.answer(answer, *(lines or ["nothing has changed"]))
     if answer.restart:
         sys.exit(ExitStatus.INCOMPLETE)

@@ -19,7 +19,7 @@ from cachefs_tools.cachectl.command_session import CommandSession, output_width,
 from cachefs_tools.cachectl.display import compact, size
 from cachefs_tools.cachectl.mount_points import resolved_mount_point
 from cachefs_tools.cachectl.tables import Column, Kind, fit
-from cachefs_tools.names import shown as name
+from cachefs_tools.names import escape
 
 # Rows between two headers.
 LINES_PER_HEADER: Final = 20
@@ -97,7 +97,7 @@ def find(mounts: list[MountView], wanted: str) -> MountView:
     for view in mounts:
         if view.alive and (view.id == wanted or view.mountpoint in (wanted, path)):
             return view
-    raise NotFound(f"{name(wanted)} is no mount of this node that lives; `cachectl mounts` shows those")
+    raise NotFound(f"{escape(wanted)} is no mount of this node that lives; `cachectl mounts` shows those")
 
 
 def consumers_of(mount: MountView, jobs: list[JobView]) -> dict[tuple[str, str], ConsumerView]:

@@ -16,7 +16,7 @@ from cachefs_tools.cachectl.cluster import brief
 from cachefs_tools.cachectl.command_session import CommandSession, plain, with_session
 from cachefs_tools.cachectl.display import facts, share, size, table
 from cachefs_tools.cachectl.watching import PATIENCE, Answer, watch, watch_option
-from cachefs_tools.names import shown as name
+from cachefs_tools.names import escape
 
 
 @click.command()
@@ -63,7 +63,7 @@ def errors(session: CommandSession, single: bool) -> None:
         lines += [] if lines else ["no errors"]
     elif single or not now.causes:  # an older daemon tells no causes
         rows = (
-            (ago(each.when), f"{each.count:,}", name(each.subject), name(without(each.subject, each.message)))
+            (ago(each.when), f"{each.count:,}", escape(each.subject), escape(without(each.subject, each.message)))
             for each in now.errors
         )
         lines.append(table("=LAST >COUNT SUBJECT ~MESSAGE", rows))
@@ -73,8 +73,8 @@ def errors(session: CommandSession, single: bool) -> None:
                 ago(each.first),
                 ago(each.last),
                 f"{each.count:,}",
-                name(each.where),
-                name(without(each.where, each.message)),
+                escape(each.where),
+                escape(without(each.where, each.message)),
             )
             for each in now.causes
         )
@@ -129,16 +129,16 @@ def describe(now: Status) -> Iterator[str | Table]:
 def trouble_lines(now: Status) -> Iterator[str]:
     """What is wrong now, a line for each trouble."""
     for one in now.troubles:
-        yield f"! {name(words(one, time.time()))}"
+        yield f"! {escape(words(one, time.time()))}"
 
 
 def tier_facts(tier: TierStatus) -> Iterator[tuple[str, str]]:
     """Where a tier is, and what is wrong with it."""
-    yield tier.name, f"in {name(tier.directory)}"
+    yield tier.name, f"in {escape(tier.directory)}"
     if tier.is_cut_short:
         yield "", f"only {size(tier.limit)} of its budget of {size(tier.budget)} can be used now"
     if tier.problem:
-        yield "", name(tier.problem)
+        yield "", escape(tier.problem)
 
 
 def count_facts(now: Status, reads: int) -> Iterator[tuple[str, str]]:
@@ -197,7 +197,7 @@ def describe_endpoint(one: EndpointStatus) -> str:
         parts.append(f"{one.hedged:,} sent twice, of which {one.hedges_won:,} answered first")
     if one.silent:
         parts.insert(0, f"no answer for {duration(one.silent)}")
-    return f"{name(one.name)}: {', '.join(parts)}"
+    return f"{escape(one.name)}: {', '.join(parts)}"
 
 
 def mount_state(mount: MountView) -> str:
@@ -222,7 +222,7 @@ def mount_snapshot(mount: MountView) -> str:
 def mount_table(found: list[MountView]) -> Table:
     """A table with a row per mount."""
     rows = (
-        (name(each.mountpoint), name(each.spec), mount_snapshot(each), each.pid, mount_state(each),
+        (escape(each.mountpoint), escape(each.spec), mount_snapshot(each), each.pid, mount_state(each),
          *(f"{each.counters.get(counter, 0):,}" for counter in ("requests", "read", "errors")))
         for each in found
     )  # fmt: skip

@@ -10,7 +10,7 @@ from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus, w
 from cachefs_tools.cachectl.content import finished_text
 from cachefs_tools.cachectl.display import share, size, table
 from cachefs_tools.cachectl.progress import follow_warmup
-from cachefs_tools.names import shown as name
+from cachefs_tools.names import escape
 
 
 @click.command()
@@ -38,6 +38,6 @@ def warmups(session: CommandSession, watch: int | None, cancel: int | None) -> N
 
 def _row(one: WarmupProgress) -> tuple[object, ...]:
     return (
-        one.id, name(one.dataset), one.state, size(one.bytes), size(one.bytes_total), share(one.bytes, one.bytes_total),
-        f"{one.skipped:,}", f"{one.failed:,}",
+        one.id, escape(one.dataset), one.state, size(one.bytes), size(one.bytes_total),
+        share(one.bytes, one.bytes_total), f"{one.skipped:,}", f"{one.failed:,}",
     )  # fmt: skip

@@ -13,7 +13,7 @@ from cachefs.errors import CachefsError
 from cachefs.mount_spec import MountSpec
 from cachefs.mount_table import FS_TYPE, SOURCE_PREFIX
 from cachefs_tools.doctor.finding import Finding, ok, problem, warning
-from cachefs_tools.names import shown
+from cachefs_tools.names import escape
 
 FSTAB: Final = Path("/etc/fstab")
 HELPER: Final = Path("/sbin/mount.cachefs")
@@ -88,7 +88,7 @@ def _of_line(number: int, line: str, facts: FstabFacts, datasets: Collection[str
     if kind != _TYPE:
         yield problem(
             "fstab.type",
-            f"{where} has the type {shown(kind)}",
+            f"{where} has the type {escape(kind)}",
             "mount(8) does not find mount.cachefs",
             "write cachefs as the third field",
         )
@@ -97,9 +97,9 @@ def _of_line(number: int, line: str, facts: FstabFacts, datasets: Collection[str
     if directory not in facts.directories:
         yield problem(
             "fstab.directory",
-            f"{where}: {shown(directory)} does not exist",
+            f"{where}: {escape(directory)} does not exist",
             "nothing is mounted there",
-            f"mkdir -p {shlex.quote(shown(directory))}",
+            f"mkdir -p {shlex.quote(escape(directory))}",
         )
 
 
@@ -107,9 +107,9 @@ def _source(where: str, source: str, datasets: Collection[str] | None) -> Iterat
     if not source.startswith(SOURCE_PREFIX):
         yield warning(
             "fstab.source",
-            f"{where} names the dataset as {shown(source)}",
+            f"{where} names the dataset as {escape(source)}",
             "a second `mount -a` fails, and a directory of that name is taken for it",
-            f"write {SOURCE_PREFIX}{shown(source)}",
+            f"write {SOURCE_PREFIX}{escape(source)}",
         )
     if datasets is None:
         return
@@ -117,9 +117,9 @@ def _source(where: str, source: str, datasets: Collection[str] | None) -> Iterat
         if "://" not in part.name and part.name not in datasets:
             yield problem(
                 "fstab.dataset",
-                f"{where} names dataset {shown(part.name)}, which the daemon does not have",
+                f"{where} names dataset {escape(part.name)}, which the daemon does not have",
                 "the mount fails",
-                f"cachectl dataset add {shlex.quote(shown(part.name))} URL",
+                f"cachectl dataset add {shlex.quote(escape(part.name))} URL",
             )
 
 

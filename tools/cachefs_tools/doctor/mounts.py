@@ -12,7 +12,7 @@ import msgspec
 from cachefs.messages import MountView
 from cachefs.mount_table import mount_points
 from cachefs_tools.doctor.finding import Finding, note, ok, problem, warning
-from cachefs_tools.names import shown
+from cachefs_tools.names import escape
 
 # Seconds that all mounts have to answer, and how many are asked.
 ANSWER_SECONDS: Final = 4.0
@@ -69,32 +69,32 @@ def findings(found: Sequence[MountFacts], known: Sequence[MountView] | None, ver
 def _of_mount(each: MountFacts) -> Iterator[Finding]:
     if each.state == ANSWERS:
         return
-    way_out = f"cachectl umount {shown(each.path)}, then mount again"
+    way_out = f"cachectl umount {escape(each.path)}, then mount again"
     if each.state == DEAD:
         yield problem(
             "mounts.dead",
-            f"{shown(each.path)}: its process is gone",
+            f"{escape(each.path)}: its process is gone",
             "everything there fails (Transport endpoint is not connected)",
             way_out,
         )
     elif each.state == HANGS:
         yield problem(
             "mounts.hangs",
-            f"{shown(each.path)} has not answered within {ANSWER_SECONDS:.0f} s",
+            f"{escape(each.path)} has not answered within {ANSWER_SECONDS:.0f} s",
             "whoever reads there waits; its process is stopped, or stuck",
             way_out,
         )
     else:
         yield note(
             "mounts.error",
-            f"{shown(each.path)}: {each.state}",
+            f"{escape(each.path)}: {each.state}",
             "files there cannot be read by this user",
             "look at the rights of the directories above, and at allow_other",
         )
 
 
 def _as_daemon_says(each: MountView, version: str) -> Iterator[Finding]:
-    path = shown(each.mountpoint)
+    path = escape(each.mountpoint)
     if each.detached and each.alive:
         yield note(
             "mounts.detached",
@@ -112,7 +112,7 @@ def _as_daemon_says(each: MountView, version: str) -> Iterator[Finding]:
 
 def _unknown(found: Sequence[MountFacts], known: Sequence[MountView]) -> Iterator[Finding]:
     told = {each.mountpoint for each in known}
-    others = [shown(each.path) for each in found if each.state == ANSWERS and each.path not in told]
+    others = [escape(each.path) for each in found if each.state == ANSWERS and each.path not in told]
     if others:
         more = f" and {len(others) - 1:,} more" if len(others) > 1 else ""
         yield note("mounts.unknown", f"{others[0]}{more}: of another daemon, or just mounted")

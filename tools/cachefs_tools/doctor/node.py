@@ -16,7 +16,7 @@ from cachefs.socket_path import refusal
 from cachefs.troubles import Cause, consequence, is_failing, way_out, words
 from cachefs_tools.doctor.asking import Account
 from cachefs_tools.doctor.finding import Finding, note, ok, problem, warning
-from cachefs_tools.names import shown
+from cachefs_tools.names import escape
 
 CALL_SECONDS: Final = 5.0
 SHOW_SECONDS: Final = 30.0
@@ -133,18 +133,18 @@ def findings(facts: NodeFacts, version: str, now: float) -> Iterator[Finding]:
         )
     for one in status.troubles:
         report = problem if one.waiting or is_failing(one.cause) or one.cause == Cause.TIER else warning
-        yield report(f"daemon.{one.cause}", shown(words(one, now)), consequence(one), way_out(one))
+        yield report(f"daemon.{one.cause}", escape(words(one, now)), consequence(one), way_out(one))
     if status.cluster.problem:
         yield warning(
             "daemon.cluster",
-            f"the cluster: {shown(status.cluster.problem)}",
+            f"the cluster: {escape(status.cluster.problem)}",
             "nodes may not see each other",
             "see cachectl cluster",
         )
     for line in facts.cluster[:MOST_LINES]:
         yield warning(
             "daemon.cluster_datasets",
-            shown(line),
+            escape(line),
             "blocks may be read from the origin more often than once, or not be readable there",
             "cachectl cluster shows all, the log of that node says more",
         )
@@ -154,7 +154,7 @@ def findings(facts: NodeFacts, version: str, now: float) -> Iterator[Finding]:
         yield warning(
             "daemon.errors",
             f"{counted(sum(error.count for error in recent), 'failure')}, the last {duration(now - last.when)} ago: "
-            f"{shown(last.message if last.subject in last.message else f'{last.subject}: {last.message}')}",
+            f"{escape(last.message if last.subject in last.message else f'{last.subject}: {last.message}')}",
             "reads may have failed or waited",
             "cachectl errors shows all",
         )
@@ -197,13 +197,13 @@ def without_datasets(names: Sequence[str], facts: NodeFacts) -> Iterator[Finding
         if facts.status is not None and name not in known:
             yield problem(
                 "daemon.dataset",
-                f"there is no dataset {shown(name)}",
+                f"there is no dataset {escape(name)}",
                 "nobody can read it",
                 "cachectl dataset list shows all; cachectl dataset add adds one",
             )
     if facts.status is None and names:
         yield note(
             "origin.skipped",
-            f"datasets were named ({', '.join(map(shown, names[:4]))}), and no daemon answers",
+            f"datasets were named ({', '.join(map(escape, names[:4]))}), and no daemon answers",
             "their origins are not known, and were not asked",
         )

@@ -11,7 +11,7 @@ from cachefs.errors import CachefsError
 from cachefs.messages import OriginOptions
 from cachefs.sizes import format_size
 from cachefs_tools.doctor.finding import Finding, note, ok, problem, warning
-from cachefs_tools.names import shown
+from cachefs_tools.names import escape
 from cachefs_tools.origin_speed import Look, OriginSpeed, measure
 
 # At most 20 requests and 17 MiB.
@@ -64,9 +64,9 @@ def gather(argument: object) -> OriginFacts:
 
 def findings(facts: OriginFacts, whose: str) -> Iterator[Finding]:
     """whose: whose credentials were used, for people."""
-    speed, dataset = facts.speed, f"dataset {shown(facts.dataset)}"
+    speed, dataset = facts.speed, f"dataset {escape(facts.dataset)}"
     if facts.error:
-        yield note("origin.skipped", f"{dataset}: its origin was not asked: {shown(facts.error)}")
+        yield note("origin.skipped", f"{dataset}: its origin was not asked: {escape(facts.error)}")
         return
     if speed.error:
         yield from _failed(facts, whose)
@@ -92,7 +92,7 @@ def findings(facts: OriginFacts, whose: str) -> Iterator[Finding]:
 
 
 def _failed(facts: OriginFacts, whose: str) -> Iterator[Finding]:
-    text = f"dataset {shown(facts.dataset)}, asked {whose}: {shown(facts.speed.message)}"
+    text = f"dataset {escape(facts.dataset)}, asked {whose}: {escape(facts.speed.message)}"
     waits = "what is not cached cannot be read"
     match facts.speed.error:
         case "ObjectChanged":
@@ -100,7 +100,7 @@ def _failed(facts: OriginFacts, whose: str) -> Iterator[Finding]:
                 "origin.changed",
                 text,
                 "reads of such objects fail with ESTALE",
-                f"cachectl dataset refresh {shown(facts.dataset)}",
+                f"cachectl dataset refresh {escape(facts.dataset)}",
             )
         case "OriginAccessDenied":
             yield problem("origin.refused", text, waits, "see the finding about credentials, and the bucket's policy")

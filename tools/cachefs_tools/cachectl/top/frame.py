@@ -21,7 +21,7 @@ from cachefs_tools.cachectl.top.pen import Pen
 from cachefs_tools.cachectl.top.picture import Picture
 from cachefs_tools.cachectl.top.room import shared
 from cachefs_tools.cachectl.top.state import State
-from cachefs_tools.names import shown as name
+from cachefs_tools.names import escape
 
 # The fewest columns and lines in which anything can be shown.
 NARROWEST, LOWEST = 40, 10
@@ -163,7 +163,7 @@ def _head(view: View, sheet: Sheet) -> Iterator[Text]:
     reading = f"{view.history.rate('reads'):,.0f}/s, {view.history.rate('misses'):,.0f}/s waited for a fetch"
     yield _flow("reads", "reads", reading, view.history, sheet)
     for trouble in status.troubles[:MOST_TROUBLES]:
-        yield _line(f"! {name(words(trouble, view.picture.clock))}", width, "yellow")
+        yield _line(f"! {escape(words(trouble, view.picture.clock))}", width, "yellow")
 
 
 def _tier(tier: TierStatus, history: History, reads: int, sheet: Sheet) -> Text:
@@ -173,7 +173,7 @@ def _tier(tier: TierStatus, history: History, reads: int, sheet: Sheet) -> Text:
     wide = max(8, (sheet.width - 64) // 2 + 10)
     line = Text(f"{tier.name:<{_LABEL}}", end="")
     line.append(sheet.pen.bar(part, wide), style="red" if tier.problem else "green")
-    line.append(f" {used:>20} {100 * part:3.0f} %  {name(tier.problem) or hits}")
+    line.append(f" {used:>20} {100 * part:3.0f} %  {escape(tier.problem) or hits}")
     line.truncate(sheet.width)
     return line
 
@@ -256,7 +256,7 @@ def _row(
 def _job(picture: Picture, wanted: str, width: int) -> list[str]:
     """The lines of `cachectl job show`."""
     view = next((one for one in picture.jobs.jobs if one.job == wanted), None)
-    return [f"there is no job {name(wanted)} any more"] if view is None else text_of(describe(view), width)
+    return [f"there is no job {escape(wanted)} any more"] if view is None else text_of(describe(view), width)
 
 
 def text_of(what: Iterable[RenderableType], width: int) -> list[str]:

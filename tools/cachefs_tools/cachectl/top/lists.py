@@ -15,7 +15,7 @@ from cachefs_tools.cachectl.tables import Column, Kind
 from cachefs_tools.cachectl.top.history import History
 from cachefs_tools.cachectl.top.pen import Pen
 from cachefs_tools.cachectl.top.picture import Picture
-from cachefs_tools.names import shown as name
+from cachefs_tools.names import escape
 
 RUNNING: Final = "running"
 # A job that waits for more than this share of the time is marked.
@@ -93,7 +93,7 @@ def _job_row(view: JobView, history: History, pen: Pen) -> Row:
     waited = None if is_over else history.waited.get(view.job)
     left = "-" if slowest is None else _left(slowest, (rate or 0.0) / len(view.consumers))
     cells = (
-        name(view.job), name(view.dataset), view.state, "-" if slowest is None else str(slowest.epoch + 1),
+        escape(view.job), escape(view.dataset), view.state, "-" if slowest is None else str(slowest.epoch + 1),
         progress(part, pen), "-" if rate is None else f"{rate:,.0f}/s",
         "-" if waited is None else f"{100 * waited:.0f} %", short(view.troubles), left,
     )  # fmt: skip
@@ -132,7 +132,7 @@ def _dataset_row(view: DatasetView, picture: Picture, pen: Pen) -> Row:
     here = None if known is None else known.memory + known.ssd
     part = here / known.bytes if known is not None and here is not None and known.bytes else None
     tiers = ("-", "-") if known is None else (size(known.memory), size(known.ssd))
-    cells = (view.name, size(view.bytes), progress(part, pen), *tiers, f"{view.files:,}", name(view.url))
+    cells = (view.name, size(view.bytes), progress(part, pen), *tiers, f"{view.files:,}", escape(view.url))
     sort = (view.name, float(view.bytes), -1.0 if here is None else float(here))
     return Row(view.name, cells, sort, alarm=not view.snapshot)
 
@@ -149,7 +149,7 @@ def _mount_row(view: MountView, history: History) -> Row:
     reads, requests = (history.mounts.get((view.id, counter), 0.0) for counter in ("read", "requests"))
     errors = view.counters.get("errors", 0)
     cells = (
-        name(view.mountpoint), name(view.spec), mount_state(view), f"{reads:,.0f}", f"{requests:,.0f}",
+        escape(view.mountpoint), escape(view.spec), mount_state(view), f"{reads:,.0f}", f"{requests:,.0f}",
         f"{errors:,}", str(view.pid),
     )  # fmt: skip
     return Row(view.id, cells, (view.mountpoint, reads, requests, float(errors)), alarm=not view.alive)
