@@ -57,12 +57,11 @@ class ControlProcess:
         return [self._mount.wanted] if self._restarts.is_due else []
 
     def tend(self) -> None:
-        """To be called when one of `wakes` can be read, or every second or so."""
+        """To be called when one of `wakes` can be read, or every second or so; `wakes` is watched anew before."""
         if self._pid is not None:
             ended, status = os.waitpid(self._pid, os.WNOHANG)
             if not ended:
                 return
-            os.close(self._pidfd)
             self._pid = None  # the next one is not started before its descriptor is watched no more
             if status:
                 how = os.waitstatus_to_exitcode(status)
@@ -70,6 +69,11 @@ class ControlProcess:
                 # Writers that it has known of may wait still, and do not look the name up again.
                 os.eventfd_write(self._mount.wanted, 1)
             return
+        if self._pidfd >= 0:
+            # Closed only once no selector has it registered: where another process of the mount has inherited it, the
+            # kernel would keep the registration, and report it for ever.
+            os.close(self._pidfd)
+            self._pidfd = -1
         if self._restarts.is_due and select.select([self._mount.wanted], [], [], 0)[0]:
             try:
                 self._pid, self._pidfd = fork_watched("control", self._serve)

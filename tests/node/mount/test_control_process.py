@@ -67,3 +67,24 @@ print(bool(select.select([pidfd], [], [], 0)[0]))
 ours.end()
 """
     assert supervise(beating, then) == ["False"]
+
+
+def test_waiting_takes_no_processor_once_it_has_ended_while_a_later_process_of_the_mount_runs() -> None:
+    """The later process has inherited the descriptor of the one that reads the control file."""
+    ending = "select.select([self._beats], [], [])"
+    then = """
+from cachefs.mount.worker_pool import WorkerPool
+pool = WorkerPool(None, None, 0)
+pool.wait(0, ours.wakes)
+later = os.fork()
+if not later:
+    signal.pause()
+os.eventfd_write(ours._beats, 1)
+pool.wait(60, ours.wakes)
+ours.tend()
+began = time.monotonic()
+pool.wait(0.2, ours.wakes)
+print(time.monotonic() - began >= 0.2)
+os.kill(later, signal.SIGKILL)
+"""
+    assert supervise(ending, then) == ["True"]
