@@ -94,6 +94,11 @@ class Connection:
         return self._control.has_abort
 
     @property
+    def control_files(self) -> set[int]:
+        """Descriptors that this object needs."""
+        return self._control.descriptors
+
+    @property
     def is_seen(self) -> bool:
         """Is this mount what programs see at its directory? Only then may the directory be unmounted: the mount may
         have been detached (`umount --lazy`), and another one be in its place, or over it."""

@@ -43,6 +43,10 @@ class ControlFiles:
     def has_abort(self) -> bool:
         return self._abort is not None
 
+    @property
+    def descriptors(self) -> set[int]:
+        return {descriptor for descriptor in (self._directory, self._abort) if descriptor is not None}
+
     def abort(self) -> None:
         """End the connection. Raises OSError."""
         if self._abort is None:

@@ -1,11 +1,12 @@
 """Child processes of a mount, which are forked from its supervisor and end with it."""
 
+import contextlib
 import ctypes
 import gc
 import logging
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -51,6 +52,21 @@ def fork_watched(name: str, work: Callable[[], None]) -> tuple[int, int]:
     except OSError:
         kill(pid)
         raise
+
+
+def close_all_but(kept: Iterable[int]) -> None:
+    """Close the descriptors that a child has inherited, but *kept*, its standard streams and its log.
+
+    The objects that own them must not be used in the child, and must live until it ends.
+    """
+    needed = {0, 1, 2, *kept}
+    for handler in logging.getLogger().handlers:
+        file = getattr(handler, "stream", None) or getattr(handler, "socket", None)
+        if file is not None:
+            needed.add(file.fileno())
+    for descriptor in {int(name) for name in os.listdir("/proc/self/fd")} - needed:
+        with contextlib.suppress(OSError):  # the one by which they were listed
+            os.close(descriptor)
 
 
 def kill(pid: int) -> None:

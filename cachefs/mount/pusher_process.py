@@ -6,7 +6,7 @@ import os
 from typing import Final
 
 from cachefs.mount import device
-from cachefs.mount.process import fork, kill
+from cachefs.mount.process import close_all_but, fork, kill
 from cachefs.mount.push.process import push
 from cachefs.mount.push.pusher import PusherSettings
 from cachefs.mount.restarts import Restarts
@@ -59,9 +59,9 @@ class PusherProcess:
         parent = os.getpid()
 
         def work() -> None:
-            for descriptor in device.descriptors() - {clone}:
-                os.close(descriptor)
-            push(self._settings(clone), self._session.connection, parent)
+            connection = self._session.connection
+            close_all_but({clone, self._mount.marks, *connection.control_files})
+            push(self._settings(clone), connection, parent)
 
         try:
             return fork("pusher", work, ends_with_parent=False)

@@ -1,5 +1,6 @@
 """Pushing as the daemon plans it, on real mounts."""
 
+import ctypes
 import dataclasses
 import os
 import time
@@ -14,6 +15,7 @@ from cachefs_tools.bench.resident_pages import resident_bytes
 from cachefs.block import MEMORY
 from cachefs.job_messages import ConsumerView, JobName, JobProgress, JobPublish
 from cachefs.messages import Empty, MountView, Selection, Warmup
+from cachefs.mount import kernel
 from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
 from cachefs.rpc import CACHED, EVICT, JOB_CANCEL, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW, STATUS, WARMUP
 from tests.daemon import Daemon
@@ -27,6 +29,9 @@ SIZE = 50_000
 PAGE = 4096
 PAGES = -(-SIZE // PAGE) * PAGE
 SPEC = SamplerSpec(kind="torch-distributed", size=FILES, seed=3, epochs=4)
+# kcmp(2) tells whether two descriptors are one open file.
+SYS_KCMP = 312
+KCMP_FILE = 0
 # A FUSE request per tripwire, of 32 reads, or 8 where the rate is low.
 SHORTEST_INTERVAL = 8
 
@@ -220,6 +225,30 @@ def test_who_pauses_or_begins_again_is_found(training: Training) -> None:
 def pushers_of(mount: MountView) -> list[psutil.Process]:
     children = [one for one in psutil.Process(mount.pid).children() if one.status() != psutil.STATUS_ZOMBIE]
     return [one for one in children if one.name() == "pusher"]
+
+
+def inherited(child: psutil.Process) -> set[str]:
+    """What a child of a mount's supervisor has open in common with it, as /proc/PID/fd names it."""
+    links = {
+        process.pid: {int(link.name): os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir()}
+        for process in (child, child.parent())
+    }
+    theirs, ours = links.values()
+    pids = tuple(links)
+    same = ctypes.CDLL(None).syscall
+    return {
+        name for number, name in theirs.items()
+        if any(other == name and same(SYS_KCMP, *pids, KCMP_FILE, number, at) == 0 for at, other in ours.items())
+    }  # fmt: skip
+
+
+def test_a_pusher_keeps_only_what_it_needs_of_its_supervisor(training: Training) -> None:
+    """Else what the supervisor closes would live on in the pusher: sockets, and descriptors of processes."""
+    [pusher] = pushers_of(training.mount)
+    until(lambda: pusher.num_threads() > 1, "it has not begun")
+    needed = {"/dev/null", f"{training.directory}.log", "/memfd:cachefs-read-marks (deleted)"}
+    control_files = f"/{kernel.connection_number(training.directory)}"  # of the FUSE connection
+    assert {name for name in inherited(pusher) - needed if control_files not in name} == set()
 
 
 @pytest.mark.parametrize("training", ["12MiB"], indirect=True)
