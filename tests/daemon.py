@@ -55,9 +55,6 @@ COMMAND = Path(sys.executable).with_name("cachefsd")
 # the fork handlers of gRPC, whose threads live in this process.
 _WITH_PARENT = ["setpriv", "--pdeathsig=KILL"]
 
-
-# A wrapper that changes nothing, for tests that look at the command line or the environment of the daemon's process.
-BY_COMMAND = ("env",)
 # cachefsd imports the others where its configuration or a dataset asks for them.
 _MODULES = (
     "cachefs_daemon.cli",

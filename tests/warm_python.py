@@ -13,8 +13,7 @@ What differs from a process of its own:
 - The modules of the server, and what they import, are there before the program begins. So the hooks of `cachefs run`
   are installed before the first line of a job, and not when it imports torch, and a job that never imports torch is
   watched too.
-- The parent is the server. /proc/PID/cmdline names the server's command, and the garbage collector does not look at
-  objects of the server.
+- The parent is the server, and the garbage collector does not look at objects of the server.
 - Of variables that Python itself reads at its start, PYTHONPATH counts, and no other. Options of Python are refused.
 - A process that the program starts, such as a worker that is spawned, imports torch anew. So a test that starts many of
   these gains nothing.

@@ -14,10 +14,12 @@ import selectors
 import signal
 import site
 import socket
+import struct
 import sys
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 # What PYTHONPATH adds to where Python looks for modules.
@@ -27,6 +29,9 @@ SEARCHED = [path for path in sys.path[1:] if path not in NAMED]
 # A command before another one: the process is killed when the server ends.
 END_WITH_SERVER = ["setpriv", "--pdeathsig=KILL"]
 _PR_SET_PDEATHSIG = 1
+_PR_SET_MM, _PR_SET_MM_MAP = 35, 14
+# What /proc shows is read from here.
+shown: list[object] = []
 DATALOADER = "torch.utils.data.dataloader"
 
 
@@ -118,6 +123,26 @@ def take_over(request: Request) -> None:
     replace_environment(request.environment)
 
 
+def show(command: Sequence[str]) -> None:
+    """Have /proc show the command and the environment, as of a process that was started with them."""
+    fields = Path("/proc/self/stat").read_text().rpartition(") ")[2].split()  # from the third one, see proc(5)
+    code, data, brk, stack = fields[23:25], fields[42:44], fields[44], fields[25]
+    variables = [f"{name}={value}" for name, value in os.environ.items()]
+    ends: list[int] = []
+    for words in command, variables:
+        text = b"".join(os.fsencode(word) + b"\0" for word in words)
+        shown.append(ctypes.create_string_buffer(text, len(text)))
+        address = ctypes.addressof(shown[-1])
+        ends += address, address + len(text)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.sbrk.restype = ctypes.c_void_p
+    # struct prctl_mm_map, without an auxiliary vector and with the program as it is.
+    numbers = [*map(int, code), *map(int, data), int(brk), libc.sbrk(0), int(stack), *ends, 0]
+    layout = struct.pack("=12QIi", *numbers, 0, -1)
+    if libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, layout, ctypes.c_ulong(len(layout)), 0):
+        raise OSError(ctypes.get_errno(), "the kernel does not take the command to show")
+
+
 def replace_environment(environment: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
@@ -166,6 +191,7 @@ def prepare(command: list[str]) -> None:
     assert options[0] == "-c" or not options[0].startswith("-"), f"options of Python are refused: {options}"
     added = os.environ.get("PYTHONPATH")
     named = [os.path.abspath(path) for path in added.split(os.pathsep)] if added else []
+    show(command)
     sys.orig_argv = command
     sys.argv = options if options[0] != "-c" else ["-c", *options[2:]]
     sys.path[:] = dict.fromkeys([*named, *SEARCHED])

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from cachefs.errors import CachefsError
 from tests.cachectl import cachectl
-from tests.daemon import BY_COMMAND, Daemon
+from tests.daemon import Daemon
 from tests.mounting import mounted
 
 # Of several kinds, none of which is a word: as AWS, Azure and others make them.
@@ -78,7 +78,7 @@ def test_no_secret_is_in_it_and_what_helps_is(tmp_path: Path) -> None:
     odd = f"token={SECRETS['name']}.bin"
     (source / odd).write_bytes(b"x" * 1000)
     (source / "plain.bin").write_bytes(b"y" * 1000)
-    node = Daemon(tmp_path / "node", environment=of_daemon, wrapper=BY_COMMAND)
+    node = Daemon(tmp_path / "node", environment=of_daemon)
     with node as daemon, mounted_tree(daemon, source, tmp_path / "mnt"):
         fails_to_read(daemon, source / odd, odd)
         answer, texts = bundle(daemon, tmp_path / "b.tar.gz", "--config", config, "--log", log, environment=of_user)

@@ -14,7 +14,7 @@ from cachefs_tools.doctor import examination
 from cachefs.messages import OriginOptions
 from cachefs.mount import kernel
 from tests.cachectl import CACHECTL, cachectl, cachectl_process
-from tests.daemon import BY_COMMAND, Daemon, shared_daemon
+from tests.daemon import Daemon, shared_daemon
 from tests.mounting import frozen, mount_pid, mounted
 from tests.servers.s3 import S3Server
 
@@ -27,7 +27,7 @@ def daemon(request: pytest.FixtureRequest, running: Daemon, tmp_path: Path) -> I
     source.mkdir()
     for number in range(20):
         (source / f"{number}.bin").write_bytes(os.urandom(20_000))
-    with shared_daemon(request, lambda: running, lambda: Daemon(tmp_path / "node", wrapper=BY_COMMAND)) as daemon:
+    with shared_daemon(request, lambda: running, lambda: Daemon(tmp_path / "node")) as daemon:
         daemon.add_dataset("tree", f"file://{source}")
         yield daemon
 
@@ -145,7 +145,7 @@ def test_an_s3_origin_is_asked_with_the_daemons_credentials_which_are_never_show
 ) -> None:
     radosgw.create_bucket("doctor")
     radosgw.put("doctor", {f"{number}.bin": bytes(30_000) for number in range(8)})
-    with Daemon(tmp_path / "node", environment=radosgw.environment, wrapper=BY_COMMAND) as daemon:
+    with Daemon(tmp_path / "node", environment=radosgw.environment) as daemon:
         daemon.add_dataset("shop", "s3://doctor", OriginOptions(endpoint_url=radosgw.endpoint))
         done = cachectl(daemon.socket, "doctor", "shop", "--json")
     found = {each["id"]: each for each in json.loads(done.stdout)["findings"]}
