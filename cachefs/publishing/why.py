@@ -8,6 +8,8 @@ import select
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
+
 from cachefs.errors import CachefsError
 from cachefs.job_messages import JobName, JobView
 from cachefs.messages import Empty, Trouble
@@ -74,11 +76,11 @@ def _of_node(client: DaemonClient) -> list[Trouble]:
 
 def _cause(troubles: Sequence[Trouble], number: int) -> Trouble | None:
     """Returns the trouble for which a read has failed with the errno *number* last: other datasets may have failed so
-    before."""
+    before. Counts that read, which the daemon may not know to be the program's yet."""
     now = clock.since_1970()
     failing = [one for one in troubles if is_failing(one.cause) and now - one.last < RECENT]
     fitting = (one for one in failing if one.cause == cause_of(number))
     found = max(fitting, key=lambda one: one.last, default=None)
     if found is None and cause_of(number) == Cause.FAILED:
-        found = next((one for one in troubles if one.cause == Cause.ORIGIN), None)
-    return found
+        return next((one for one in troubles if one.cause == Cause.ORIGIN), None)
+    return found and msgspec.structs.replace(found, failed=max(found.failed, 1))

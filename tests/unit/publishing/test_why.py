@@ -4,7 +4,7 @@ import errno
 
 from cachefs.messages import Trouble
 from cachefs.publishing import clock, why
-from cachefs.troubles import Cause
+from cachefs.troubles import Cause, past_words
 
 
 def test_the_failure_is_the_last_one_of_its_kind_whichever_dataset_failed_before() -> None:
@@ -18,3 +18,11 @@ def test_the_failure_is_the_last_one_of_its_kind_whichever_dataset_failed_before
     assert found is not None
     assert found.subject == "its own"
     assert why._cause(troubles[:1], errno.ESTALE) is None
+
+
+def test_the_read_that_a_program_dies_of_counts_though_the_daemon_knows_of_none_yet() -> None:
+    now = clock.since_1970()
+    ahead = Trouble(cause=Cause.REFUSED, subject="its own", since=now - 1, last=now, failed=0)
+    found = why._cause([ahead], errno.EACCES)
+    assert found is not None
+    assert past_words(found, 0.0).startswith("1 read of its own failed")
