@@ -44,6 +44,7 @@ if __name__ == "__main__":
     others = ("CACHEFS_RUN", "CACHEFS_TOP", "CACHEFS_JOB", "CACHEFS_PYTHON")
     ours = {name: value for name, value in os.environ.items() if name not in others}
     print(sys.argv, sys.path, sys.orig_argv, __name__, __file__, __spec__, os.getcwd())
+    print(open("/proc/self/cmdline").read().rstrip("\\0").split("\\0"))
     print(json.dumps(ours, sort_keys=True))
     print([signal.getsignal(number) for number in sorted(signal.valid_signals())])
     print([one.name for one in threading.enumerate()], sorted(os.listdir("/proc/self/fd"))[:3])
@@ -101,11 +102,11 @@ def test_a_forked_job_is_like_one_of_a_user(torch_jobs: WarmPython, node: Node, 
 
 
 def steady(stderr: str, is_trained: bool) -> list[str]:
-    """Lines without what is different in each run: mounts of other tests, since which epoch a loader is read ahead, how
-    long a loop waited, and what would help. Lines of cachefs come in any order: a helper says them."""
+    """Lines without what is different in each run: since which epoch a loader is read ahead, how long a loop waited,
+    and what would help. Lines of cachefs come in any order: a helper says them."""
     lines = stderr.splitlines()
     ours = [
-        re.split(" in |, ", line)[0]
+        re.split(" in |, read ahead", line)[0]
         for line in lines
         if re.match(r"cachefs: (mounted|loader|\d+ epochs)" if is_trained else "cachefs: mounted", line)
     ]

@@ -1,5 +1,6 @@
 """What `cachefs run` says: one line at the start, one for each loader, and a summary in the end."""
 
+import contextlib
 import json
 import os
 import signal
@@ -211,6 +212,23 @@ def test_a_daemon_that_hangs_in_the_end_is_named(node: Node, tmp_path: Path) -> 
     assert job.returncode == 0
     assert any(line.startswith(f"1 epoch, {TRAIN + VALIDATION} samples in ") for line in said)
     assert any(line.startswith("what served the reads is not known: ") for line in said)
+
+
+def test_mounts_of_another_daemon_are_not_named(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        wanted = {}
+        for dataset in ("one", "two"):
+            (tmp_path / dataset).mkdir()
+            (tmp_path / dataset / "file").touch()
+            daemon = stack.enter_context(Daemon(tmp_path / f"{dataset}-node"))
+            daemon.add_dataset(dataset, f"file://{tmp_path / dataset}")
+            directory = tmp_path / f"{dataset}-mount"
+            stack.enter_context(mounted(daemon.socket, dataset, directory))
+            wanted[daemon.socket] = f"mounted: {dataset} at {directory}; daemon: at {daemon.socket}"
+        for socket, line in wanted.items():
+            command = [CACHEFS, "run", "--socket", socket, "--", "true"]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+            assert Ran(done.returncode, done.stdout, done.stderr).said == [line]
 
 
 def test_a_program_that_is_not_there_is_all_that_is_said(node: Node) -> None:
