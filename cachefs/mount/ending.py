@@ -6,7 +6,8 @@ So a mount that gets SIGTERM is unmounted only when QUIET_WATCHES watches, one a
 kernel calls it free, no process opens anything of it, no process that has read it still runs
 (cachefs.mount.reader_table), and no published job reads through it. If that has not happened within the grace (mount
 option `grace`), the mount's connection is ended and the mount stays where it is: every use is an error (ENOTCONN) until
-`cachectl umount`, `umount` or the next mount takes it away.
+`cachectl umount`, `umount` or the next mount takes it away. Where no use was seen at all, the watches may go on for
+UNUSED_SECONDS beyond the grace, so that a free mount does not stay dead because the grace is short or the node busy.
 
 A child process watches for all of these, since that may wait. Watches count, and not the time: a child that gets no
 processor has seen nothing. Without root the kernel tells no opens. Then the
@@ -38,14 +39,18 @@ log = logging.getLogger(__name__)
 
 # So many watches in a row that see no use say that a mount is free.
 QUIET_WATCHES: Final = 5
+# Seconds beyond the grace in which a mount that was not seen to be used may still be found to be free. The watches take
+# 6 s, and longer on a busy node.
+UNUSED_SECONDS: Final = 10.0
 # Signals that come so soon after the first one ask for the same.
 _ECHO_SECONDS: Final = 1.0
 _JOBS_TIMEOUT: Final = 2.0
-_MESSAGE: Final = 4096
+# What a watch tells: whether it was told opens, and then how the mount was used, which is empty where it was not.
+_MESSAGE: Final = 256
+_WATCHED: Final = "w"
+_UNWATCHED: Final = "u"
 _RUNNING: Final = "running"
 _OPEN: Final = "files or directories of it are open"
-_UNWATCHED: Final = "opens cannot be watched"
-_QUIET: Final = "no use was seen"
 
 
 class Ending:
@@ -59,32 +64,38 @@ class Ending:
         self._connection = connection
         self._told = 0.0  # when the first signal has come (monotonic seconds)
         self._deadline = 0.0  # when the grace is over (monotonic seconds); 0 while no signal has come
+        self._latest = 0.0  # when the end comes although no use was seen (monotonic seconds)
         self._quiet = 0  # how many watches have seen no use, since the last one that did
-        self._use = f"it was not watched for {_quiet_seconds():.0f} s"  # how it was used
+        self._use = ""  # how it was last used, since the signal
         self._watched = True  # does the kernel tell opens?
         self._requests: tuple[int, ...] = ()
-        self._reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        # What the watches have seen: each read returns what one watch wrote.
+        self._reader, self._writer = os.pipe2(os.O_DIRECT | os.O_CLOEXEC)
+        os.set_blocking(self._reader, False)
         self._watcher: int | None = None  # process id
         self._restarts = Restarts()
 
     def is_told(self) -> bool:
-        """Return whether a signal has asked for the end. A further signal ends the grace.
+        """Return whether a signal has asked for the end. The first starts the watches, a further one ends the grace.
 
         Signals within a second of the first one are its echo: the kernel tells of a parent's death
         (PR_SET_PDEATHSIG) once for each thread that the parent had.
         """
         with contextlib.suppress(BlockingIOError):
-            os.read(self.signals, _MESSAGE)
+            os.read(self.signals, 4096)
             now = time.monotonic()
             if not self._deadline:
                 os.eventfd_write(self._mount.told_to_end, 1)
                 self._told, self._deadline = now, now + self._mount.options.grace
+                self._latest = self._deadline + UNUSED_SECONDS
                 log.info(
                     "told to end: %s is unmounted once it was not used for %.0f s, within %.0f s",
                     self._mount.directory, _quiet_seconds(), self._mount.options.grace,
                 )  # fmt: skip
+                if self._connection.is_seen:
+                    self._tend_watcher()
             elif now - self._told > _ECHO_SECONDS:
-                self._deadline = now
+                self._deadline = self._latest = now
         return self._deadline > 0
 
     def tend(self, requests: tuple[int, ...]) -> bool:
@@ -101,13 +112,16 @@ class Ending:
             self._note_use("it was detached, or something is mounted over it")
         if self._quiet >= QUIET_WATCHES and self._unmount():
             return True
-        if time.monotonic() < self._deadline:
+        now = time.monotonic()
+        if now < self._deadline:
             return False
-        if self._use == _OPEN:
-            self._use = describe_users(self._mount.directory) or _OPEN
+        if self._use in ("", _OPEN):
+            self._use = describe_users(self._mount.directory) or self._use
+        if not self._use and now < self._latest:
+            return False
         log.warning(
             "the grace of %s is over, and it was not seen to be free (%s): whatever asks the mount fails from now on "
-            "with ENOTCONN%s", self._mount.directory, self._use,
+            "with ENOTCONN%s", self._mount.directory, self._use or f"it was not watched for {_quiet_seconds():.0f} s",
             f", until `cachectl umount {self._mount.directory}`" if is_seen else "",
         )  # fmt: skip
         return True
@@ -120,14 +134,12 @@ class Ending:
 
     def _look_for_uses(self, requests: tuple[int, ...]) -> None:
         with contextlib.suppress(BlockingIOError):
-            while message := os.read(self._reader, _MESSAGE):
-                for use in message.decode(errors="replace").splitlines():
-                    if use == _UNWATCHED:
-                        self._watched = False
-                    elif use == _QUIET:
-                        self._quiet += 1
-                    else:
-                        self._note_use(use)
+            while message := os.read(self._reader, _MESSAGE).decode(errors="replace"):
+                self._watched = message[0] == _WATCHED
+                if use := message[1:]:
+                    self._note_use(use)
+                else:
+                    self._quiet += 1
         if self._watched:
             return
         before, self._requests = self._requests, requests
@@ -157,6 +169,7 @@ class Ending:
         if self._watcher is not None and os.waitpid(self._watcher, os.WNOHANG)[0]:
             self._restarts.end(f"the process that watches the use of the mount ({self._watcher}) is gone")
             self._watcher = None
+            self._quiet = 0  # it has not told what it saw last
         if self._watcher is None and self._restarts.is_due:
             try:
                 self._watcher = process.fork("ending", self._watch)
@@ -166,44 +179,41 @@ class Ending:
                 self._restarts.begin()
 
     def _watch(self) -> None:
-        """In the child: write a line to the supervisor for each use that a watch has seen, or that it has seen none."""
+        """In the child: tell the supervisor after each watch what use was seen."""
         for descriptor in device.descriptors():
             os.close(descriptor)
         client = DaemonClient(self._mount.options.socket)
         readers = ReaderTable(self._mount.readers, self._mount.pid)
         can_watch = True
         while True:
-            uses = [f"job {job} reads it"] if (job := self._job_that_reads(client)) else []
-            if reader := readers.living():
-                uses.append(reader)
+            use = self._job_that_reads(client) or readers.living()
+            opened: set[int] = set()
             try:
-                opened = watch_opens(self._mount.directory, WATCH_SECONDS, _is_own) if can_watch else set()
+                if can_watch:
+                    opened = watch_opens(self._mount.directory, WATCH_SECONDS, _is_own)
             except OSError as error:
                 log.info("opens of %s cannot be watched: %s", self._mount.directory, error.strerror)
-                can_watch, opened = False, set()
-                self._tell(_UNWATCHED)
+                can_watch = False
             if not can_watch:
                 time.sleep(WATCH_SECONDS)
+            if opened:
+                use = use or "its files are opened"
+            # Waits where the supervisor reads nothing: no use that was seen may be lost.
+            os.write(self._writer, ((_WATCHED if can_watch else _UNWATCHED) + use).encode()[:_MESSAGE])
             for pid in opened:
                 readers.note(pid)
-                uses.append("its files are opened")
-            for use in uses or [_QUIET]:
-                self._tell(use)
-
-    def _tell(self, use: str) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._writer, use.encode()[:200] + b"\n")
 
     def _job_that_reads(self, client: DaemonClient) -> str:
-        """A running job that has published reads through this mount, or of one of its datasets where the job does not
-        say through which mount it reads; empty where none is known."""
+        """Say which running job has published reads through this mount, or of one of its datasets where the job does
+        not say through which mount it reads; empty where none is known."""
         try:
             jobs = client.call(JOB_LIST, Empty(), timeout=_JOBS_TIMEOUT).jobs
         except CachefsError:
             return ""
         point = mount_seen_at(self._mount.directory)
         here = "" if point is None else point.device
-        return next((job.job for job in jobs if job.state == _RUNNING and self._may_read(job, here)), "")
+        running = (job for job in jobs if job.state == _RUNNING)
+        return next((f"job {job.job} reads it" for job in running if self._may_read(job, here)), "")
 
     def _may_read(self, job: JobView, device: str) -> bool:
         devices = {consumer.mount_device for consumer in job.consumers} or {""}

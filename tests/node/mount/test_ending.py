@@ -186,11 +186,21 @@ def test_a_job_that_says_through_which_mount_it_reads_keeps_that_one_only(
 def test_the_next_mount_takes_the_place_of_one_that_ended_in_use(daemon: Daemon, tmp_path: Path) -> None:
     with ending_mount(daemon, tmp_path / "m", "grace=0") as directory:
         supervisor = psutil.Process(mount_pid(daemon.client, directory))
-        supervisor.terminate()
-        supervisor.wait(60)
+        with held_open(directory / "0.bin"):
+            supervisor.terminate()
+            supervisor.wait(60)
         assert kernel.is_dead(directory)
         assert run_mount(daemon.socket, "tree", directory).returncode == 0
         assert len(os.listdir(directory)) == FILES
+
+
+def test_a_free_mount_is_unmounted_however_short_the_grace(daemon: Daemon, tmp_path: Path) -> None:
+    """With watches as users have them, which take longer than the grace."""
+    with mounted(daemon.socket, "tree", tmp_path / "m", "grace=0") as directory:
+        supervisor = psutil.Process(mount_pid(daemon.client, directory))
+        supervisor.terminate()
+        supervisor.wait(60)
+        assert not is_mounted(directory)
 
 
 @contextlib.contextmanager
