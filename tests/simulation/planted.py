@@ -21,6 +21,7 @@ from cachefs_daemon.peers.in_flight import InFlight
 from cachefs_daemon.peers.liveness import Liveness
 
 from cachefs.errors import CachefsError
+from tests.simulation.scenario import Size
 
 Patch = Callable[[], "contextlib.AbstractContextManager[object]"]
 
@@ -35,8 +36,15 @@ class Planted:
     # What goes wrong in the schedules that are to find it; empty: anything.
     faults: tuple[str, ...]
     patch: Patch
+    # Do these schedules have more files and more faults than others? For what goes wrong with few blocks only.
+    has_more: bool = False
     # Is it found in schedules of datasets? Then any faults happen.
     of_datasets: bool = False
+
+    @property
+    def size(self) -> Size:
+        """The schedules that are to find it."""
+        return Size(only=self.faults, files=(6, 12), events=(3, 5)) if self.has_more else Size(only=self.faults)
 
 
 def _replace(owner: Any, name: str, value: Any) -> Patch:
@@ -197,6 +205,7 @@ PLANTED: Final = (
         ("each byte leaves the origin once", "one home per block and ring"),
         ("join", "leave"),
         _replace(HomeRoutes, "_on_view", _stale_home),
+        has_more=True,
     ),
     Planted(
         "a reader is not woken where the fetch fails", ("errors have a cause", "a read ends"), ("change",), _unwoken
@@ -207,6 +216,7 @@ PLANTED: Final = (
         ("each byte leaves the origin once",),
         ("origin_slow",),
         _deadline_on_the_whole,
+        has_more=True,
     ),
     Planted(
         "a peer that was away is never asked again",

@@ -430,11 +430,11 @@ def _run_part(part: int) -> str:
     return ""
 
 
-def storm_of(*faults: str) -> Callable[[Cluster], Work]:
-    """Return schedules of the usual size in which only these faults happen; none: any."""
+def storm_of(size: Size) -> Callable[[Cluster], Work]:
+    """Return schedules of that size."""
 
     async def schedule(cluster: Cluster) -> None:
-        await Storm(cluster, Size(only=faults)).run()
+        await Storm(cluster, size).run()
 
     return schedule
 

@@ -18,7 +18,7 @@ from tests.simulation.planted import PLANTED, Planted
 
 DATASET_SCHEDULES = 150
 # Schedules within which each planted fault is found.
-PLANTED_SCHEDULES = 100
+PLANTED_SCHEDULES = 50
 # Faults of the schedules, and seeds, that find faults which the simulation has found in the product; these are mended.
 # What a seed means changes with the scenario: each of these faults is in `planted.py` and has a unit test as well.
 FOUND = (
@@ -40,7 +40,7 @@ def test_datasets_become_the_same_on_all_nodes(part: int) -> None:
 
 @pytest.mark.parametrize(("faults", "seed"), FOUND)
 def test_what_was_found_once_stays_mended(faults: tuple[str, ...], seed: int) -> None:
-    run(seed, scenario.storm_of(*faults))
+    run(seed, scenario.storm_of(scenario.Size(only=faults)))
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.name)
@@ -51,7 +51,7 @@ def test_a_planted_fault_is_found(planted: Planted) -> None:
 
 def first_seed(planted: Planted, most: int) -> tuple[int, str] | None:
     """Return the first seed that finds it, and the invariant that it breaks."""
-    schedule = datasets if planted.of_datasets else scenario.storm_of(*planted.faults)
+    schedule = datasets if planted.of_datasets else scenario.storm_of(planted.size)
     with planted.patch():
         for seed in range(most):
             try:
