@@ -19,7 +19,7 @@ from cachefs_tools.lab.throttle import Throttle
 from cachefs_tools.scratch_node import Account
 
 CONNECTIONS: Final = 16
-SECONDS: Final = 1.0
+SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
