@@ -17,11 +17,9 @@ from cachefs.publishing.trouble_lines import TroubleLines
 from cachefs.rpc import STATUS, DaemonClient
 from cachefs.socket_path import refusal
 
-# Seconds that the daemon has to answer: the job may wait for it as it ends.
+# Seconds that the daemon has to answer: the job may wait for it as it ends. As the first consumer begins, the job waits
+# for nothing, but tiers and page cache give it bytes meanwhile: a later answer would count them as read before the job.
 TIMEOUT: Final = 0.5
-# Seconds that the daemon has to answer as the first consumer begins. The job waits for nothing then; and reads of the
-# job that a daemon misses which does not answer are few, as they wait for it too.
-FIRST_TIMEOUT: Final = 3.0
 # Seconds between two records, which count where the process is killed.
 PAUSE: Final = 2.0
 
@@ -46,12 +44,12 @@ class Figures:
     def begin(self) -> None:
         """A consumer has begun."""
         if self._asking is None:
-            # In a thread, as a busy daemon takes up to FIRST_TIMEOUT, and meanwhile no order would be published.
+            # In a thread, as a busy daemon takes up to TIMEOUT, and meanwhile no order would be published.
             self._asking = threading.Thread(target=self._ask_first, daemon=True)
             self._asking.start()
 
     def _ask_first(self) -> None:
-        first = self._mounts(FIRST_TIMEOUT)
+        first = self._mounts()
         if not self._is_finished:  # later than what is read in the end, it would be of no use
             self._first = first
 
@@ -77,16 +75,16 @@ class Figures:
             self._asking.join(TIMEOUT)
         self._is_finished = True
         run_record.write(self._record(consumers, None, {}))
-        mounts = self._mounts(TIMEOUT)
+        mounts = self._mounts()
         view = self._reporter.job(TIMEOUT) if mounts is not None else None
         run_record.write(self._record(consumers, view, mounts or {}, is_final=True, has_answered=mounts is not None))
 
-    def _mounts(self, timeout: float) -> dict[str, MountBytes] | None:
+    def _mounts(self) -> dict[str, MountBytes] | None:
         """What the mounts of this node have answered reads with, by their ids; None where nobody tells."""
         if refusal(self._client.socket):
             return None
         try:
-            status = self._client.call(STATUS, Empty(), timeout)
+            status = self._client.call(STATUS, Empty(), TIMEOUT)
         except CachefsError:
             return None
         names = ("hit_bytes_memory", "hit_bytes_ssd", "miss_bytes")

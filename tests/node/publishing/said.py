@@ -1,5 +1,8 @@
 """What `cachefs run` has said on a job's stderr."""
 
+# Ends the line that says so where a busy machine keeps the daemon from its answer for half a second.
+UNANSWERED = "the daemon did not answer as the job began"
+
 
 def complaints(stderr: str) -> list[str]:
     """Lines about problems, and about loaders that are not understood. All of them say that the job goes on."""

@@ -3,9 +3,11 @@
 import dataclasses
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from cachefs.errors import DaemonUnavailable
 from cachefs.publishing import run_record
 from cachefs.publishing.figures import Figures
 from cachefs.publishing.places import Places
@@ -175,10 +177,18 @@ def test_epochs_that_arguments_name(arguments: list[str], expected: int) -> None
 def test_what_mounts_had_read_before_is_not_the_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CACHEFS_RUN", str(tmp_path))
     client = DaemonClient(tmp_path / "none")
+    client.socket.touch()
     told = TroubleLines(print)
+
+    def answer_late(_: object, __: object, timeout: float) -> SimpleNamespace:
+        if timeout < 1:
+            raise DaemonUnavailable("no answer yet")
+        return SimpleNamespace(mounts=[SimpleNamespace(id="m", mountpoint="/data", counters={"miss_bytes": 1 << 39})])
+
+    monkeypatch.setattr(client, "call", answer_late)
     figures = Figures(client, Reporter(Route(client), "job", 1, print, told), 1, "job", told)
-    figures.begin()  # no daemon answers
-    monkeypatch.setattr(figures, "_mounts", lambda _: {"m /data": MountBytes(1 << 40)})
+    figures.begin()
+    monkeypatch.setattr(figures, "_mounts", lambda: {"m /data": MountBytes(1 << 40)})
     figures.finish([])
     [record] = run_record.read_all(str(tmp_path))
     assert record.mounts == {}
