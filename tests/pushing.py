@@ -60,6 +60,7 @@ class Pusher:
 # What a mount's supervisor does in a fork.
 _PROGRAM: Final = """
 import logging, os, sys
+{patch}
 from pathlib import Path
 from cachefs.mount import read_marks
 from cachefs.mount.device import Connection
@@ -68,7 +69,7 @@ from cachefs.mount.push.pusher import PusherSettings
 from cachefs.mount_spec import MountSpec
 from cachefs.sizes import parse_share
 device, socket, spec, directory, connection, mount, parent = sys.argv[1:]
-logging.basicConfig(level=logging.DEBUG, filename=f"{directory}.push.log")
+logging.basicConfig(level=logging.DEBUG, filename=directory + ".push.log")
 settings = PusherSettings(
     int(device), read_marks.create(), MountSpec.parse(spec), Path(directory), mount, Path(socket),
     parse_share("50%"), 2,
@@ -78,22 +79,22 @@ os._exit(0)
 """
 
 
-def push_command(device: int, socket: Path, spec: str, directory: Path, parent: int = 0) -> list[str]:
-    """The command of a pusher.
+def push_command(device: int, socket: Path, spec: str, directory: Path, parent: int = 0, patch: str = "") -> list[str]:
+    """The command of a pusher. *patch* is Python code that runs before its own.
 
     parent: process id of the supervisor that it ends with; 0 for the one that starts the command.
     """
     given = (device, socket, spec, directory, kernel.connection_number(directory), MOUNT, parent)
-    return [sys.executable, "-c", _PROGRAM, *map(str, given)]
+    return [sys.executable, "-c", _PROGRAM.format(patch=patch), *map(str, given)]
 
 
 @contextlib.contextmanager
-def pusher(device: int, socket: Path, spec: str, directory: Path) -> Iterator[Pusher]:
+def pusher(device: int, socket: Path, spec: str, directory: Path, patch: str = "") -> Iterator[Pusher]:
     """A running pusher, whose log is beside *directory*. It ends with its supervisor, which is killed in the end.
 
     The descriptor *device* is given to the pusher and closed in this process.
     """
-    command = push_command(device, socket, spec, directory)
+    command = push_command(device, socket, spec, directory, patch=patch)
     supervisor = subprocess.Popen(["sh", "-c", '"$@" & wait $!', "sh", *command], pass_fds=(device,))
     os.close(device)
     try:

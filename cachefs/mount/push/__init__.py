@@ -6,5 +6,6 @@ the page. So the pusher is a process of its own, and shares no lock with a proce
 threads and no event loop, since all that it does are system calls.
 
 Its door is `cachefs.mount.push.process.push`, which the mount's supervisor calls in a fork: no Python has to start.
-numpy is imported with the first order, since it takes 0.1 s of a processor and most mounts get no order.
+numpy is imported with the first order, since it takes 0.1 s of a processor and most mounts get no order. Where it can
+not be imported by then, as after an update of the environment, the pusher says so once and takes no further orders.
 """

@@ -115,6 +115,12 @@ class Pusher:
                 log.debug("%s", error)
             except CachefsError as error:
                 log.log(logging.WARNING if pause == _FIRST_PAUSE else logging.DEBUG, "no orders: %s", error)
+            except ImportError as error:  # numpy was taken away or replaced since the mount began
+                log.warning(
+                    "%s gets no pages ahead of reads any more, as numpy cannot be imported (%s): mount again",
+                    self._settings.directory, error,
+                )  # fmt: skip
+                return
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 

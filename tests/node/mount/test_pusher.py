@@ -135,6 +135,7 @@ def test_a_drop_comes_after_the_store_before_it(view: DatasetView, mount: Path, 
     assert resident_bytes([mount / name for name in FILES]) == 0
 
 
+@pytest.mark.parametrize("daemon", TIERS, indirect=True)
 def test_what_cannot_be_pushed_is_named(daemon: Daemon, view: DatasetView, mount: Path, daemon_side: Orders) -> None:
     assert daemon_side.failed(daemon_side.give(view, [FILES[0], "no such file", FILES[1]])) == [1]
     assert daemon_side.failed(daemon_side.give(view, [LARGE, LARGE], numbers=[7, 1])) == [0]
@@ -221,6 +222,26 @@ def test_a_kernel_that_takes_no_pages_is_named_once(
         assert idle.process.is_running()
         assert (mount / FILES[1]).stat().st_size == SIZES[1]
     assert log.read_text().count("takes no pages") == 1
+
+
+def test_where_numpy_is_gone_that_is_said_once_and_no_order_is_taken(
+    daemon: Daemon, view: DatasetView, mount: Path, tmp_path: Path
+) -> None:
+    """As after an update of the environment under a mount that has got no order yet."""
+    device = cloned_device(mount_pid(daemon.client, mount))
+    log = tmp_path / "m.push.log"
+    with (
+        orders(tmp_path / "other", daemon.client) as side,
+        pusher(device, tmp_path / "other", "tree", mount, patch="sys.modules['numpy'] = None") as idle,
+    ):
+        side.subscribed.get(timeout=30)
+        side.give(view, FILES)
+        until(lambda: "mount again" in log.read_text(), "it does not say so")
+        side.hang_up()
+        time.sleep(0.5)
+        assert idle.process.is_running()
+        assert side.subscribed.empty()
+    assert log.read_text().count("mount again") == 1
 
 
 def test_it_ends_with_the_mount(view: DatasetView, mount: Path, daemon_side: Orders, process: Pusher) -> None:
