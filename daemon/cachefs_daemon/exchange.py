@@ -173,8 +173,13 @@ class Exchange:
     def on_job_progress(self, progress: JobProgress) -> JobProgressReply:
         """A consumer says how far it is. Raises NotFound, ConfigError."""
         wanted = self._to.jobs.progress(progress)
-        self._to.pushers.wake()
+        self.wake()
         return JobProgressReply(wanted=wanted, troubles=self._to.jobs.troubles_of(self._to.jobs.get(progress.job)))
+
+    def wake(self) -> None:
+        """Have fetching ahead and pushing look at once: there is news of what will be read."""
+        self._to.pace.wake()
+        self._to.pushers.wake()
 
     def refresh(self) -> None:
         """Forget mounts and consumers that have ended, and say anew what page caches cover. To be called every few

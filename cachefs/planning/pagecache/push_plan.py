@@ -123,6 +123,11 @@ class PushPlan:
         return len(self._orders) >= MAX_ORDERS or self._bytes_ordered() >= MAX_BYTES
 
     @property
+    def is_idle(self) -> bool:
+        """Is no job known that reads what the mount shows, and nothing else to be done?"""
+        return not (self.pages.spaces or self._guessed or self._leftovers)
+
+    @property
     def needs_audience(self) -> bool:
         """Does what `next_orders` gives depend on who reads? Not while so many orders are open that there are none, nor
         while pages of an earlier daemon are left."""

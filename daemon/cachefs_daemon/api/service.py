@@ -146,10 +146,13 @@ class Service:
     # --- jobs ---------------------------------------------------------------------------------------------------
 
     async def job_publish(self, request: JobPublish, caller: Caller) -> JobView:
-        return self._node.jobs.publish(_owned(request, caller))
+        view = self._node.jobs.publish(_owned(request, caller))
+        self._node.exchange.wake()
+        return view
 
     async def job_epoch(self, request: JobEpoch, caller: Caller) -> Empty:
         self._node.jobs.epoch(_owned(request, caller))
+        self._node.exchange.wake()
         return Empty()
 
     async def job_progress(self, request: JobProgress, caller: Caller) -> JobProgressReply:

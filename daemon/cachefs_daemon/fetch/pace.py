@@ -14,6 +14,8 @@ log = logging.getLogger(__name__)
 # Seconds between two steps, at most and at least. A step takes 0.5 ms, whether it finds 5 blocks or 25.
 SLOWEST: Final = 0.05
 FASTEST: Final = 0.01
+# Seconds between two looks while no future is known. Whoever publishes one wakes the step.
+IDLE: Final = 0.5
 # Seconds without a step after one has failed.
 PAUSE: Final = 1.0
 
@@ -42,7 +44,7 @@ class Pace:
                 await asyncio.sleep(FASTEST)
                 if not news.is_set():  # a timeout takes longer than to look
                     with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(SLOWEST):
+                        async with asyncio.timeout(IDLE if self._plan.is_empty else SLOWEST):
                             await news.wait()
             except CachefsError as error:
                 log.warning("prefetching pauses: %s", error)

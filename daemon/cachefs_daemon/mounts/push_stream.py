@@ -16,6 +16,8 @@ from cachefs.push_messages import HeldPages, PushDone, PushOrder, PushSubscribe
 # The plan is asked at least, and at most, so often for what to do next. To ask it takes 0.3 ms beside readers at full
 # speed, and a pusher has orders for longer than the shorter time.
 STEP_SECONDS: Final = 0.05
+# The same where nothing is to be pushed. Whoever publishes a job, or reads on, wakes the stream.
+IDLE_SECONDS: Final = 0.5
 SHORTEST_STEP: Final = 0.01
 # A pusher that has got no order for so long is shown that the daemon is there.
 ALIVE_SECONDS: Final = 10.0
@@ -75,6 +77,7 @@ class PushStream:
         if not self._subscription:
             self._earlier = Counter(request.counters)
         self._subscription += 1
+        self._news.set()  # orders to an earlier pusher end
         subscription = self._subscription
         try:
             async for order in self._orders_of(subscription):
@@ -99,7 +102,7 @@ class PushStream:
             await asyncio.sleep(SHORTEST_STEP)
             if not self._news.is_set():  # a timeout takes longer than to look
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(STEP_SECONDS - SHORTEST_STEP):
+                    async with asyncio.timeout(IDLE_SECONDS if self._plan.is_idle else STEP_SECONDS):
                         await self._news.wait()
 
     def _next_orders(self, now: float) -> Iterator[Order]:

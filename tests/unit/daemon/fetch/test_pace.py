@@ -15,10 +15,15 @@ from tests.simulated import space_of
 
 def plan_of_a_job() -> Plan:
     plan = Plan()
+    fill(plan)
+    return plan
+
+
+def fill(plan: Plan) -> None:
+    """Have a job whose future is known."""
     plan.add_space(space_of([100] * 10))
     plan.set_epoch("job", "space", 0, np.arange(10), last=True)
     plan.set_progress("job", 0, 0, 10.0)
-    return plan
 
 
 def steps_in(seconds: float, pace: Pace, step: Callable[[], Awaitable[None]], news: int = 0) -> None:
@@ -60,6 +65,33 @@ def test_without_any_future_nothing_is_looked_for() -> None:
     nobody = Counted()
     steps_in(0.2, Pace(Plan()), nobody.step, news=5)
     assert nobody.calls == 0
+
+
+def test_while_no_future_is_known_it_looks_twice_a_second_and_at_once_when_there_is_one() -> None:
+    class Watched(Plan):
+        looks = 0
+
+        @property
+        def is_empty(self) -> bool:
+            self.looks += 1
+            return super().is_empty
+
+    plan, somebody = Watched(), Counted()
+
+    async def play() -> None:
+        pace = Pace(plan)
+        task = asyncio.create_task(pace.repeat(somebody.step))
+        await asyncio.sleep(10)
+        assert plan.looks <= 50
+        assert somebody.calls == 0
+        fill(plan)
+        pace.wake()
+        await asyncio.sleep(pacing.FASTEST)
+        assert somebody.calls == 1
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    virtual_time.run(play())
 
 
 def test_after_a_failure_there_is_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
