@@ -99,13 +99,14 @@ def is_sibling(pid: int) -> bool:
 
 
 def _begin(name: str, parent: int) -> None:
-    """Give up the parent's signal handlers. A terminal's Ctrl-C is meant for the parent alone, which unmounts.
+    """Give up the parent's signal handlers. A terminal's Ctrl-C and end are meant for the parent alone, which unmounts.
 
     parent: whose end is to be the child's, 0 for none.
     """
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     libc = ctypes.CDLL(None)
     libc.prctl(_PR_SET_NAME, name.encode())
     if parent:

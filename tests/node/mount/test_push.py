@@ -3,6 +3,7 @@
 import ctypes
 import dataclasses
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -249,6 +250,15 @@ def test_a_pusher_keeps_only_what_it_needs_of_its_supervisor(training: Training)
     needed = {"/dev/null", f"{training.directory}.log", "/memfd:cachefs-read-marks (deleted)"}
     control_files = f"/{kernel.connection_number(training.directory)}"  # of the FUSE connection
     assert {name for name in inherited(pusher) - needed if control_files not in name} == set()
+
+
+def test_signals_of_a_terminal_are_for_the_supervisor_alone(training: Training) -> None:
+    """It unmounts, and its children serve until then."""
+    for child in psutil.Process(training.mount.pid).children():
+        until(lambda: child.num_threads() > 1 or child.name() != "pusher", "it has not begun")  # noqa: B023
+        (ignored,) = [line for line in Path(f"/proc/{child.pid}/status").read_text().splitlines() if "SigIgn" in line]
+        for number in (signal.SIGINT, signal.SIGHUP):
+            assert int(ignored.split()[1], 16) >> (number - 1) & 1, (child, number)
 
 
 @pytest.mark.parametrize("training", ["12MiB"], indirect=True)
