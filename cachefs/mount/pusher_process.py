@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import select
 from typing import Final
 
 from cachefs.mount import device
@@ -19,6 +20,9 @@ log = logging.getLogger(__name__)
 
 # A file from the SSD tier takes a thread 50 us of a processor and 130 us of waiting, in which other threads work.
 _MOST_THREADS: Final = 4
+
+# Seconds that the supervisor waits for its end.
+END_SECONDS: Final = 5.0
 
 
 class PusherProcess:
@@ -50,9 +54,15 @@ class PusherProcess:
                 self._restarts.begin()
 
     def end(self) -> None:
-        if self._pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                kill(self._pid)
+        """Kill the process, and wait some seconds for its end."""
+        if self._pid is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            kill(self._pid)
+        with contextlib.suppress(OSError):  # it has ended already, or no descriptor is free
+            ended = os.pidfd_open(self._pid)
+            if not select.select([ended], [], [], END_SECONDS)[0]:
+                log.warning("the pusher (process %d) does not die; does a disk of this node hang?", self._pid)
 
     def _start(self) -> int:
         clone = device.clone(self._session.device, blocking=True)

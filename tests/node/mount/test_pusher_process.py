@@ -1,0 +1,29 @@
+"""The pusher's process, as the supervisor keeps it."""
+
+import logging
+import subprocess
+from typing import Any, cast
+
+import pytest
+
+from cachefs.mount import pusher_process
+from cachefs.mount.pusher_process import PusherProcess
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_one_that_does_not_die_is_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, dies: bool
+) -> None:
+    """A process that hangs at a disk dies when the disk answers."""
+    caplog.set_level(logging.WARNING)
+    if not dies:
+        monkeypatch.setattr(pusher_process, "kill", lambda _: None)
+        monkeypatch.setattr(pusher_process, "END_SECONDS", 0.1)
+    ours = PusherProcess(*cast(Any, (None, None, None)))
+    with subprocess.Popen(["sleep", "600"]) as pusher:
+        ours._pid = pusher.pid
+        ours.end()
+        pusher.kill()
+    assert caplog.messages == [
+        f"the pusher (process {pusher.pid}) does not die; does a disk of this node hang?" for _ in range(not dies)
+    ]
