@@ -47,7 +47,8 @@ class SimulatedOrigin:
 class SimulatedLoader:
     """How a job reads. demand: samples per second that its accelerator takes; start: seconds; rest: seconds between two
     epochs; resumes: epoch, and samples of it that were done before, with which it begins; batches: after so many it is
-    killed, 0 for never; seed: of its orders, None for one of its own."""
+    killed, 0 for never; seed: of its orders, None for one of its own; decode: seconds that a worker takes for each
+    sample that it has read."""
 
     demand: float = 150.0
     epochs: int = 4
@@ -60,6 +61,7 @@ class SimulatedLoader:
     resumes: tuple[int, int] = (0, 0)
     batches: int = 0
     seed: int | None = None
+    decode: float = HIT
 
 
 @dataclass
@@ -300,7 +302,7 @@ class SimulatedJobRun:
                 if waited > LATE:
                     self.figures[epoch].late += 1
             self._read.append(block)
-            node.clock.at(node.clock.now + HIT, lambda: self._read_next(worker, batch, blocks, epoch))
+            node.clock.at(node.clock.now + self.loader.decode, lambda: self._read_next(worker, batch, blocks, epoch))
 
         if node.state[block] == IN_MEMORY:
             got()

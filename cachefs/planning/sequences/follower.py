@@ -119,6 +119,30 @@ class _Front:
         return floor + run
 
 
+class _Spread:
+    """Remembers how far apart a loader's workers were of late. When all of them have just finished their batches, nothing
+    lies between them, and a moment later they begin the next ones, as far apart as before."""
+
+    __slots__ = ("_before", "_left", "_now", "_reads")
+
+    def __init__(self, reads: int) -> None:
+        """reads: for how many reads it remembers a distance, at least; twice as many at most."""
+        self._reads = self._left = reads
+        self._now = self._before = 0  # the largest distance in the current *reads* reads, and in those before
+
+    @property
+    def widest(self) -> int:
+        """The largest number of reads between the first that was missing and the last that was done."""
+        return max(self._now, self._before)
+
+    def note(self, span: int, reads: int) -> None:
+        """Takes the distance *span* as it is after *reads* more reads."""
+        self._left -= reads
+        if self._left <= 0:
+            self._left, self._before, self._now = self._reads, self._now, 0
+        self._now = max(self._now, span)
+
+
 class _Strays:
     """The latest reads that fit nobody. A mount's workers report one after the other, so a part of a batch may come
     before what was read before it, and fits only then. Where such a read was lost, its consumer's position stayed there
@@ -168,6 +192,7 @@ class Follower:
         self._plan = plan
         self._own = own
         self._front = _Front()
+        self._spread = _Spread(reorder_window)
         self._strays = _Strays()
         self._far = FarOnes()
         self._said = (0, 0)  # the place it has named last
@@ -181,6 +206,20 @@ class Follower:
     def span(self) -> int:
         """Reads between the first that is missing and the last that is done."""
         return max(0, self._front.high - self.place[1])
+
+    def reach(self, reads: float) -> int:
+        """Returns how many reads beyond its position its furthest worker may be while it does *reads* more, not counting
+        these.
+
+        Workers that finish their batches together begin the next ones together, as far apart as before.
+        """
+        span = self.span
+        widest = max(span, self._spread.widest)
+        left = self.batch - self.place[1] % self.batch
+        workers = 1 + widest // self.batch
+        if 1 < self.batch < span and left * workers <= reads:
+            return max(span, min(span + left + widest, self.reorder_window))
+        return widest
 
     # --- what is read -----------------------------------------------------------------------------------------------
 
@@ -357,6 +396,7 @@ class Follower:
         self._front.high = high
         # Once the slowest worker may have got further, what is missing was in the kernel's cache.
         self._move(epoch, self._front.add(reads, max(position, high - self.reorder_window)))
+        self._spread.note(self.span, len(reads))
         if len(self._front.early):
             self._plan.read_early(self.name, self._front.early)
 
@@ -385,6 +425,7 @@ class Follower:
 
     def _jump(self, epoch: int, position: int) -> None:
         self._front.restart(position)
+        self._spread = _Spread(self.reorder_window)
         self._strays.clear()
         self.evidence.clear()
         self._move(epoch, position)

@@ -11,6 +11,8 @@ from cachefs.planning.sequences.tripwires import Interval
 REPORT_SECONDS: Final = 0.12
 REPORT_READS: Final = 64
 SOONEST_REPORT_SECONDS: Final = 0.04
+# Seconds from a report until the plan has what it says.
+REPORT_TRAVELS: Final = 0.02
 
 # A consumer that has said where it is does so again within this time.
 HEARTBEAT_SECONDS: Final = 2.0
@@ -40,8 +42,8 @@ class Position:
     def margin(self, now: float, report_reads: float = math.inf) -> float:
         """Returns the seconds by which the consumer may be ahead of its place in the plan.
 
-        Reads since the last report, the distance between its loader's workers, and the batch that the next of them
-        begins. While nothing is seen of it, as between two epochs, it may begin all that its loader has room for.
+        Reads since the last report, the distance between its loader's workers as it was of late, and the batch that the
+        next of them begins. While nothing is seen of it, as between two epochs, it may begin all that its loader has room for.
         report_reads: reads of a part of the tiers after which a mount reports at once (cachefs.messages.REPORT_SHARE).
         """
         follower = self.follower
@@ -49,9 +51,9 @@ class Position:
         if not follower.following or demand <= 0:
             return REPORT_SECONDS
         rested = min(self.unseen(now), follower.reorder_window)
-        soonest = SOONEST_REPORT_SECONDS * demand
-        unreported = min(REPORT_SECONDS * demand, max(soonest, report_reads), REPORT_READS)
-        return (unreported + follower.span + max(self._batch_size, rested)) / demand
+        soonest, on_the_way = SOONEST_REPORT_SECONDS * demand, REPORT_TRAVELS * demand
+        unreported = min(REPORT_SECONDS * demand, max(soonest, report_reads + on_the_way), REPORT_READS)
+        return (unreported + follower.reach(unreported) + max(self._batch_size, rested)) / demand
 
     def tripwires(self, now: float) -> int:
         """Reads from one tripwire to the next; 0 while the consumer itself says how far it is."""

@@ -15,7 +15,7 @@ from cachefs.block import block_key
 from cachefs.errors import ConfigError, NotFound
 from cachefs.index import IndexReader
 from cachefs.job_messages import ConsumerView, JobEpoch, JobName, JobProgress, JobPublish, JobView, SampleMap, StallRow
-from cachefs.messages import BlockRef, DatasetView, Empty, Stall
+from cachefs.messages import REPORT_SHARE, BlockRef, DatasetView, Empty, Stall
 from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
 from cachefs.rpc import JOB_CANCEL, JOB_EPOCH, JOB_LIST, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW, STALL_LIST
 from cachefs.snapshot import Snapshot
@@ -250,15 +250,19 @@ def test_a_full_cache_gives_up_what_was_read_for_what_is_read_next(tmp_path: Pat
         bound = files + (epochs - 1) * (files - kept)
         print(f"{workers} workers: {fetched} of at least {bound} blocks; {misses} misses")
         assert fetched <= 1.05 * bound
-        # A sixtieth on an idle machine; beside others, the daemon comes too late for some where the cache gets full.
-        assert misses < files * epochs // 15
+        assert misses < files * epochs // 50
 
 
 def play(daemon: Daemon, view: DatasetView, spec: SamplerSpec, keys: list[bytes], workers: int, batch: int) -> int:
-    """Read as a mount would for a loader: 500 samples a second, reports now and then. How many were not there."""
+    """Read as a mount would for a loader: 500 samples a second, and a report after each part of the tiers.
+
+    Returns how many blocks were not there.
+    """
     snapshot = Snapshot(Path(view.path))
     paths = {snapshot.file(number)[1]: number for number in range(1, 1 + view.files)}
-    index = IndexReader(Path(daemon.report().index))
+    node = daemon.report()
+    index = IndexReader(Path(node.index))
+    reads_per_report = int(REPORT_SHARE * node.capacity * view.files / view.bytes)
     misses = 0
     seen: list[bytes] = []
     try:
@@ -276,11 +280,9 @@ def play(daemon: Daemon, view: DatasetView, spec: SamplerSpec, keys: list[bytes]
                             daemon.fetch(BlockRef(view.snapshot, paths[key[:16]], 0))
                         seen.append(key)
                         time.sleep(0.002)
-                        if len(seen) == 32:
+                        if len(seen) == reads_per_report:
                             daemon.report(accessed=seen)
                             seen.clear()
-                            # On a busy machine, a reader that does not wait would measure how busy it is.
-                            until(lambda: not daemon.status().in_flight_blocks)
     finally:
         index.close()
         snapshot.close()

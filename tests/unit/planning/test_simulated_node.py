@@ -105,3 +105,13 @@ def test_a_job_that_waits_at_first_is_soon_known_for_what_it_wants() -> None:
     in_later_epochs = [demand for epoch, demand in seen if epoch > 1]
     assert max(in_later_epochs) < 1.4 * DEMAND
     assert min(in_later_epochs) > 0.7 * DEMAND
+
+
+def test_workers_that_begin_their_batches_together_find_their_blocks() -> None:
+    """In each round of batches, the last worker's was not fetched until a report had shown how far apart they were: 25
+    and 14 reads came late."""
+    loader = SimulatedLoader(1e6, epochs=3, workers=8, decode=8 / 400)
+    node = SimulatedNode(2 * FILES, FILES, SimulatedOrigin(), [loader]).run()
+    for epoch in node.jobs[0].figures[1:]:
+        assert epoch.late <= 0.0025 * 2 * FILES
+    assert bytes_over_belady(node, FILES) < 1.02

@@ -10,6 +10,7 @@ from cachefs.planning.sequences.position import (
     LONGEST_SEARCH,
     REPORT_READS,
     REPORT_SECONDS,
+    REPORT_TRAVELS,
     SOONEST_REPORT_SECONDS,
     UNSEEN_SECONDS,
     Position,
@@ -110,6 +111,43 @@ def test_the_margin_is_what_was_read_since_the_last_report() -> None:
 def test_the_margin_is_small_where_a_mount_reports_each_part_of_small_tiers() -> None:
     position = position_in(1000, batch_size=4)
     position.follower.rate.demand = 500.0
-    assert position.margin(NOW, 30) == pytest.approx((30 + 4) / 500)
+    assert position.margin(NOW, 15) == pytest.approx((15 + 4) / 500 + REPORT_TRAVELS)
     assert position.margin(NOW, 5) == pytest.approx(SOONEST_REPORT_SECONDS + 4 / 500), "a report travels"
     assert position.margin(NOW, 1e6) == position.margin(NOW)
+
+
+def round_of(workers: int, batch: int, rows: int, first: int = 0) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
+    """The first *rows* reads of each worker, where all of them read their batches at the same time."""
+    return (first + np.arange(rows)[:, None] + batch * np.arange(workers)).ravel().astype(np.int32)
+
+
+def test_workers_that_began_their_batches_together_will_begin_the_next_ones_together() -> None:
+    plan = Plan()
+    plan.add_space(space_of([1000] * 640, "s"))
+    plan.set_epoch("c", "s", 0, np.arange(640))
+    follower = Follower(plan, "c", reorder_window=128, batch=16)
+    position = Position(follower, batch_size=16)
+    follower.rate.demand = 400.0
+    own = 16 + 16 + REPORT_TRAVELS * 400  # a batch, and what was read since the last report
+    assert position.margin(NOW, 16) == pytest.approx(own / 400)
+    observe([follower], round_of(4, 16, 8))
+    assert (follower.place, follower.span) == ((0, 8), 48)
+    assert position.margin(NOW, 16) == pytest.approx((own + 48) / 400)
+    observe([follower], round_of(4, 16, 16)[32:])
+    assert (follower.place, follower.span) == ((0, 64), 0)
+    assert position.margin(NOW, 16) == pytest.approx((own + 48) / 400), "nothing is between them for a moment"
+    observe([follower], round_of(4, 16, 12, 64))
+    assert follower.place == (0, 76)
+    assert position.margin(NOW, 16) == pytest.approx((own + 48 + 4 + 48) / 400), "before it is reported that all ended"
+
+
+def test_a_loader_whose_batches_are_read_one_after_the_other_is_not_taken_for_one_that_reads_them_together() -> None:
+    plan = Plan()
+    plan.add_space(space_of([1000] * 640, "s"))
+    plan.set_epoch("c", "s", 0, np.arange(640))
+    follower = Follower(plan, "c", reorder_window=128, batch=16)
+    observe([follower], round_of(4, 16, 16))
+    assert follower.reach(0) == 48, "as a loader is filled"
+    for batch in range(4, 4 + 2 * 128 // 16):
+        observe([follower], np.arange(16 * batch, 16 * batch + 16, dtype=np.int32))
+    assert follower.reach(0) == 0
