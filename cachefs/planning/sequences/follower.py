@@ -120,27 +120,24 @@ class _Front:
 
 
 class _Spread:
-    """Remembers how far apart a loader's workers were of late. When all of them have just finished their batches, nothing
-    lies between them, and a moment later they begin the next ones, as far apart as before."""
+    """Remembers how far apart a loader's workers were in their last round of batches.
 
-    __slots__ = ("_before", "_left", "_now", "_reads")
+    When all of them have just finished their batches, nothing lies between them, and a moment later they begin the next
+    ones, as far apart as before.
+    """
 
-    def __init__(self, reads: int) -> None:
-        """reads: for how many reads it remembers a distance, at least; twice as many at most."""
-        self._reads = self._left = reads
-        self._now = self._before = 0  # the largest distance in the current *reads* reads, and in those before
+    __slots__ = ("_batch", "_left", "widest")
 
-    @property
-    def widest(self) -> int:
-        """The largest number of reads between the first that was missing and the last that was done."""
-        return max(self._now, self._before)
+    def __init__(self, batch: int) -> None:
+        self.widest = 0  # reads between the first that was missing and the last that was done, at most
+        self._batch = batch  # reads that a worker does in order
+        self._left = 0  # reads for which that is remembered
 
     def note(self, span: int, reads: int) -> None:
         """Takes the distance *span* as it is after *reads* more reads."""
         self._left -= reads
-        if self._left <= 0:
-            self._left, self._before, self._now = self._reads, self._now, 0
-        self._now = max(self._now, span)
+        if span >= self.widest or self._left <= 0:
+            self.widest, self._left = span, span + self._batch
 
 
 class _Strays:
@@ -192,7 +189,7 @@ class Follower:
         self._plan = plan
         self._own = own
         self._front = _Front()
-        self._spread = _Spread(reorder_window)
+        self._spread = _Spread(batch)
         self._strays = _Strays()
         self._far = FarOnes()
         self._said = (0, 0)  # the place it has named last
@@ -208,7 +205,7 @@ class Follower:
         return max(0, self._front.high - self.place[1])
 
     def reach(self, reads: float) -> int:
-        """Returns how many reads beyond its position its furthest worker may be while it does *reads* more, not counting
+        """Returns how many reads beyond its position its furthest worker may be while it does *reads* more, and without
         these.
 
         Workers that finish their batches together begin the next ones together, as far apart as before.
@@ -425,7 +422,7 @@ class Follower:
 
     def _jump(self, epoch: int, position: int) -> None:
         self._front.restart(position)
-        self._spread = _Spread(self.reorder_window)
+        self._spread = _Spread(self.batch)
         self._strays.clear()
         self.evidence.clear()
         self._move(epoch, position)

@@ -43,7 +43,8 @@ class Position:
         """Returns the seconds by which the consumer may be ahead of its place in the plan.
 
         Reads since the last report, the distance between its loader's workers as it was of late, and the batch that the
-        next of them begins. While nothing is seen of it, as between two epochs, it may begin all that its loader has room for.
+        next of them begins. While nothing is seen of it, as between two epochs, it may begin all that its loader has
+        room for.
         report_reads: reads of a part of the tiers after which a mount reports at once (cachefs.messages.REPORT_SHARE).
         """
         follower = self.follower
