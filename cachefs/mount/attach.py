@@ -6,6 +6,7 @@ A child process asks it, since a process that has used gRPC must not fork any mo
 
 import os
 import time
+from pathlib import Path
 from typing import Final
 
 import trio
@@ -35,7 +36,7 @@ def attach(options: MountOptions, report: MountReport) -> NodeView:
         with os.fdopen(writer, "wb") as pipe:
             pipe.write(answer)
 
-    pid = fork("attach", ask)
+    pid = fork("attach", Path(report.mountpoint), ask)
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
         answer = pipe.read()

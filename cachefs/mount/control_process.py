@@ -76,7 +76,7 @@ class ControlProcess:
             self._pidfd = -1
         if self._restarts.is_due and select.select([self._mount.wanted], [], [], 0)[0]:
             try:
-                self._pid, self._pidfd = fork_watched("control", self._serve)
+                self._pid, self._pidfd = fork_watched("control", self._mount.directory, self._serve)
             except OSError as error:
                 self._restarts.end(f"no process reads the control file: {error.strerror}")
             else:

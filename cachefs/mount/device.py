@@ -85,7 +85,7 @@ class Connection:
     def __init__(self, number: int, directory: Path) -> None:
         """number: minor device number of the mount; directory: where it is mounted."""
         self.number = number
-        self._directory = directory
+        self.directory = directory
         self._control = ControlFiles(number)
 
     @property
@@ -102,7 +102,7 @@ class Connection:
     def is_seen(self) -> bool:
         """Is this mount what programs see at its directory? Only then may the directory be unmounted: the mount may
         have been detached (`umount --lazy`), and another one be in its place, or over it."""
-        return kernel.connection_number(self._directory) == self.number
+        return kernel.connection_number(self.directory) == self.number
 
     def has_waiting(self) -> bool:
         """Does anybody wait for an answer? Yes where that cannot be known."""
@@ -124,6 +124,6 @@ class Connection:
             if self._control.has_abort:
                 self._control.abort()
             elif self.is_seen:
-                kernel.abort(self._directory)
+                kernel.abort(self.directory)
         except OSError as error:
-            log.debug("the connection of %s cannot be ended: %s", self._directory, error.strerror)
+            log.debug("the connection of %s cannot be ended: %s", self.directory, error.strerror)

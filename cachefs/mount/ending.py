@@ -172,7 +172,7 @@ class Ending:
             self._quiet = 0  # it has not told what it saw last
         if self._watcher is None and self._restarts.is_due:
             try:
-                self._watcher = process.fork("ending", self._watch)
+                self._watcher = process.fork("ending", self._mount.directory, self._watch)
             except OSError as error:
                 self._restarts.end(f"no process watches the use of the mount: {error.strerror}")
             else:

@@ -59,6 +59,6 @@ class Guard:
             self._connection.abort()
 
         try:
-            return fork("guard", watch, ends_with_parent=False)
+            return fork("guard", self._connection.directory, watch, ends_with_parent=False)
         finally:
             os.close(supervisor)

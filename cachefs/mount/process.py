@@ -20,11 +20,11 @@ _HELD: Final = b"TtZX"
 _killed: set[int] = set()  # process ids of children that were killed and have not ended yet
 
 
-def fork(name: str, work: Callable[[], None], *, ends_with_parent: bool = True) -> int:
+def fork(name: str, directory: Path, work: Callable[[], None], *, ends_with_parent: bool = True) -> int:
     """Fork a child that does *work* and then ends; returns its process id. The caller must have one thread only.
 
-    name: what `ps -o comm` and `top` show, up to 15 bytes; ends_with_parent: the child is killed when this process
-    ends, in whatever way. Raises OSError.
+    name: what `ps -o comm` and `top` show, up to 15 bytes; directory: of the mount, for the log; ends_with_parent: the
+    child is killed when this process ends, in whatever way. Raises OSError.
     """
     parent = os.getpid()
     gc.freeze()  # keeps the collector from copying the parent's pages
@@ -37,16 +37,16 @@ def fork(name: str, work: Callable[[], None], *, ends_with_parent: bool = True) 
         work()
         status = 0
     except BaseException:
-        log.exception("a process of the mount failed")
+        log.exception("the process %r of the mount on %s failed", name, directory)
     _end(status)
 
 
-def fork_watched(name: str, work: Callable[[], None]) -> tuple[int, int]:
+def fork_watched(name: str, directory: Path, work: Callable[[], None]) -> tuple[int, int]:
     """As `fork`. Returns the process id, and a descriptor that can be read when the child has ended.
 
     Raises OSError; then there is no child, whose end nobody would notice.
     """
-    pid = fork(name, work)
+    pid = fork(name, directory, work)
     try:
         return pid, os.pidfd_open(pid)
     except OSError:

@@ -74,7 +74,7 @@ class PusherProcess:
             push(self._settings(clone), connection, parent)
 
         try:
-            return fork("pusher", work, ends_with_parent=False)
+            return fork("pusher", self._mount.directory, work, ends_with_parent=False)
         finally:
             os.close(clone)
 

@@ -94,7 +94,7 @@ def _in_a_child(spec: MountSpec, directory: Path, number: int, flags: tuple[str,
             os._exit(1)
 
     try:
-        pid, pidfd = fork_watched("shield", work)
+        pid, pidfd = fork_watched("shield", directory, work)
     except OSError as error:
         os.close(reader)
         return f"no process: {error.strerror}"

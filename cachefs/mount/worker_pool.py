@@ -189,7 +189,7 @@ class WorkerPool:
             work(self._mount, number, self._session.operations, theirs, begins=not self.ready)
 
         try:
-            pid, pidfd = fork_watched(f"worker{number}", serve)
+            pid, pidfd = fork_watched(f"worker{number}", self._mount.directory, serve)
         except OSError:
             os.close(clone)
             ours.close()

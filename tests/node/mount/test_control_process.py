@@ -18,7 +18,7 @@ def is_wanted():
     return bool(select.select([wanted], [], [], 0)[0])
 
 wanted = os.eventfd(1, os.EFD_NONBLOCK)
-ours = Ours(SimpleNamespace(wanted=wanted))
+ours = Ours(SimpleNamespace(wanted=wanted, directory="/mnt/one"))
 ours.tend()
 (pidfd,) = ours.wakes
 while is_wanted():
@@ -55,6 +55,13 @@ def test_one_that_is_stopped_is_killed_and_replaced_for_writers_that_wait() -> N
 
 def test_one_that_crashes_is_replaced_for_writers_that_wait() -> None:
     assert supervise("os._exit(3)", REPLACED) == ["True", "[]", "True"]
+
+
+def test_one_that_fails_names_its_mount() -> None:
+    """The log may be the system's, with the lines of several mounts."""
+    failing = "import logging, sys; logging.basicConfig(stream=sys.stdout); raise OSError"
+    said = " ".join(supervise(failing, "select.select([pidfd], [], [])"))
+    assert "the process 'control' of the mount on /mnt/one failed" in said
 
 
 def test_one_that_is_well_is_left_alone() -> None:

@@ -46,7 +46,7 @@ def test_one_that_is_killed_is_replaced() -> None:
 def test_while_none_can_be_forked_the_mount_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     forks: list[str] = []
 
-    def fork(name: str, work: object, *, ends_with_parent: bool) -> int:
+    def fork(name: str, directory: Path, work: object, *, ends_with_parent: bool) -> int:
         forks.append(name)
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -33,10 +34,10 @@ class Workers:
             connection=SimpleNamespace(has_waiting=lambda: True),
             device=self._device[1],
         )
-        self.pool = WorkerPool(cast(Mount, None), cast(Session, session), 1)
+        self.pool = WorkerPool(cast(Mount, SimpleNamespace(directory=Path("/mnt/one"))), cast(Session, session), 1)
         monkeypatch.setattr(self.pool._blame, "died", self.blamed.append)
 
-    def _start(self, name: str, work: Callable[[], None]) -> tuple[int, int]:
+    def _start(self, name: str, directory: Path, work: Callable[[], None]) -> tuple[int, int]:
         child = subprocess.Popen(["sleep", "1000"])
         self.started.append(child)
         return child.pid, os.pidfd_open(child.pid)
@@ -172,10 +173,10 @@ def test_those_that_end_before_they_serve_are_started_later_and_later_and_no_req
 def test_one_that_cannot_be_started_is_tried_again(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     fork, refused = worker_pool.fork_watched, [BlockingIOError(11, "no process is free")] * (MOST_CRASHES + 1)
 
-    def refuse(name: str, work: Callable[[], None]) -> tuple[int, int]:
+    def refuse(name: str, directory: Path, work: Callable[[], None]) -> tuple[int, int]:
         if refused:
             raise refused.pop()
-        return fork(name, work)
+        return fork(name, directory, work)
 
     monkeypatch.setattr(worker_pool, "FIRST_PAUSE", 0.001)
     monkeypatch.setattr(worker_pool, "fork_watched", refuse)

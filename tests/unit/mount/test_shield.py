@@ -68,7 +68,7 @@ def test_where_it_is_not_possible_one_line_says_so(
 def test_a_process_that_hangs_is_killed_and_reaped_later(monkeypatch: pytest.MonkeyPatch) -> None:
     children: list[subprocess.Popen[bytes]] = []
 
-    def fork_watched(name: str, work: Callable[[], None]) -> tuple[int, int]:
+    def fork_watched(name: str, directory: Path, work: Callable[[], None]) -> tuple[int, int]:
         children.append(subprocess.Popen(["sleep", "1000"]))
         return children[0].pid, os.pidfd_open(children[0].pid)
 
