@@ -18,7 +18,15 @@ from tests.warm_python import WarmPython
 
 COMMAND = [sys.executable, str(Path(sys.executable).with_name("mount.cachefs"))]
 # What a mount imports, but pyfuse3: that may be there only when the library that comes before it is loaded.
-_MODULES = ("cachefs.mount.cli", "cachefs.rpc", "cachefs.snapshot", "grpc", "trio")
+_MODULES = (
+    "cachefs.mount.cli",
+    "cachefs.mount.block_reader",
+    "cachefs.mount.control",
+    "cachefs.mount.push.process",
+    "importlib.metadata",
+    "importlib.resources",
+    "trio",
+)
 
 
 @functools.cache
