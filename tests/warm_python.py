@@ -39,8 +39,6 @@ from typing import Any
 PROCESS = Path(__file__).with_name("warm_python_process.py")
 # Seconds in which the server has to fork.
 FORK_SECONDS = 100.0
-# As long as the commands that /proc shows may be.
-ROOM = " " * 8192
 # What jobs with torch import. Python would draw another seed for each process.
 TORCH = ("numpy", "torch.utils.data")
 HASH_SEED = {"PYTHONHASHSEED": "0"}
@@ -61,7 +59,7 @@ class WarmPython:
         self._link, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other:
             self._server = subprocess.Popen(
-                [*wrapper, sys.executable, str(PROCESS), str(other.fileno()), ROOM, *modules],
+                [*wrapper, sys.executable, str(PROCESS), str(other.fileno()), *modules],
                 env={**os.environ, **(environment or {})},
                 pass_fds=[other.fileno()],
             )

@@ -1,6 +1,4 @@
-"""`warm_python_process.py FD ROOM MODULE...`: imports modules, and forks a program for each request through FD.
-
-ROOM is as long as the command of a program may be: /proc shows the program's own command in its place.
+"""`warm_python_process.py FD MODULE...`: imports modules, and forks a program for each request through the socket FD.
 
 See tests/warm_python.py, which starts it.
 """
@@ -187,15 +185,6 @@ def executed(command: list[str]) -> list[str]:
             del sys.modules[name]
 
 
-def show_command(command: Sequence[str]) -> None:
-    """Have /proc/PID/cmdline show the command, cut to the memory that the server's own command has."""
-    with open("/proc/self/stat") as file:
-        fields = file.read().rpartition(")")[2].split()
-    start, size = int(fields[45]), int(fields[46]) - int(fields[45])  # arg_start and arg_end of proc_pid_stat(5)
-    words = b"".join(os.fsencode(word) + b"\0" for word in command)[: size - 1]
-    ctypes.memmove(start, words.ljust(size, b"\0"), size)
-
-
 def prepare(command: list[str]) -> None:
     """Set arguments and paths as Python does at its start, and run the sitecustomize of the job."""
     options = command[1:]
@@ -255,14 +244,13 @@ def status_of(error: SystemExit) -> int:
 
 
 if __name__ == "__main__":
-    registered = import_all(sys.argv[3:])
+    registered = import_all(sys.argv[2:])
     job = serve(socket.socket(fileno=int(sys.argv[1])))
     take_over(job)
     # A job's own process would register first what its sitecustomize wants in the end, and run that last.
     for function, _, _ in registered:
         atexit.unregister(function)
     to_run = command_of(job.command)
-    show_command(to_run)
     prepare(to_run)
     for function, arguments, keywords in registered:
         atexit.register(function, *arguments, **keywords)
