@@ -96,8 +96,11 @@ def test_an_error_names_what_helps_the_reader(daemon: Daemon, tree: Path, tmp_pa
         for name in ("sub/deep", "gone"):
             with pytest.raises(OSError, match="Stale"):
                 (one / name).read_bytes()
-        said = cachectl_says(daemon.socket, "errors")
-        assert said.count("; refresh the dataset") == 3  # the trouble, and a row for each of the two causes
+        # The trouble, for which the daemon looks once a second, and a row for each of the two causes.
+        said = until(
+            lambda: cachectl_says(daemon.socket, "errors"),
+            is_right=lambda said: said.count("; refresh the dataset") == 3,
+        )
         assert "mount it again" not in said
         cachectl_says(daemon.socket, "dataset", "refresh", "d")
         with pytest.raises(OSError, match="Stale"):
