@@ -100,6 +100,7 @@ def main(  # noqa: PLR0913  # one for each option
       daemon_wait=SEC   how long to wait for the daemon to come up (default 10)
       log=FILE          messages of the background process (default: syslog)
     """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a caller may ignore it; then no child could be waited for
     try:
         switches = ("no_zero_open",) * no_zero_open + (() if workers is None else (f"workers={workers}",))
         parsed = parse((*options, *switches))

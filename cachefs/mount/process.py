@@ -78,7 +78,15 @@ def kill(pid: int) -> None:
 
 def reap_killed() -> None:
     """To be called now and then, so that no children stay as zombies that were left by `kill`."""
-    _killed.difference_update([pid for pid in _killed if os.waitpid(pid, os.WNOHANG)[0]])
+    _killed.difference_update([pid for pid in _killed if _has_ended(pid)])
+
+
+def _has_ended(pid: int) -> bool:
+    """Has a child ended, or was its end taken note of elsewhere?"""
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] != 0
+    except ChildProcessError:
+        return True
 
 
 def is_held(pid: int) -> bool:

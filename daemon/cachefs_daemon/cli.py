@@ -81,6 +81,7 @@ def main(path: Path | None, check_config: bool, log_level: str | None) -> None:
         return
     logs.set_up(config.daemon.log_level, config.daemon.log_format)
     os.umask(UMASK)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a caller may ignore it; then no child could be waited for
     try:
         run(config, read)
     except CachefsError as error:

@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -128,11 +127,13 @@ def test_counters_of_daemon_proxy_and_server_agree(
 
 def _warm_up_by_process(daemon: Daemon) -> None:
     """Blocks that nobody waits for are brought by a fetch process, once it is there."""
-    deadline = time.monotonic() + 60
-    while not any(process.blocks for process in daemon.status().fetch_processes):
-        assert time.monotonic() < deadline
+
+    def warm_up() -> bool:
         list(daemon.client.stream(WARMUP, Warmup(dataset="b"), timeout=60))
         daemon.client.call(EVICT, Selection(dataset="b"))
+        return any(process.blocks for process in daemon.status().fetch_processes)
+
+    until(warm_up, "a fetch process brings blocks")
 
 
 def _restart(daemon: Daemon, seen: Prometheus, directory: Path) -> None:
@@ -146,11 +147,13 @@ def _restart(daemon: Daemon, seen: Prometheus, directory: Path) -> None:
     assert earlier > 0
     daemon.stop()
     daemon.start()
-    deadline = time.monotonic() + 60
-    while told() < earlier:  # until it has reported
+
+    def read_again() -> int:
         drop_pages(directory)
         read_tree(directory)
-        assert time.monotonic() < deadline
+        return told()
+
+    until(read_again, "the mount has reported", is_right=lambda reads: reads >= earlier)
     status = daemon.status()
     assert told() - status.misses >= earlier
     assert (status.fetched_blocks, status.origin_requests) == (0, 0)

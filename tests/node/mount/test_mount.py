@@ -208,6 +208,12 @@ def test_access(mount: Path) -> None:
     assert os.access(mount / "images", os.R_OK | os.X_OK)
 
 
+def test_a_caller_that_ignores_the_ends_of_its_children_mounts_too(daemon: Daemon, tmp_path: Path) -> None:
+    ignore = "import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)"
+    with mounted(daemon.socket, "tree", tmp_path / "m", patch=ignore) as directory:
+        assert list(directory.iterdir())
+
+
 def test_the_kernel_asks_for_no_extended_attributes(daemon: Daemon, mount: Path, tmp_path: Path) -> None:
     """Not on any later pass, whatever programs ask."""
     commands = (
