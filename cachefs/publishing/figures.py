@@ -132,6 +132,7 @@ class Figures:
             job=self._job,
             troubles=self._troubles.records(),
             top=os.environ.get(run_record.TOP_VARIABLE, ""),
+            helper=run_record.this_process(),
         )
 
 

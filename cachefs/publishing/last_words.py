@@ -110,8 +110,8 @@ def _records(directory: str, top: str) -> list[ProcessRecord]:
     for _ in range(round(SECONDS / _PAUSE)):
         found = [record for record in run_record.read_all(directory) if record.top == top]
         expected = channel.has_published() and all(record.pid != os.getpid() for record in found)
-        if not expected and all(record.is_final for record in found):
-            return found
+        if not expected and not any(record.is_awaited for record in found):
+            break
         select.select((), (), (), _PAUSE)  # the job may have replaced clocks and `sleep` by some that stand still
     return [_doubtful(record) for record in found]
 
@@ -126,4 +126,6 @@ def _flush_stdout() -> None:
 def _doubtful(record: ProcessRecord) -> ProcessRecord:
     if record.is_final:
         return record
-    return run_record.with_problem(record, f"no answer within {SECONDS:.0f} s")
+    return run_record.with_problem(
+        record, f"no answer within {SECONDS:.0f} s" if record.is_awaited else "its helper has ended"
+    )

@@ -113,6 +113,15 @@ class ProcessRecord:
     troubles: list[TroubleRecord] = field(default_factory=list)
     # The number of the process that prints the summary which this one belongs to.
     top: str = ""
+    # The helper that writes this, as `this_process` names it; empty: not known.
+    helper: str = ""
+
+    @property
+    def is_awaited(self) -> bool:
+        """Returns whether more is to come: the record is not final, and its helper runs, as far as can be seen."""
+        namespace, _, number = self.helper.partition("-")
+        is_seen = bool(namespace) and namespace == _namespace()
+        return not self.is_final and not (is_seen and not os.path.exists(f"/proc/{number}"))
 
 
 def is_quiet(environment: Mapping[str, str] | None = None) -> bool:
@@ -163,6 +172,11 @@ def _namespace() -> str:
     with contextlib.suppress(OSError):
         return str(os.stat("/proc/self/ns/pid").st_ino)
     return ""
+
+
+def this_process() -> str:
+    """Returns what names this process among those of several containers."""
+    return f"{_namespace()}-{os.getpid()}"
 
 
 def write(record: ProcessRecord) -> None:

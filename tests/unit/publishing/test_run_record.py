@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cachefs.publishing import run_record
+from cachefs.publishing import last_words, run_record
 from cachefs.publishing.run_record import LoaderRecord, ProcessRecord
 
 
@@ -53,3 +53,21 @@ def _listener(directory: Path) -> socket.socket:
     made.bind(str(directory / "s"))
     made.listen(1)
     return made
+
+
+def test_the_summary_does_not_wait_for_a_helper_that_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(run_record.RUN_VARIABLE, str(tmp_path))
+    waits: list[None] = []
+    monkeypatch.setattr(last_words.select, "select", lambda *_: waits.append(None))
+    with subprocess.Popen(["true"]) as process:
+        pass
+    namespace, _, own = run_record.this_process().partition("-")
+    for helper, has_waited in ((f"{namespace}-{process.pid}", False), (f"{namespace}-{own}", True), ("1-1", True)):
+        run_record.write(ProcessRecord(pid=1, top="7", helper=helper))
+        [found] = last_words._records(str(tmp_path), "7")
+        assert bool(waits) is has_waited
+        assert found.problem.startswith("no answer within" if has_waited else "its helper has ended")
+        waits.clear()
+    run_record.write(ProcessRecord(pid=1, top="7", helper=f"{namespace}-{own}", is_final=True))
+    assert not last_words._records(str(tmp_path), "7")[0].problem
+    assert not waits
