@@ -57,11 +57,14 @@ class PusherProcess:
         """Kill the process, and wait some seconds for its end."""
         if self._pid is None:
             return
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.ExitStack() as closing:
+            watched = []
+            with contextlib.suppress(OSError):  # no descriptor is free
+                # Opened before the kill, which may give the number free.
+                watched.append(os.pidfd_open(self._pid))
+                closing.callback(os.close, watched[0])
             kill(self._pid)
-        with contextlib.suppress(OSError):  # it has ended already, or no descriptor is free
-            ended = os.pidfd_open(self._pid)
-            if not select.select([ended], [], [], END_SECONDS)[0]:
+            if watched and not select.select(watched, [], [], END_SECONDS)[0]:
                 log.warning("the pusher (process %d) does not die; does a disk of this node hang?", self._pid)
 
     def _start(self) -> int:
