@@ -124,7 +124,7 @@ class PushPlan:
 
     @property
     def is_idle(self) -> bool:
-        """Is no job known that reads what the mount shows, and nothing else to be done?"""
+        """Returns whether no known job reads what the mount shows, and no guess or leftover waits."""
         return not (self.pages.spaces or self._guessed or self._leftovers)
 
     @property

@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 # Seconds between two steps, at most and at least. A step takes 0.5 ms, whether it finds 5 blocks or 25.
 SLOWEST: Final = 0.05
 FASTEST: Final = 0.01
-# Seconds between two looks while no future is known. Whoever publishes one wakes the step.
+# Seconds between two looks while no future is known. A published job wakes the step at once.
 IDLE: Final = 0.5
 # Seconds without a step after one has failed.
 PAUSE: Final = 1.0

@@ -16,7 +16,7 @@ from cachefs.push_messages import HeldPages, PushDone, PushOrder, PushSubscribe
 # The plan is asked at least, and at most, so often for what to do next. To ask it takes 0.3 ms beside readers at full
 # speed, and a pusher has orders for longer than the shorter time.
 STEP_SECONDS: Final = 0.05
-# The same where nothing is to be pushed. Whoever publishes a job, or reads on, wakes the stream.
+# The step where nothing is to be pushed. A published job and further reads wake the stream at once.
 IDLE_SECONDS: Final = 0.5
 SHORTEST_STEP: Final = 0.01
 # A pusher that has got no order for so long is shown that the daemon is there.
@@ -101,8 +101,9 @@ class PushStream:
                 yield PushOrder(serial=0, snapshot="", entries=b"", numbers=b"")
             await asyncio.sleep(SHORTEST_STEP)
             if not self._news.is_set():  # a timeout takes longer than to look
+                step = IDLE_SECONDS if self._plan.is_idle else STEP_SECONDS
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(IDLE_SECONDS if self._plan.is_idle else STEP_SECONDS):
+                    async with asyncio.timeout(step - SHORTEST_STEP):
                         await self._news.wait()
 
     def _next_orders(self, now: float) -> Iterator[Order]:
