@@ -1,7 +1,6 @@
 """A real cachefsd process for tests, with its own directory, socket and log."""
 
 import contextlib
-import functools
 import json
 import os
 import shutil
@@ -48,7 +47,7 @@ from cachefs.segment import SegmentReader
 from cachefs.snapshot import Snapshot
 from tests.fetching import fetch
 from tests.waiting import until
-from tests.warm_python import WarmPython
+from tests.warm_python import warm
 
 COMMAND = Path(sys.executable).with_name("cachefsd")
 # The daemon is killed when this process ends. A preexec_fn would do the same, but it makes Python fork, and a fork runs
@@ -62,13 +61,6 @@ _MODULES = (
     "cachefs_daemon.api.local_pages",
     "cachefs_daemon.origin.s3",
 )
-
-
-@functools.cache
-def _warm_daemons() -> WarmPython:
-    """Returns the process of this test process that daemons are forked from. It ends when this process ends."""
-    return WarmPython(_MODULES)
-
 
 # Configuration section -> key -> value.
 Sections = Mapping[str, Mapping[str, Any]]
@@ -159,7 +151,7 @@ class Daemon:
         """Start the daemon (again), and do not wait until it answers."""
         config = self.write_config(overrides)
         command = [*_WITH_PARENT, *self._wrapper, sys.executable, str(COMMAND), "--config", str(config)]
-        start = subprocess.Popen if self._wrapper else _warm_daemons().start
+        start = subprocess.Popen if self._wrapper else warm(*_MODULES).start
         with self.log.open("ab") as log:
             self.process = start(command, stdout=log, stderr=log, env=self._environment)
 

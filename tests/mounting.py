@@ -1,7 +1,6 @@
 """Real mounts for tests, in processes of their own."""
 
 import contextlib
-import functools
 import os
 import subprocess
 import sys
@@ -14,7 +13,7 @@ from cachefs.messages import Empty
 from cachefs.mount import kernel
 from cachefs.rpc import STATUS, DaemonClient
 from tests.waiting import until
-from tests.warm_python import WarmPython
+from tests.warm_python import warm
 
 COMMAND = [sys.executable, str(Path(sys.executable).with_name("mount.cachefs"))]
 # What a mount imports, but pyfuse3: that may be there only when the library that comes before it is loaded.
@@ -29,12 +28,6 @@ _MODULES = (
 )
 
 
-@functools.cache
-def _warm_mounts() -> WarmPython:
-    """Returns the process of this test process that mounts are forked from. It ends when this process ends."""
-    return WarmPython(_MODULES)
-
-
 def run_mount(
     socket: Path, spec: str, directory: Path, *options: str, patch: str = ""
 ) -> subprocess.CompletedProcess[str]:
@@ -44,7 +37,7 @@ def run_mount(
     """
     arguments = [spec, str(directory), "-o", ",".join((f"socket={socket}", *options))]
     if not patch:
-        return _warm_mounts().run([*COMMAND, *arguments], timeout=60)
+        return warm(*_MODULES).run([*COMMAND, *arguments], timeout=60)
     program = [sys.executable, "-c", f"{patch}\nfrom cachefs.mount.cli import main\nmain()"]
     return subprocess.run([*program, *arguments], capture_output=True, text=True, timeout=60, check=False)
 

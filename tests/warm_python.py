@@ -25,6 +25,7 @@ test_words.py. `test_warm_torch.py` beside them holds both ways to the same.
 
 import array
 import contextlib
+import functools
 import json
 import os
 import select
@@ -103,6 +104,12 @@ class WarmPython:
         finally:
             self._server.kill()
             self._server.wait()
+
+
+@functools.cache
+def warm(*modules: str) -> WarmPython:
+    """Returns this test process's server with these modules, which ends when this process ends."""
+    return WarmPython(modules)
 
 
 @contextlib.contextmanager

@@ -82,7 +82,7 @@ def reap_killed() -> None:
 
 
 def _has_ended(pid: int) -> bool:
-    """Has a child ended, or was its end taken note of elsewhere?"""
+    """Returns whether a child has ended, also where its end was taken note of elsewhere."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] != 0
     except ChildProcessError:

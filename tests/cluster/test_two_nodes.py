@@ -1,4 +1,4 @@
-"""Two nodes on loopback: what is added on one is there on both, each byte leaves the origin once, one may die, and
+"""Two nodes on loopback: a dataset that is added on one is on both, each byte leaves the origin once, one may die, and
 another user of the machine can do nothing with their ports."""
 
 import encodings.idna  # the other user cannot read this interpreter's files

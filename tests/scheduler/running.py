@@ -1,6 +1,5 @@
 """A real cachefs-scheduler process."""
 
-import functools
 import json
 import subprocess
 import sys
@@ -16,16 +15,13 @@ from cachefs.messages import Message
 from cachefs.scheduling_messages import NODES, STATUS, NodesStatus, SchedulerStatus
 from tests.scheduler.observed import SCHEDULER
 from tests.waiting import until
-from tests.warm_python import WarmPython
+from tests.warm_python import warm
 
 COMMAND = Path(sys.executable).with_name("cachefs-scheduler")
 SECONDS = 60.0
 
 
-@functools.cache
-def warm_schedulers() -> WarmPython:
-    """Returns the process of this test process that services are forked from. It ends when this process ends."""
-    return WarmPython(["cachefs_scheduler.cli"])
+MODULE = "cachefs_scheduler.cli"
 
 
 class Nothing(Message, frozen=True):
@@ -54,7 +50,7 @@ class Scheduler:
     def start(self) -> None:
         with self.log.open("ab") as log:
             command = ["setpriv", "--pdeathsig=KILL", sys.executable, COMMAND, "--config", self.config]
-            self.process = warm_schedulers().start(command, stdout=log, stderr=log)
+            self.process = warm(MODULE).start(command, stdout=log, stderr=log)
         self.until(lambda: self.status() is not None)
 
     def kill(self) -> None:

@@ -44,7 +44,8 @@ from cachefs.scheduling_messages import (
 )
 from tests.cachectl import run_here
 from tests.scheduler.observed import Observed, made_files, observed
-from tests.scheduler.running import COMMAND, SECONDS, Nothing, Scheduler, scheduler, warm_schedulers
+from tests.scheduler.running import COMMAND, MODULE, SECONDS, Nothing, Scheduler, scheduler
+from tests.warm_python import warm
 
 FILES = 512
 
@@ -251,7 +252,7 @@ def test_a_second_service_says_so_and_leaves_the_first_alone(
     config.write_text(
         "\n".join(f'{other} = "{tmp_path}/o"' if line.startswith(f'"{other}"') else line for line in lines)
     )
-    ended = warm_schedulers().run([sys.executable, COMMAND, "--config", str(config)], timeout=SECONDS)
+    ended = warm(MODULE).run([sys.executable, COMMAND, "--config", str(config)], timeout=SECONDS)
     assert ended.returncode == 1
     assert why in ended.stderr
     assert "Traceback" not in ended.stderr

@@ -30,7 +30,7 @@ from tests.servers.process import free_ports
 from tests.waiting import until
 from tests.web_scene import MARKUP, Scene, Work
 
-# Where the pictures go; without it nobody keeps them, and jobs read more slowly.
+# Directory for the pictures. Without it none is kept, and jobs read more slowly.
 PICTURES = "WEB_SCREENSHOTS"
 QUICK = 1.0 if PICTURES in os.environ else 0.3
 RESNET = Work("resnet50-seed1", "imagenet", 600, 30.0 * QUICK)

@@ -102,7 +102,7 @@ def test_a_forked_job_is_like_one_of_a_user(torch_jobs: WarmPython, node: Node, 
     wanted = {"return": 0, "raise": 1, "exit": 1, "kill": -signal.SIGTERM, "interrupt": -signal.SIGINT}
     assert started.returncode == wanted[end]
     assert said[0][0].splitlines() == said[1][0].splitlines()
-    # Of a job that never imports torch, cachefs says nothing but what is mounted.
+    # Of a job that never imports torch, cachefs names the mounts and nothing else.
     forked_said, started_said = (steady(stderr, end in TRAINED) for _, stderr in said)
     assert forked_said == started_said
 

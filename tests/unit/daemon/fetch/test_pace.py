@@ -76,18 +76,18 @@ def test_while_no_future_is_known_it_looks_twice_a_second_and_at_once_when_there
             self.looks += 1
             return super().is_empty
 
-    plan, somebody = Watched(), Counted()
+    plan, counted = Watched(), Counted()
 
     async def play() -> None:
         pace = Pace(plan)
-        task = asyncio.create_task(pace.repeat(somebody.step))
+        task = asyncio.create_task(pace.repeat(counted.step))
         await asyncio.sleep(10)
         assert plan.looks <= 50
-        assert somebody.calls == 0
+        assert counted.calls == 0
         fill(plan)
         pace.wake()
         await asyncio.sleep(pacing.FASTEST)
-        assert somebody.calls == 1
+        assert counted.calls == 1
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
