@@ -85,7 +85,6 @@ class Server:
         section = self._section
         listening = _unix_socket(section.socket, section.socket_group)
         self._bound = _file(section.socket)
-        await web.SockSite(self._runner, listening).start()
         if section.listen is not None:
             host, port = split_address(section.listen)
             try:
@@ -93,6 +92,8 @@ class Server:
             except OSError as error:
                 why = os.strerror(error.errno) if error.errno else error
                 raise ConfigError(f"service.listen = {section.listen!r}: {why}") from None
+        # The socket is the last to answer: a service that answers there answers everywhere.
+        await web.SockSite(self._runner, listening).start()
 
     async def stop(self) -> None:
         self._wake()
