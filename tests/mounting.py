@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from cachefs.messages import Empty
+from cachefs.messages import Empty, MountView
 from cachefs.mount import kernel
 from cachefs.rpc import STATUS, DaemonClient
 from tests.waiting import until
@@ -71,8 +71,7 @@ def counters(client: DaemonClient, directory: Path) -> dict[str, int]:
     """
 
     def reported() -> dict[str, int]:
-        mounts = client.call(STATUS, Empty()).mounts
-        return next((one.counters for one in mounts if one.mountpoint == str(directory) and one.alive), {})
+        return next((mount.counters for mount in mounts_at(client, directory)), {})
 
     def later(than: dict[str, int]) -> dict[str, int]:
         def look() -> dict[str, int]:
@@ -93,8 +92,18 @@ def _without_statfs(counted: dict[str, int]) -> dict[str, int]:
 
 def mount_pid(client: DaemonClient, directory: Path) -> int:
     """The process id of a mount's supervisor."""
-    mounts = client.call(STATUS, Empty()).mounts
-    return next(mount.pid for mount in mounts if mount.mountpoint == str(directory) and mount.alive)
+    return next(mount.pid for mount in mounts_at(client, directory))
+
+
+def mounts_at(client: DaemonClient, directory: Path) -> Iterator[MountView]:
+    """Yield the mount that serves *directory*, as the daemon shows it.
+
+    The daemon may know others, which were unmounted there and live on: a process in another mount namespace, such as a
+    test beside this one makes, holds every mount that was there when the namespace was made.
+    """
+    for mount in client.call(STATUS, Empty()).mounts:
+        if mount.mountpoint == str(directory) and mount.alive and not mount.detached:
+            yield mount
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from cachefs.messages import DatasetName, OriginOptions, Selection, Warmup
 from cachefs.mount import kernel
 from cachefs.rpc import DATASET_REMOVE, EVICT, JOB_PUBLISH, WARMUP
 from tests.daemon import Daemon
-from tests.mounting import drop_pages, mounted, read_tree
+from tests.mounting import drop_pages, mounted, mounts_at, read_tree
 from tests.servers import faulty, prometheus
 from tests.servers.faulty import Fault, FaultyProxy
 from tests.servers.ports import free_port
@@ -139,9 +139,11 @@ def _warm_up_by_process(daemon: Daemon) -> None:
 def _restart(daemon: Daemon, seen: Prometheus, directory: Path) -> None:
     """The mount lives on, and what it has counted for the daemon before does not count again."""
 
+    (mount,) = mounts_at(daemon.client, directory)
+
     def told() -> int:
         """Reads that waited, as the mount counts them since it began."""
-        return sum(mount.counters.get("misses", 0) for mount in daemon.status().mounts)
+        return sum(one.counters.get("misses", 0) for one in daemon.status().mounts if one.id == mount.id)
 
     earlier = told()
     assert earlier > 0
