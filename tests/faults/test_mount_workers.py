@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cachefs.index import IndexReader
 from cachefs.messages import DatasetName, Empty
 from cachefs.mount import kernel
 from cachefs.mount_table import mount_points
@@ -381,8 +382,8 @@ def test_a_worker_that_starts_without_daemon_and_index_serves_and_finds_the_inde
     tree: Path, expected: dict[bytes, bytes | None], tmp_path: Path
 ) -> None:
     sections = {
-        "daemon": {"read_deadline": 2},
-        "origin": {"read_timeout": 2, "connect_timeout": 2},
+        "daemon": {"read_deadline": 1},
+        "origin": {"read_timeout": 1, "connect_timeout": 1},
     }
     with Daemon(tmp_path / "node", sections) as daemon:
         daemon.add_dataset("tree", f"file://{tree}")
@@ -390,12 +391,12 @@ def test_a_worker_that_starts_without_daemon_and_index_serves_and_finds_the_inde
         with mounted(daemon.socket, "tree", tmp_path / "mnt", "workers=1", "no_push") as mount:
             supervisor = supervisor_of(daemon, mount)
             assert (mount / "003.bin").read_bytes() == expected[b"003.bin"]
-            # A reader has the bytes of a small block before it is in a tier.
-            until(lambda: any(tier.blocks for tier in daemon.status().tiers))
+            _await_entry(index)
             drop_pages(mount)
             daemon.kill9()
-            index.rename(f"{index}.away")
             (worker,) = workers(supervisor)
+            worker.suspend()  # it would log that the index is away
+            index.rename(f"{index}.away")
             worker.kill()
             for name in ("003.bin", "004.bin"):
                 with pytest.raises(OSError, match="Input/output error"):
@@ -438,6 +439,16 @@ def test_a_mount_that_no_worker_can_serve_ends_when_it_is_unmounted(daemon: Daem
         said = log.read_text()
         assert "it is forbidden" in said
         assert "nobody has served" not in said
+
+
+def _await_entry(index: Path) -> None:
+    """Wait until the file of the index has a block. The daemon writes it later than it counts the block in a tier, and
+    a reader has the bytes of a small block before either."""
+    reader = IndexReader(index)
+    try:
+        until(lambda: list(reader.blocks_of(b"")))
+    finally:
+        reader.close()
 
 
 def _read(path: Path) -> bytes | None:
