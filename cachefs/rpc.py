@@ -75,8 +75,6 @@ import grpc
 SERVICE: Final = "cachefs.Daemon"
 # A warmup list or an accessed-keys report of a million entries is tens of megabytes.
 MAX_MESSAGE: Final = 256 << 20
-# Seconds in which gRPC has certainly looked at the state of a connection.
-NOTICED_SECONDS: Final = 5.0
 # Seconds that closing a connection may take; it takes a millisecond.
 CLOSE_SECONDS: Final = 5.0
 CHANNEL_OPTIONS: Final = (
@@ -259,33 +257,21 @@ class DaemonClient:
         method: Method[Request, Reply],
         request: Request,
         timeout: float | None = None,
-        *,
-        until_daemon_ends: bool = False,
     ) -> Iterator[Reply]:
-        """The replies. Raises as `call` does, also where the daemon stops answering before the last reply.
-
-        until_daemon_ends: hang up as soon as the daemon says that it is about to end. Otherwise it waits for the last
-        reply for a while.
-        """
+        """The replies. Raises as `call` does, also where the daemon stops answering before the last reply."""
         encoded = encode(request)
         stub = self._channel.unary_stream(method.path, None, decoder(method.reply))
         while True:
             used = self.identity
             replies = stub(encoded, timeout=timeout, metadata=self._metadata)
-            watch = _Watch(self._channel, replies.cancel) if until_daemon_ends else None
             try:
-                for reply in replies:
-                    if watch is not None:
-                        watch.answered()
-                    yield reply
+                yield from replies
                 return
             except grpc.RpcError as error:
                 if not self.identified(error, used):
                     raise self.error(error) from None
             finally:
                 replies.cancel()  # what the daemon does for a caller ends with the caller, not with its garbage
-                if watch is not None:
-                    watch.close()
 
     def identified(self, error: grpc.RpcError, used: str) -> bool:
         """Has a call failed since the daemon did not know who we are, and does it now? Then it is to be made again.
@@ -337,36 +323,3 @@ class DaemonClient:
         closing = threading.Thread(target=self._channel.close, name="close-channel", daemon=True)
         closing.start()
         closing.join(CLOSE_SECONDS)
-
-
-class _Watch:
-    """Has *lost* called when the connection that is there, or is being made, is not used for new calls any more."""
-
-    def __init__(self, channel: grpc.Channel, lost: Callable[[], object]) -> None:
-        self._channel = channel
-        self._lost = lost
-        self._was_ready = False
-        self._late: threading.Timer | None = None
-        channel.subscribe(self._changed)
-
-    def _changed(self, state: grpc.ChannelConnectivity) -> None:
-        if self._was_ready and state is not grpc.ChannelConnectivity.READY:
-            self._lost()
-        self._was_ready = self._was_ready or state is grpc.ChannelConnectivity.READY
-
-    def answered(self) -> None:
-        """A reply has come, so there was a connection. gRPC looks at its state five times a second: where it has not
-        seen it soon, it was lost before."""
-        if self._late is None and not self._was_ready:
-            self._late = threading.Timer(NOTICED_SECONDS, self._check)
-            self._late.daemon = True
-            self._late.start()
-
-    def _check(self) -> None:
-        if not self._was_ready:
-            self._lost()
-
-    def close(self) -> None:
-        self._channel.unsubscribe(self._changed)
-        if self._late is not None:
-            self._late.cancel()

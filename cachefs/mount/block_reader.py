@@ -92,6 +92,11 @@ class BlockReader:
         """False while the index cannot be opened: no block is found then, and the daemon is asked for each."""
         return self._tiers.index.is_open
 
+    @property
+    def has_waiting(self) -> bool:
+        """True while a read waits for a disk, the daemon or the origin."""
+        return self._waiting > 0
+
     def follow(self, view: NodeView) -> None:
         """Use what a daemon, which may have restarted, says of its index and its tiers. Raises as TierView.follow."""
         if self._tiers.follow(view):

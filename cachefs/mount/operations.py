@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, Final, TypeVar
 
 import pyfuse3
+import trio
 
 from cachefs.block import MOST_LOCATED, block_count, describe_tiers
 from cachefs.errors import CachefsError, NotFound
@@ -52,6 +53,8 @@ def handler(function: Handler) -> Handler:
     async def handle(self: "Operations", *args: Any) -> Any:
         counters = self.counters
         counters.requests += 1
+        if self._next_request is not None:
+            self.end_rest()
         setattr(counters, kind, getattr(counters, kind) + 1)
         try:
             return await function(self, *args)
@@ -95,6 +98,7 @@ class Operations(pyfuse3.Operations):
         self.reading_thread: Callable[[], int] = lambda: -1
         # Called with each thread that reads or lists (cachefs.mount.reader_table).
         self.note_reader: Callable[[int], None] = lambda thread: None
+        self._next_request: trio.Event | None = None  # None where `rest` does not wait
         # As other read-only mounts of object stores show them: copies can be written to and removed.
         self._file_mode = stat.S_IFREG | (0o644 & ~options.umask)
         self._dir_mode = stat.S_IFDIR | (0o755 & ~options.umask)
@@ -112,6 +116,17 @@ class Operations(pyfuse3.Operations):
         counted["ioctl"] += ioctls
         counted["requests"] += ioctls
         return counted
+
+    async def rest(self, seconds: float) -> None:
+        """Wait for the next request or `end_rest`, for at most *seconds*. One task at a time may wait."""
+        self._next_request = trio.Event()
+        with trio.move_on_after(seconds):
+            await self._next_request.wait()
+        self._next_request = None
+
+    def end_rest(self) -> None:
+        if self._next_request is not None:
+            self._next_request.set()
 
     def init(self) -> None:
         self.when_initialised()
@@ -163,6 +178,8 @@ class Operations(pyfuse3.Operations):
         counters = self.counters
         counters.requests += 1
         counters.read += 1
+        if self._next_request is not None:
+            self.end_rest()
         try:
             if self.reading.users:
                 self.reading.note(fh, self.namespace.path)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import trio
+
 from cachefs.read_messages import FileRead
 
 # Reads that are kept between two messages to the daemon, and threads that are remembered, at most.
@@ -40,6 +42,7 @@ class ReadingProcesses:
         self.users: Collection[int] = ()  # of whom reads are noted; `note` is to be called where there are any
         self._reading_thread = reading_thread
         self._reads: dict[tuple[int, int], FileRead] = {}  # by thread and inode
+        self.noted = trio.Event()  # set where `take` has something to return
         self._threads: dict[int, tuple[int, Process | None]] = {}  # until when they are remembered
 
     def note(self, inode: int, path: Callable[[int], bytes]) -> None:
@@ -65,10 +68,12 @@ class ReadingProcesses:
             path=name,
             when=now,
         )
+        self.noted.set()
 
     def take(self) -> list[FileRead]:
         """What was noted since the last call."""
         reads, self._reads = self._reads, {}
+        self.noted = trio.Event()
         return list(reads.values())
 
     def _process(self, thread: int, now: int) -> Process | None:

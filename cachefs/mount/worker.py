@@ -137,6 +137,7 @@ class Worker:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._end_on_signal)
                 nursery.start_soon(self._beat)
+                nursery.start_soon(self._report_ending)
                 nursery.start_soon(self._keep_reporting, link)
                 nursery.start_soon(self._keep_telling_reads, link)
                 nursery.start_soon(channel.run)
@@ -190,6 +191,8 @@ class Worker:
             is_ending = self._mount.is_ending
             idle = (now, is_ending) == (reported, reported_end) and not reader.accessed and not reader.stalls
             if idle and trio.current_time() - reported_at < IDLE_REPORT_SECONDS:
+                if not reader.has_waiting:
+                    await self._operations.rest(BEAT_SECONDS)
                 continue
             news = self._news()
             try:
@@ -202,15 +205,20 @@ class Worker:
             self._heard_from = view.instance
             self._follow(view)
 
+    async def _report_ending(self) -> None:
+        """Have it reported at once that the mount is ending."""
+        await trio.lowlevel.wait_readable(self._mount.told_to_end)
+        self._operations.end_rest()
+
     async def _keep_telling_reads(self, link: DaemonLink) -> None:
         """Tell which process reads which file, while somebody asks. What cannot be told is dropped."""
         while True:
+            await self._operations.reading.noted.wait()
             await trio.sleep(REPORT_SECONDS)
-            if reads := self._operations.reading.take():
-                try:
-                    await link.call(TELL_READS, MountReads(reads=reads), REPORT_TIMEOUT)
-                except CachefsError as error:
-                    log.debug("reads are not told: %s", error)
+            try:
+                await link.call(TELL_READS, MountReads(reads=self._operations.reading.take()), REPORT_TIMEOUT)
+            except CachefsError as error:
+                log.debug("reads are not told: %s", error)
 
     def _follow(self, view: NodeView) -> None:
         """Act on what the daemon says of its node, and tell the other workers."""

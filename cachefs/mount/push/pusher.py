@@ -106,7 +106,7 @@ class Pusher:
                 held = self._ledger.settle()
                 self._attach()
                 request = self._subscription(held)
-                for order in self._client.stream(PUSH, request, until_daemon_ends=True):
+                for order in self._client.stream(PUSH, request):
                     pause = _FIRST_PAUSE
                     self._carry_out(order)
                     if request.pushes != self._pushes:

@@ -69,13 +69,16 @@ class Pushers:
         self._audiences = audiences
         self._streams: dict[str, PushStream] = {}  # by id of the mount
         self._past: Counter[str] = Counter()  # counters of mounts that have ended
+        self._closed = False
 
     def is_active(self) -> bool:
         """Is there a pusher that may push?"""
         return any(stream.takes for stream in self._streams.values())
 
     async def orders(self, request: PushSubscribe) -> AsyncGenerator[PushOrder, None]:
-        """What the pusher of a mount is to do, for as long as it listens."""
+        """What the pusher of a mount is to do, for as long as it listens. Nothing once the daemon is ending."""
+        if self._closed:
+            return
         stream = self._streams.get(request.mount)
         if stream is None:
             stream = self._streams[request.mount] = self._open(request.mount)
@@ -97,6 +100,7 @@ class Pushers:
 
     def close(self) -> None:
         """End all streams of orders, which would keep the daemon from ending until its grace is over (5 s)."""
+        self._closed = True
         for stream in self._streams.values():
             stream.close()
 

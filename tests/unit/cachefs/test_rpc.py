@@ -3,20 +3,17 @@
 import inspect
 import os
 import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 from cachefs_daemon.api.service import Service
 
 from cachefs import rpc
-from cachefs.errors import ConfigError, DaemonUnavailable
+from cachefs.errors import ConfigError
 from cachefs.job_messages import JobProgress
 from cachefs.messages import DatasetLimit, DatasetName
-from cachefs.push_messages import PushOrder, PushSubscribe
 from cachefs.rpc import (
     DATASET_ADD,
     DATASET_LIMIT,
@@ -24,12 +21,9 @@ from cachefs.rpc import (
     DATASET_SHOW,
     JOB_PROGRESS,
     METHODS,
-    PUSH,
-    SERVICE,
     STATUS,
     DaemonClient,
     Method,
-    encode,
 )
 
 NOT_UTF8 = os.fsdecode(b"a\xff")
@@ -80,30 +74,6 @@ def test_the_daemon_serves_every_call(method: Method[Any, Any]) -> None:
     serve = getattr(Service, method.function)
     assert inspect.isasyncgenfunction(serve) == method.streams
     assert inspect.iscoroutinefunction(serve) != method.streams
-
-
-def test_who_listens_for_long_hangs_up_when_the_daemon_is_about_to_end(tmp_path: Path) -> None:
-    def push(_: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        yield encode(PushOrder(serial=0, snapshot="", entries=b"", numbers=b""))
-        gone = threading.Event()
-        context.add_callback(gone.set)
-        gone.wait()
-
-    handlers = {PUSH.name: grpc.unary_stream_rpc_method_handler(push)}
-    server = grpc.server(ThreadPoolExecutor(2), handlers=[grpc.method_handlers_generic_handler(SERVICE, handlers)])
-    assert server.add_insecure_port(f"unix:{tmp_path}/s")
-    server.start()
-    client = DaemonClient(tmp_path / "s")
-    try:
-        orders = client.stream(PUSH, PushSubscribe(mount="m", budget=0), until_daemon_ends=True)
-        next(orders)
-        stopped = server.stop(600)  # seconds that it waits for the stream
-        with pytest.raises(DaemonUnavailable):
-            next(orders)
-        assert stopped.wait(60)
-    finally:
-        client.close()
-        server.stop(0).wait(60)
 
 
 def test_a_number_beyond_64_bits_is_an_error_of_ours(tmp_path: Path) -> None:

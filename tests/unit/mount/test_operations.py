@@ -1,10 +1,12 @@
 """Requests that are answered from what the workers of a mount have heard."""
 
+import contextlib
 from pathlib import Path
 from typing import cast
 
 import pyfuse3
 import trio
+import trio.testing
 
 from cachefs.inodes import ROOT
 from cachefs.messages import DatasetView
@@ -47,5 +49,20 @@ def test_a_root_of_datasets_is_what_any_worker_has_heard_of(tmp_path: Path) -> N
         heard.append([third])
         assert (await operations.getattr(ROOT, context)).st_mtime_ns > before
         assert [name for name, _ in operations._listing(ROOT, 0)] == [b"three"]
+
+    trio.run(run)
+
+
+def test_a_rest_ends_with_the_next_request() -> None:
+    operations = Operations(options.parse(()))
+
+    async def run() -> None:
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(operations.rest, 600)
+                await trio.testing.wait_all_tasks_blocked()
+                with contextlib.suppress(pyfuse3.FUSEError):
+                    await operations.flush(ROOT)
+            await operations.rest(0.01)
 
     trio.run(run)

@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Callable, Iterator
+from typing import cast
 
 import numpy as np
 import pytest
 from cachefs_daemon.mounts.push_stream import PushStream
+from cachefs_daemon.mounts.pushers import Audiences, Pushers, TierFacts
 
 from cachefs.planning.blocks.space import BlockSpace
 from cachefs.planning.pagecache import push_plan
@@ -82,6 +84,17 @@ def test_orders_end_with_the_daemon(store: OpenStore) -> None:
         async with asyncio.timeout(20):
             assert [order async for order in orders] == []
         assert not pusher.listening
+
+    virtual_time.run(run())
+
+
+def test_a_daemon_that_is_ending_opens_no_stream_of_orders(store: OpenStore) -> None:
+    async def run() -> None:
+        pushers = Pushers(
+            store.plan, store.presence, store.coverage, cast(Audiences, None), TierFacts(lambda: 0.0, lambda: 0.0)
+        )
+        pushers.close()
+        assert [order async for order in pushers.orders(PushSubscribe("m", 16 * SIZE))] == []
 
     virtual_time.run(run())
 
