@@ -53,6 +53,8 @@ class Files(LoadFileScheduling):
 
     def _reschedule(self, node: WorkerController) -> None:
         """A worker begins a test when it knows the next one, so one test alone is not enough work."""
+        if node not in self.registered_collections:
+            return  # It takes the place of a worker that has crashed, and has not collected yet.
         # A worker that has just crashed cannot be sent any. What it was to get is given to others when that is noticed.
         with contextlib.suppress(OSError):
             super()._reschedule(node)

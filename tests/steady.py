@@ -67,9 +67,9 @@ def _busy(count: int) -> Iterator[None]:
 def _run(place: Path, processes: int, options: list[str]) -> tuple[int, list[str]]:
     """Runs the suite once. Returns its exit status, and the tests that failed beside others."""
     command = [
-        sys.executable, "-m", "pytest", "-p", "tests.second_chance", "-n", str(processes), "--dist", "loadfile",
-        "--no-loadscope-reorder", "--max-worker-restart", "4", "-o", "faulthandler_timeout=400",
-        "-o", "faulthandler_exit_on_timeout=true", f"--basetemp={place}.t", *options,
+        sys.executable, "-m", "pytest", "-p", "tests.forked_workers", "-p", "tests.second_chance",
+        "-n", str(processes), "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "4",
+        "-o", "faulthandler_timeout=400", "-o", "faulthandler_exit_on_timeout=true", f"--basetemp={place}.t", *options,
     ]  # fmt: skip
     with place.with_suffix(".out").open("w+") as output:
         status = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False).returncode
