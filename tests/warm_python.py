@@ -14,6 +14,7 @@ What differs from a process of its own:
   are installed before the first line of a job, and not when it imports torch, and a job that never imports torch is
   watched too.
 - The parent is the server, and the garbage collector does not look at objects of the server.
+- When Python has ended, the process ends: nothing that libraries in C++ do at the end is done.
 - Of variables that Python itself reads at its start, PYTHONPATH counts, and no other. Options of Python are refused.
 - A process that the program starts, such as a worker that is spawned, imports torch anew. So a test that starts many of
   these gains nothing.

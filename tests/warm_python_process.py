@@ -113,6 +113,15 @@ def tell_end(pidfd: int, pid: int, told: socket.socket) -> None:
         told.send(b"%d" % status)
 
 
+def end_at_once() -> None:
+    """Have the process end once Python has ended: the destructors of torch's C++ globals take 0.14 s of a processor.
+
+    Called after the fork, since libc runs first what was registered last.
+    """
+    libc = ctypes.CDLL(None)
+    libc.on_exit(libc._exit, None)  # with the exit status
+
+
 def take_over(request: Request) -> None:
     """Have the files, the directory and the environment of the job, and no descriptor besides."""
     # The new descriptors have numbers above those that they replace.
@@ -246,6 +255,7 @@ def status_of(error: SystemExit) -> int:
 if __name__ == "__main__":
     registered = import_all(sys.argv[2:])
     job = serve(socket.socket(fileno=int(sys.argv[1])))
+    end_at_once()
     take_over(job)
     # A job's own process would register first what its sitecustomize wants in the end, and run that last.
     for function, _, _ in registered:
