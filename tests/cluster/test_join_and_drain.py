@@ -21,9 +21,9 @@ from tests.cluster.nodes import DATASET, Shape, SmallCluster, shaped_cluster
 from tests.servers.s3 import S3Server
 from tests.waiting import until
 
-FILES = 150
+FILES = 60
 # Slow enough to look at: what a node of three gives or takes over comes in some 2 s, in several batches.
-SLOW = {"bandwidth": 500_000, "grace": 600}
+SLOW = {"bandwidth": 200_000, "grace": 600}
 
 
 def test_a_node_that_joins_fills_up_from_peers_and_one_that_drains_leaves_nothing_behind(

@@ -69,27 +69,13 @@ def node(torch_jobs: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> It
             yield Node(daemon.socket, home, mount, script, alone.stdout)
 
 
-def link(node: Node, at: Path) -> Path:
-    at.symlink_to(node.mount)
-    return at
-
-
-def farm_of_links(node: Node, at: Path) -> Path:
-    at.mkdir()
-    for directory in node.mount.iterdir():
-        (at / directory.name).symlink_to(directory)
-    return at
-
-
-def dotted(node: Node, at: Path) -> Path:
-    return Path(f"{node.mount}/../{node.mount.name}/c1/..")
-
-
-@pytest.mark.parametrize("way", [link, farm_of_links, dotted], ids=lambda way: way.__name__)
-def test_a_way_to_the_files(torch_jobs: WarmPython, node: Node, tmp_path: Path, way: object) -> None:
-    assert callable(way)
-    root = way(node, tmp_path / "root")
-    node.check(torch_jobs.run(node.command("way", sys.executable, node.script, root), timeout=SECONDS))
+def test_a_module_and_a_link(torch_jobs: WarmPython, node: Node, tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.symlink_to(node.mount)
+    as_module = "import runpy; runpy.run_module('training', run_name='__main__', alter_sys=True)"  # as `-m training`
+    command = node.command("link", sys.executable, "-c", as_module, root)
+    variables = {**os.environ, "PYTHONPATH": str(node.script.parent)}
+    node.check(torch_jobs.run(command, timeout=SECONDS, env=variables))
 
 
 def test_a_bind_mount(torch_jobs: WarmPython, node: Node, tmp_path: Path) -> None:
@@ -102,29 +88,29 @@ def test_a_bind_mount(torch_jobs: WarmPython, node: Node, tmp_path: Path) -> Non
         subprocess.run(["umount", bound], check=True)
 
 
-def test_a_relative_path(torch_jobs: WarmPython, node: Node) -> None:
+def test_a_relative_path_with_dots_to_a_farm_of_links(torch_jobs: WarmPython, node: Node, tmp_path: Path) -> None:
+    farm = tmp_path / "farm"
+    farm.mkdir()
+    for directory in node.mount.iterdir():
+        (farm / directory.name).symlink_to(f"{node.mount}/../{node.mount.name}/c1/../{directory.name}")
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    job = torch_jobs.start(node.command("relative", sys.executable, node.script, "."), cwd=node.mount, **pipes)
+    command = node.command("relative", sys.executable, node.script, f"../{farm.name}/.")
+    job = torch_jobs.start(command, cwd=farm, **pipes)
     stdout, stderr = job.communicate(timeout=SECONDS)
     node.check(subprocess.CompletedProcess(job.args, job.returncode, stdout, stderr))
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        # Few descriptors, Python's options, and the program on the standard input.
-        'ulimit -n 48; exec "$PYTHON" -bb -OO -u - "$ROOT" < "$SCRIPT"',
-        # Neither home nor temporary directory; warnings are errors; the program is a module. Processes have other
-        # numbers in here, and there is no network.
+def test_a_bare_environment(node: Node, tmp_path: Path) -> None:
+    """Few descriptors; neither home nor temporary directory; processes have other numbers in there, and there is no
+    network; Python's options, warnings are errors, and the program is on the standard input."""
+    line = (
+        "ulimit -n 48; "
         "exec unshare --pid --fork --mount-proc --net --propagation private env -u HOME TMPDIR=/nonexistent LC_ALL=C "
-        'PYTHONUTF8=0 "$PYTHON" -W error -m training "$ROOT"',
-    ],
-    ids=["stdin", "module-in-namespaces"],
-)
-def test_a_way_to_start_it(node: Node, tmp_path: Path, line: str) -> None:
+        'PYTHONUTF8=0 "$PYTHON" -bb -OO -W error -u - "$ROOT" < "$SCRIPT"'
+    )
     variables = {"PYTHON": sys.executable, "SCRIPT": str(node.script), "ROOT": str(node.mount)}
     done = subprocess.run(
         node.command("started", "sh", "-c", line), capture_output=True, text=True, timeout=SECONDS, cwd=tmp_path,
-        env={**os.environ, **variables, "PYTHONPATH": str(node.script.parent)},
+        env={**os.environ, **variables},
     )  # fmt: skip
     node.check(done)

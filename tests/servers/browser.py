@@ -1,7 +1,7 @@
 """Debian's Chromium, without a window, driven by Playwright. What the page writes to its console is kept.
 
 A new page in a context of its own takes two processes and a second of a processor. So one page shows one address after
-the other, where it needs no option of a context.
+the other.
 """
 
 import shutil
@@ -32,22 +32,23 @@ class Browser:
 
     @contextmanager
     def page(
-        self, url: str, width: int = 1280, height: int = 900, color_scheme: Scheme = "light", **options: Any
+        self, url: str, width: int = 1280, height: int = 900, color_scheme: Scheme = "light", *, touch: bool = False
     ) -> Iterator[Page]:
-        """Show *url*. *options* are those of a context, such as has_touch."""
-        if options:
-            with self._chromium.new_context(**options) as context:
-                page = self._watched(context.new_page())
-                self._show(page, url, width, height, color_scheme)
-                yield page
-            return
+        """Show *url*. *touch*: on a screen that is touched."""
         if self._shared is None:
             self._shared = self._watched(self._chromium.new_page())
+        page = self._shared
+        page.set_viewport_size({"width": width, "height": height})
+        page.emulate_media(color_scheme=color_scheme)
+        if touch:
+            self._emulate_touch(page, True)
         try:
-            self._show(self._shared, url, width, height, color_scheme)
-            yield self._shared
+            page.goto(url)
+            yield page
         finally:
-            self._shared.goto("about:blank")
+            page.goto("about:blank")
+            if touch:
+                self._emulate_touch(page, False)
 
     def _watched(self, page: Page) -> Page:
         page.set_default_timeout(PATIENCE)
@@ -55,10 +56,8 @@ class Browser:
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         return page
 
-    def _show(self, page: Page, url: str, width: int, height: int, color_scheme: Scheme) -> None:
-        page.set_viewport_size({"width": width, "height": height})
-        page.emulate_media(color_scheme=color_scheme)
-        page.goto(url)
+    def _emulate_touch(self, page: Page, is_on: bool) -> None:
+        page.context.new_cdp_session(page).send("Emulation.setTouchEmulationEnabled", {"enabled": is_on})
 
     def _console(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):

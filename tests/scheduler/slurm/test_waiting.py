@@ -1,14 +1,18 @@
-"""Jobs with the policy `suspend` wait in a real Slurm for a slot of a copy; the service hears of jobs that run."""
+"""Jobs with the policy `suspend` wait in a real Slurm for a slot of a copy; the service hears of jobs that run. Where a
+part dies, Slurm goes on as it would without cachefs."""
 
 import os
 from collections.abc import Iterator
 
 import pytest
+from cachefs_scheduler.slurm.hint_file import age_and_lasting
 
 from tests.scheduler.slurm.hinted import HintedSlurm, hinted_slurm
 from tests.waiting import until
 
+READS = "--comment=cachefs:imagenet"
 WAITS = "--comment=cachefs:imagenet,policy=suspend"
+NO_HINT = "no hint for a job that reads imagenet"
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +63,7 @@ def test_a_begin_time_of_the_user_stays(hinted: HintedSlurm) -> None:
 
 
 def test_a_job_that_shrinks_is_told_of(hinted: HintedSlurm) -> None:
-    job, nodes = hinted.run_on("--nodes=2", "--comment=cachefs:imagenet")
+    job, nodes = hinted.run_on("--nodes=2", READS)
     until(lambda: hinted.service.placed.get(f"slurm:{job}") == nodes, "the service knows")
     hinted.slurm.run("scontrol", "update", f"JobId={job}", "NumNodes=1")
     until(lambda: hinted.service.placed[f"slurm:{job}"] == nodes[:1], "the service knows that it is smaller")
@@ -68,7 +72,7 @@ def test_a_job_that_shrinks_is_told_of(hinted: HintedSlurm) -> None:
 
 def test_a_job_that_grows_is_told_of(hinted: HintedSlurm) -> None:
     """As Slurm has it: another job gives its nodes to the one that is to grow."""
-    job, nodes = hinted.run_on("--ntasks=4", "--comment=cachefs:imagenet")
+    job, nodes = hinted.run_on("--ntasks=4", READS)
     until(lambda: hinted.service.placed.get(f"slurm:{job}") == nodes, "the service knows")
     slurm = hinted.slurm
     give = "cd $0 && scontrol update JobId=$SLURM_JOB_ID NumNodes=0"  # which leaves a script there
@@ -84,13 +88,14 @@ def test_jobs_that_are_held_are_released_where_the_service_is_silent_for_long(hi
     until(lambda: "wait hold" in hinted.hints.read_text(), "Lua knows")
     hinted.run_on(WAITS)
     second, array = hinted.slurm.submit(WAITS), hinted.slurm.submit(WAITS, "--array=1-40")
-    own = hinted.slurm.submit("--comment=cachefs:imagenet", "--hold")
+    own = hinted.slurm.submit(READS, "--hold")
     until(lambda: f"slurm:{second}" in hinted.service.asks, "the service was asked")
     assert "releases jobs itself" in hinted.release("--if-silent", "100s")
     hinted.kill_hint()
     assert hinted.slurm.state(second)[::2] == ("PENDING", "JobHeldUser")
     # At first the file is as young as if the program lived.
-    until(lambda: hinted.release("--if-silent", "4s") == "released 2 jobs", "they are released")
+    until(lambda: (age_and_lasting(hinted.hints) or (0.0,))[0] > 4, "the file is old")
+    assert hinted.release("--if-silent", "4s") == "released 2 jobs"
     hinted.nodes_of(second)
     until(
         lambda: "JobHeldUser" not in hinted.slurm.run("squeue", "--noheader", f"--jobs={array}", "--format=%r"), "all"
@@ -114,6 +119,51 @@ def test_held_jobs_are_released_where_the_administrator_wants_jobs_to_be_held(hi
     hinted.stop_hint()
     hinted.start_hint()
     until(lambda: "wait begin" in hinted.hints.read_text(), "Lua knows")
+
+
+@pytest.mark.parametrize(
+    "dies",
+    [
+        "both",
+        pytest.param("service", marks=pytest.mark.cluster),
+        pytest.param("hint command", marks=pytest.mark.cluster),
+    ],
+)
+def test_where_a_part_dies_jobs_are_taken_hints_grow_old_and_who_waits_may_start(
+    hinted: HintedSlurm, dies: str
+) -> None:
+    hinted.stop_hint()
+    hinted.start_hint({"hints_last": 8, "wait_for": 16})
+    hinted.hold(imagenet={"n4": 1.0})
+    hinted.service.set_slots("imagenet", 0)
+    until(lambda: _is_preferred(hinted), "Lua knows")
+    said = hinted.slurm.log().count(NO_HINT)
+    assert hinted.run_on(READS)[1] == ("n4",)
+    waiting = hinted.slurm.submit(WAITS)
+    until(lambda: f"slurm:{waiting}" in hinted.service.asks, "the service was asked")
+    if dies != "hint command":
+        hinted.service.stop()
+    if dies != "service":
+        hinted.kill_hint()
+    until(lambda: not _is_preferred(hinted), "hints are too old")
+    hinted.run_on(READS)
+    hinted.nodes_of(waiting)
+    assert hinted.slurm.log().count(NO_HINT) > said
+    if dies != "hint command":
+        hinted.service.start()
+    if dies != "service":
+        hinted.start_hint({"hints_last": 8, "wait_for": 16})
+    until(lambda: _is_preferred(hinted), "hints are back")
+    hinted.stop_hint()
+    hinted.start_hint()
+
+
+def _is_preferred(hinted: HintedSlurm) -> bool:
+    """Does Lua have a new job prefer something?"""
+    job = hinted.slurm.submit(READS, "--hold")
+    shown = hinted.slurm.run("squeue", "--json")
+    hinted.slurm.run("scancel", str(job))
+    return '"prefer": "cachefs_imagenet_some"' in shown.partition(f'"job_id": {job},')[2].partition('"wckey"')[0]
 
 
 def _running(hinted: HintedSlurm, job: int) -> list[str]:
