@@ -55,7 +55,7 @@ COMMAND = Path(sys.executable).with_name("cachefsd")
 _WITH_PARENT = ["setpriv", "--pdeathsig=KILL"]
 
 # cachefsd imports the others where its configuration or a dataset asks for them.
-_MODULES = (
+MODULES = (
     "cachefs_daemon.cli",
     "cachefs_daemon.node_sharing",
     "cachefs_daemon.api.local_pages",
@@ -151,7 +151,7 @@ class Daemon:
         """Start the daemon (again), and do not wait until it answers."""
         config = self.write_config(overrides)
         command = [*_WITH_PARENT, *self._wrapper, sys.executable, str(COMMAND), "--config", str(config)]
-        start = subprocess.Popen if self._wrapper else warm(*_MODULES).start
+        start = subprocess.Popen if self._wrapper else warm(*MODULES).start
         with self.log.open("ab") as log:
             self.process = start(command, stdout=log, stderr=log, env=self._environment)
 

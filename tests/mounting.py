@@ -17,7 +17,7 @@ from tests.warm_python import warm
 
 COMMAND = [sys.executable, str(Path(sys.executable).with_name("mount.cachefs"))]
 # What a mount imports, but pyfuse3: that may be there only when the library that comes before it is loaded.
-_MODULES = (
+MODULES = (
     "cachefs.mount.cli",
     "cachefs.mount.block_reader",
     "cachefs.mount.control",
@@ -37,7 +37,7 @@ def run_mount(
     """
     arguments = [spec, str(directory), "-o", ",".join((f"socket={socket}", *options))]
     if not patch:
-        return warm(*_MODULES).run([*COMMAND, *arguments], timeout=60)
+        return warm(*MODULES).run([*COMMAND, *arguments], timeout=60)
     program = [sys.executable, "-c", f"{patch}\nfrom cachefs.mount.cli import main\nmain()"]
     return subprocess.run([*program, *arguments], capture_output=True, text=True, timeout=60, check=False)
 

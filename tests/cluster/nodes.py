@@ -1,30 +1,51 @@
 """Small clusters for tests: on loopback, with a dataset in a real S3 server whose requests are counted."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from cachefs_tools.lab.cluster import Cluster, ClusterSettings, Source, made_cluster
-from cachefs_tools.lab.host import LOOPBACK
+from cachefs_tools.lab.host import LOOPBACK, Host
 from cachefs_tools.lab.node import Node
 from cachefs_tools.lab.slow_link import Limits
 from cachefs_tools.lab.throttle import Throttle, throttled
 from cachefs_tools.sample_data import sample_name, write_samples
 from cachefs_tools.scratch_config import NodeSettings, TierSettings
-from cachefs_tools.scratch_node import Account
+from cachefs_tools.scratch_node import WITH_PARENT, Account
 
 from cachefs.messages import DatasetAdd, Empty, OriginOptions
 from cachefs.rpc import DATASET_ADD, DATASET_LIST
+from tests import daemon, mounting
 from tests.servers.s3 import S3Server
 from tests.waiting import until
+from tests.warm_python import warm
 
 DATASET = "set"
+MODULES = {"cachefsd": daemon.MODULES, "mount.cachefs": mounting.MODULES}
 SECONDS = 60.0
 _ROOM = 32 << 20
 _BLOCK, _SEGMENT = 128 << 10, 1 << 20
 _TIER = TierSettings(_ROOM, _SEGMENT)
+
+
+class WarmHost(Host):
+    """This machine, where daemons and mounts are forked from processes that have their modules."""
+
+    def start(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> "subprocess.Popen[Any]":
+        server = warm(*MODULES[Path(command[0]).name])
+        with log.open("ab") as output:
+            return server.start(
+                [*WITH_PARENT, sys.executable, *command], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                env=environment,
+            )  # fmt: skip
+
+
+WARM_LOOPBACK = WarmHost(LOOPBACK.name, LOOPBACK.address)
 
 
 @dataclass(frozen=True)
@@ -115,7 +136,7 @@ def shaped_cluster(work: Path, server: S3Server, bucket: str, shape: Shape) -> I
     with ExitStack() as stack:
         throttle = stack.enter_context(throttled(server.endpoint, Limits(), work / "throttle.log"))
         account = Account(server.access_key, server.secret_key)
-        hosts = [LOOPBACK] * (shape.nodes + shape.spare)
+        hosts = [WARM_LOOPBACK] * (shape.nodes + shape.spare)
         cluster = stack.enter_context(made_cluster(work, settings, hosts, LOOPBACK, account))
         cluster.start(range(shape.nodes))
         small = SmallCluster(cluster, throttle, files)

@@ -11,11 +11,11 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from cachefs.errors import CachefsError
 from cachefs_tools.scratch_node import WITH_PARENT, wait
@@ -60,6 +60,15 @@ class Host:
     def within(self, work: Callable[[], Result]) -> Result:
         """What *work* returns, which runs in a thread that is in the network of the host."""
         return _in_network_of(self.pid, work) if self.pid else work()
+
+    def start(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> "subprocess.Popen[Any]":
+        """Start a program on the host, in a session of its own. *log* gets what it prints. It is killed when this
+        process ends."""
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                [*WITH_PARENT, *self.enter, *command], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                env=environment, start_new_session=True,
+            )  # fmt: skip
 
     def run(self, *command: str, text: str = "") -> str:
         """Run a command on the host, with *text* as its input. Returns what it prints. Raises CachefsError."""

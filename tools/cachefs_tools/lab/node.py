@@ -25,7 +25,6 @@ from cachefs_tools.scratch_node import (
     MOUNTED,
     SCRATCH,
     START_SECONDS,
-    WITH_PARENT,
     Account,
     Child,
     environment_for,
@@ -201,11 +200,7 @@ class Node:
                 kernel.unmount(self.mountpoint, lazy=True)
 
     def _run(self, command: Sequence[str], log: Path) -> Child:
-        with log.open("ab") as output:
-            return subprocess.Popen(
-                [*WITH_PARENT, *self.host.enter, *command], stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-                env=environment_for(self._account), start_new_session=True,
-            )  # fmt: skip
+        return self.host.start(command, log, environment_for(self._account))
 
 
 @contextmanager
