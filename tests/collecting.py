@@ -1,4 +1,8 @@
-"""Collects all tests when it is imported: in the process from which tests/forked_workers.py forks."""
+"""Collects all tests when it is imported: in the process from which tests/forked_workers.py forks.
+
+It starts the servers that all workers need, and they share them: of daemons, mounts and jobs with torch
+(tests/warm_python.py).
+"""
 
 import contextlib
 import io
@@ -12,3 +16,9 @@ sys.path[0] = os.getcwd()
 # What cannot be imported fails again in each worker, which reports it.
 with contextlib.redirect_stdout(io.StringIO()):
     pytest.main(["--collect-only", "-qq", "-p", "tests.second_chance", "-p", "no:cacheprovider"])
+
+from tests import daemon, mounting  # noqa: E402
+from tests.warm_python import warm, warm_torch  # noqa: E402
+
+SHARED = warm(*daemon.MODULES), warm(*mounting.MODULES), warm_torch()
+sys.modules["__main__"].inherited.extend(server.link for server in SHARED)

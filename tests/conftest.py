@@ -28,7 +28,9 @@ settings.load_profile("any machine")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Files that start real processes take up to two minutes each, the others seconds.
+# Tests of the simulation take a processor for seconds each, and any worker runs any of them. Files that start real
+# processes take up to two minutes each, the others seconds.
+_FIRST = "tests/simulation/"
 _LONG_FILES = (
     "tests/node/",
     "tests/field/",
@@ -44,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     The Makefile tells xdist to keep this order; its own begins with the files that have the most tests.
     """
-    items.sort(key=lambda item: not item.nodeid.startswith(_LONG_FILES))
+    items.sort(key=lambda item: (not item.nodeid.startswith(_FIRST), not item.nodeid.startswith(_LONG_FILES)))
 
 
 def pytest_collection_finish() -> None:
@@ -104,7 +106,6 @@ def rclone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 
 
 @pytest.fixture(scope="session")
-def torch_jobs() -> Iterator[WarmPython]:
+def torch_jobs() -> WarmPython:
     """Starts jobs that need torch, without importing it for each."""
-    with warm_torch() as server:
-        yield server
+    return warm_torch()

@@ -23,6 +23,8 @@ from xdist.workermanage import WorkerController
 
 LIMIT: Final = 5
 VERDICT: Final = "unsteady: failed beside others, passed alone"
+# Tests that need no fixture of their file, and take a processor for seconds each.
+SEPARATE: Final = "tests/simulation/"
 # Seconds after which a test that runs alone is given up. It is above pytest's own timeout of a test.
 _ALONE_SECONDS: Final = 600.0
 # Categories of pytest's last line in which a test's first result may have been counted.
@@ -30,11 +32,16 @@ _FIRST_RESULTS: Final = ("failed", "error", "passed")
 
 
 class Files(LoadFileScheduling):
-    """What xdist does for `--dist loadfile`, but a run in which a worker crashes goes on.
+    """What xdist does for `--dist loadfile`, but the tests of SEPARATE go to any worker, and a run in which a worker
+    crashes goes on.
 
     xdist (3.8) gives all files of the lost worker to others, those that it had finished too, and the test that crashed.
     Its successor begins with a finished file, has nothing to do, and waits for ever for more; so does the run.
     """
+
+    def _split_scope(self, nodeid: str) -> str:
+        """Return the name of the tests that one worker runs: a file, or one test where tests share nothing."""
+        return nodeid if nodeid.startswith(SEPARATE) else super()._split_scope(nodeid)
 
     def remove_node(self, node: WorkerController) -> str | None:
         work = self.assigned_work[node]

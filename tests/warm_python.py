@@ -34,7 +34,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,17 +51,12 @@ _OWN = (0, 1, 2)
 class WarmPython:
     """A server with modules imported. The programs that it starts are forked."""
 
-    def __init__(
-        self, modules: Sequence[str], *, wrapper: Sequence[str] = (), environment: Mapping[str, str] | None = None
-    ) -> None:
-        """Start the server, with *environment* added to this process's own.
-
-        *wrapper* is a command that runs it, such as `cachefs run --`. Its jobs are then watched already.
-        """
+    def __init__(self, modules: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        """Start the server, with *environment* added to this process's own."""
         self._link, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with other:
             self._server = subprocess.Popen(
-                [*wrapper, sys.executable, str(PROCESS), str(other.fileno()), *modules],
+                [sys.executable, str(PROCESS), str(other.fileno()), *modules],
                 env={**os.environ, **(environment or {})},
                 pass_fds=[other.fileno()],
             )
@@ -97,14 +92,10 @@ class WarmPython:
         assert pid, f"the server of warm processes has ended: {self._server.poll()}"
         return pid, ours
 
-    def close(self) -> None:
-        """The server ends. Jobs that run go on."""
-        self._link.close()
-        try:
-            self._server.wait(FORK_SECONDS)
-        finally:
-            self._server.kill()
-            self._server.wait()
+    @property
+    def link(self) -> int:
+        """The descriptor of requests to the server. It ends when all processes that have it have closed it."""
+        return self._link.fileno()
 
 
 @functools.cache
@@ -113,14 +104,10 @@ def warm(*modules: str) -> WarmPython:
     return WarmPython(modules)
 
 
-@contextlib.contextmanager
-def warm_torch(wrapper: Sequence[str] = ()) -> Iterator[WarmPython]:
-    """A server of jobs with torch for the time of the block. *wrapper* as of WarmPython."""
-    server = WarmPython(TORCH, wrapper=wrapper, environment=HASH_SEED)
-    try:
-        yield server
-    finally:
-        server.close()
+@functools.cache
+def warm_torch() -> WarmPython:
+    """Returns this test process's server of jobs with torch."""
+    return WarmPython(TORCH, HASH_SEED)
 
 
 class _Forked(subprocess.Popen[str]):

@@ -30,6 +30,8 @@ SEARCHED = [path for path in sys.path[1:] if path not in NAMED]
 END_WITH_SERVER = ["setpriv", "--pdeathsig=KILL"]
 _PR_SET_PDEATHSIG = 1
 _PR_SET_MM, _PR_SET_MM_MAP = 35, 14
+# Descriptors that a job inherits besides its standard files: see tests/collecting.py.
+inherited: list[int] = []
 # What /proc shows is read from here.
 shown: list[object] = []
 DATALOADER = "torch.utils.data.dataloader"
@@ -123,11 +125,14 @@ def end_at_once() -> None:
 
 
 def take_over(request: Request) -> None:
-    """Have the files, the directory and the environment of the job, and no descriptor besides."""
+    """Have the files, the directory and the environment of the job, and no descriptor besides but `inherited`."""
     # The new descriptors have numbers above those that they replace.
     for number, file in enumerate(request.files[:3]):
         os.dup2(file, number)
-    os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+    first = 3
+    for kept in [*sorted(inherited), os.sysconf("SC_OPEN_MAX")]:
+        os.closerange(first, kept)
+        first = kept + 1
     os.chdir(request.directory)
     replace_environment(request.environment)
 

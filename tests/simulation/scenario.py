@@ -28,7 +28,7 @@ SLOWEST_WRITE: Final = 3.0
 # Faults for which no block needs to leave the origin twice.
 QUIET: Final = {"origin_slow", "etcd_away", "origin_down"}
 
-# Schedules of `make test`, and into how many tests they are divided. Two files have half of them each.
+# Schedules of `make test`, and into how many tests they are divided.
 SCHEDULES: Final = 1850
 PARTS: Final = 16
 
