@@ -60,6 +60,10 @@ MODULES = (
     "cachefs_daemon.node_sharing",
     "cachefs_daemon.api.local_pages",
     "cachefs_daemon.origin.s3",
+    "cachefs_daemon.fetch_process.__main__",
+    "cachefs_daemon.peers.__main__",
+    "cachefs_daemon.sharing.snapshot_check",
+    "tests.warm_children",
 )
 
 # Configuration section -> key -> value.

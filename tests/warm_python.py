@@ -15,6 +15,8 @@ What differs from a process of its own:
   watched too.
 - The parent is the server, and the garbage collector does not look at objects of the server.
 - When Python has ended, the process ends: nothing that libraries in C++ do at the end is done.
+- A daemon, a mount and a scheduler do not free what Python holds at their end, and what a daemon starts is forked too
+  (tests/warm_children.py).
 - Of variables that Python itself reads at its start, PYTHONPATH counts, and no other. Options of Python are refused.
 - A process that the program starts, such as a worker that is spawned, imports torch anew. So a test that starts many of
   these gains nothing.

@@ -16,6 +16,7 @@ import site
 import socket
 import struct
 import sys
+import threading
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ _PR_SET_MM, _PR_SET_MM_MAP = 35, 14
 inherited: list[int] = []
 # What /proc shows is read from here.
 shown: list[object] = []
+# Programs whose processes end without freeing their memory first (`end`).
+OURS = ("cachefsd", "mount.cachefs", "cachefs-scheduler")
 DATALOADER = "torch.utils.data.dataloader"
 
 
@@ -250,6 +253,16 @@ def run_main(options: list[str]) -> int:
     return 0
 
 
+def end(status: int) -> NoReturn:
+    """End as Python does, but leave it to the kernel to free the memory, which takes a mount 0.05 s of a processor."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
+
+
 def status_of(error: SystemExit) -> int:
     if error.code is None or isinstance(error.code, int):
         return error.code or 0
@@ -269,4 +282,12 @@ if __name__ == "__main__":
     prepare(to_run)
     for function, arguments, keywords in registered:
         atexit.register(function, *arguments, **keywords)
-    sys.exit(run_main(to_run[1:]))
+    program = os.path.basename(to_run[1])
+    if program == "cachefsd":
+        from tests.warm_children import fork_children
+
+        fork_children(show)
+    ended = run_main(to_run[1:])
+    if program in OURS:
+        end(ended)
+    sys.exit(ended)

@@ -237,11 +237,12 @@ def test_a_listing_ends_with_its_caller(tmp_path: Path) -> None:
         path.touch()
     with Daemon(tmp_path / "node") as daemon:
         assert daemon.process is not None
+        cachefsd = psutil.Process(daemon.process.pid)
+        before = cachefsd.children()
         listing = daemon.client.stream(DATASET_ADD, DatasetAdd(name="d", url=f"file://{tmp_path}/origin"), timeout=60)
         next(listing)
         listing.close()
-        cachefsd = psutil.Process(daemon.process.pid)
-        until(lambda: not cachefsd.children() and not list((daemon.home / "state" / "snapshots").iterdir()))
+        until(lambda: cachefsd.children() == before and not list((daemon.home / "state" / "snapshots").iterdir()))
         assert daemon.client.call(DATASET_LIST, Empty()).datasets == []
         assert daemon.add_dataset("d", f"file://{tmp_path}/origin").files == 20_000
         assert "Traceback" not in daemon.log.read_text()
