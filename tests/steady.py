@@ -34,7 +34,7 @@ def main() -> int:
     parser.add_argument("--busy", type=float, default=2.0, help="busy processes beside them, for each processor")
     parser.add_argument("options", nargs="*", help="for pytest")
     given = parser.parse_args()
-    place = Path(tempfile.mkdtemp(prefix="s.", dir="/tmp"))
+    place = Path(tempfile.mkdtemp(prefix="", dir="/tmp"))
     print(f"what the runs print: {place}", flush=True)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # else the busy processes would go on
     wavered: dict[str, list[int]] = defaultdict(list)
@@ -69,7 +69,7 @@ def _run(place: Path, processes: int, options: list[str]) -> tuple[int, list[str
     command = [
         sys.executable, "-m", "pytest", "-p", "tests.forked_workers", "-p", "tests.second_chance",
         "-n", str(processes), "--dist", "loadfile", "--no-loadscope-reorder", "--max-worker-restart", "4",
-        "-o", "faulthandler_timeout=400", "-o", "faulthandler_exit_on_timeout=true", f"--basetemp={place}.t", *options,
+        "-o", "faulthandler_timeout=400", "-o", "faulthandler_exit_on_timeout=true", f"--basetemp={place}", *options,
     ]  # fmt: skip
     with place.with_suffix(".out").open("w+") as output:
         status = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False).returncode

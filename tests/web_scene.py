@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cachefs_tools.lab.ports import free_port
 from cachefs_tools.lab.slow_link import Limits
 from cachefs_tools.lab.throttle import throttled
 
@@ -25,7 +26,6 @@ from cachefs.rpc import JOB_PROGRESS, JOB_PUBLISH, WARMUP, DaemonClient
 from tests.daemon import Daemon
 from tests.mounting import mounted
 from tests.servers import rclone
-from tests.servers.ports import free_port
 from tests.waiting import until
 
 # A name that is markup, for who puts names into a page as such.

@@ -12,16 +12,18 @@ from cachefs.mount_table import mount_points, mount_points_of
 
 # Users that are named; there may be thousands.
 MOST_USERS: Final = 5
-# Seconds that a look may take: one process of a loader may have thousands of files open, and there may be thousands.
-LOOK_SECONDS: Final = 1.0
+# Seconds that a search may take: one process of a loader may have thousands of files open and mapped, and there may be
+# thousands of processes.
+SEARCH_SECONDS: Final = 1.0
 _PROCESSES: Final = Path("/proc")
 
 
-def describe_users(directory: Path, seconds: float = LOOK_SECONDS) -> str:
+def describe_users(directory: Path, seconds: float = SEARCH_SECONDS) -> str:
     """Say which processes use the mount on *directory*, and how: the first MOST_USERS that are found within *seconds*.
     Empty where none is found.
 
-    Without root only processes of the caller can be looked into.
+    Maps are read last, since those of one process may take as long as the links of a thousand. Without root, only
+    processes of the caller can be searched.
     """
     users = itertools.islice(_users(directory, time.monotonic() + seconds), MOST_USERS + 1)
     named = [f"{name} (process {pid}: {how})" for pid, name, how in users]
@@ -29,25 +31,30 @@ def describe_users(directory: Path, seconds: float = LOOK_SECONDS) -> str:
 
 
 def _users(directory: Path, deadline: float) -> Iterator[tuple[int, str, str]]:
-    """(pid, name, how) of each process that uses the mount, by pid. deadline: monotonic seconds."""
+    """Yield (pid, name, how) of each process that uses the mount. deadline: monotonic seconds."""
     mount = next((point for point in reversed(mount_points()) if point.path == directory), None)
     own = _namespace(os.getpid())
-    for pid in sorted(int(name) for name in os.listdir(_PROCESSES) if name.isdecimal()):
+    pids = sorted(int(name) for name in os.listdir(_PROCESSES) if name.isdecimal())
+    found: set[int] = set()
+    for use, pid in itertools.product((_link_or_file, _mapped_file), pids):
         if time.monotonic() >= deadline:
             return
+        if pid in found:
+            continue
         entry = _PROCESSES / str(pid)
         with contextlib.suppress(OSError):
             tops: dict[str, int | None] = {os.fspath(directory): None if mount is None else mount.mount_id}
             if _namespace(pid) != own:  # a container sees the mount at another place
                 device = None if mount is None else mount.device
                 tops = {os.fspath(each.path): each.mount_id for each in mount_points_of(pid) if each.device == device}
-            how = next((how for top, number in tops.items() if (how := _use(entry, top, number, deadline))), "")
+            how = next((how for top, number in tops.items() if (how := use(entry, top, number, deadline))), "")
             if how:
+                found.add(pid)
                 yield pid, (entry / "comm").read_text(errors="replace").strip(), how
 
 
-def _use(process: Path, top: str, mount: int | None, deadline: float) -> str:
-    """Says how a process uses what is below *top*; empty where the process does not, or no use is found in time.
+def _link_or_file(process: Path, top: str, mount: int | None, deadline: float) -> str:
+    """Say which link or open file of a process is below *top*; "" where none is, or none is found in time.
 
     mount: the kernel's id of the mount on *top*; None where none is there. A process that uses the directory under the
     mount is no user: a shell that was in it before, or a process of the mount, which has kept it open since then.
@@ -64,6 +71,11 @@ def _use(process: Path, top: str, mount: int | None, deadline: float) -> str:
             path = os.readlink(process / "fd" / descriptor)
             if _is_below(path, top) and _is_on(process / "fd" / descriptor, mount):
                 return f"has {path} open"
+    return ""
+
+
+def _mapped_file(process: Path, top: str, mount: int | None, deadline: float) -> str:
+    """Say which file below *top* a process has mapped; "" where it has none, or none is found in time."""
     with contextlib.suppress(OSError), (process / "maps").open(errors="surrogateescape") as maps:
         for line in maps:
             if time.monotonic() >= deadline:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from cachefs_daemon.fetch.bringing import OUTAGE_MEMORY
+from cachefs_tools.lab.ports import free_port
 
 from cachefs import errors
 from cachefs.block import block_key
@@ -24,7 +25,6 @@ from cachefs.snapshot import Snapshot
 from tests.daemon import Daemon, block_ref, shared_daemon
 from tests.servers import faulty
 from tests.servers.faulty import Fault, FaultyProxy
-from tests.servers.process import free_port
 from tests.servers.rclone import SECOND
 from tests.servers.s3 import S3Server
 from tests.waiting import until

@@ -150,7 +150,7 @@ class Torture:
         kernel.unmount(self.mount, lazy=True)
         self.after()
         self._mount()
-        _, alive = psutil.wait_procs([supervisor], 15)
+        _, alive = psutil.wait_procs([supervisor], LONGEST_READ)
         assert not alive, "the processes of a mount that was unmounted are still there"
 
     def restart_daemon(self) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import requests
+from cachefs_tools.lab.ports import free_ports
 
 from cachefs.observe_messages import (
     OBSERVER,
@@ -19,7 +20,6 @@ from cachefs.observe_messages import (
     SnapshotReport,
 )
 from tests.daemon import Daemon
-from tests.servers.ports import free_ports
 
 SECONDS = 60.0
 LOOKER, SCHEDULER = "watcher", "sched1"

@@ -10,6 +10,7 @@ from cachefs_daemon.peers.tls import TlsFiles
 from cachefs_scheduler.config import ClusterSection
 from cachefs_scheduler.view.asking import Asking, NodeFailed
 from cachefs_tools.cachectl.scheduler_client import SchedulerClient
+from cachefs_tools.lab.ports import free_port, free_ports
 
 from cachefs.errors import CachefsError, ConfigError
 from cachefs.scheduling_messages import STATUS, SchedulerStatus
@@ -17,7 +18,6 @@ from tests.certificates import Authority
 from tests.daemon import Daemon
 from tests.scheduler.observed import SCHEDULER
 from tests.scheduler.running import scheduler
-from tests.servers.ports import free_port, free_ports
 from tests.waiting import until
 
 CACHECTL = Path(sys.executable).with_name("cachectl")

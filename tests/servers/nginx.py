@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.servers.process import free_port, start, stop, wait_for_port
+from cachefs_tools.lab.ports import free_port
+
+from tests.servers.process import start, stop, wait_for_port
 
 _CONFIGURATION = """
 daemon off; master_process off; pid {home}/pid; error_log stderr;

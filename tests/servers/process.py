@@ -7,8 +7,6 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tests.servers.ports import free_port as free_port
-from tests.servers.ports import free_ports as free_ports
 from tests.waiting import until
 
 _PR_SET_PDEATHSIG = 1

@@ -18,9 +18,10 @@ from contextlib import ExitStack, contextmanager
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 
+from cachefs_tools.lab.ports import free_port
 from cachefs_tools.scratch_node import memory_directory
 
-from tests.servers.process import free_port, start, stop, wait_for_port
+from tests.servers.process import start, stop, wait_for_port
 from tests.servers.s3 import S3Server
 from tests.waiting import until
 

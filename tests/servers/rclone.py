@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.servers.process import free_port, start, stop, wait_for_port
+from cachefs_tools.lab.ports import free_port
+
+from tests.servers.process import start, stop, wait_for_port
 from tests.servers.s3 import S3Server
 
 # Other credentials that are good, too: access key and secret key.

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cachefs_tools.lab.ports import free_ports
 
 from cachefs.errors import Busy, NotFound
 from cachefs.messages import DatasetLimit, DatasetName, DatasetView, Empty
 from cachefs.rpc import CLUSTER, DATASET_LIMIT, DATASET_LIST, DATASET_REMOVE, STATUS
 from cachefs.snapshot import Snapshot
 from tests.daemon import Daemon
-from tests.servers.process import free_ports
 from tests.waiting import until
 
 

@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from cachefs_tools.lab.ports import free_port
 
 from cachefs.errors import CachefsError, ConfigError
 from cachefs.messages import DatasetName, DatasetReached, DatasetSet, Empty, OriginChange, OriginOptions
@@ -15,7 +16,6 @@ from tests.daemon import Daemon, shared_daemon
 from tests.node.daemon.test_cluster_datasets import datasets, two_daemons
 from tests.servers import faulty
 from tests.servers.faulty import Fault, FaultyProxy
-from tests.servers.process import free_port
 from tests.servers.s3 import S3Server
 from tests.waiting import until
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cachefs_tools.lab.ports import free_ports
 
 from cachefs.cluster_messages import ClusterStatus
 from cachefs.messages import Empty
@@ -14,7 +15,6 @@ from tests.cachectl import cachectl_says
 from tests.daemon import Daemon
 from tests.servers import etcd as etcd_server
 from tests.servers.etcd import Etcd
-from tests.servers.ports import free_ports
 from tests.waiting import until
 
 

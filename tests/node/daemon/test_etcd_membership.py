@@ -20,13 +20,13 @@ from cachefs_daemon.cluster.etcd_client import EtcdAway, EtcdClient, EtcdRefuses
 from cachefs_daemon.cluster.ring import Ring
 from cachefs_daemon.cluster.shared import SharedMembership
 from cachefs_daemon.cluster.view import ClusterView, NodeRecord, encode_record
+from cachefs_tools.lab.ports import free_port
 
 from cachefs.errors import ConfigError
 from tests.certificates import Authority
 from tests.members import all_active, member_id, member_record, on_loop, one_epoch, ring, state
 from tests.servers import etcd as etcd_server
 from tests.servers.etcd import Etcd
-from tests.servers.ports import free_port
 from tests.waiting import until_async
 
 PREFIX: Final = "/cachefs/tests"

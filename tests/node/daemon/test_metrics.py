@@ -12,6 +12,7 @@ import pytest
 from cachefs_daemon.datasets import records
 from cachefs_daemon.datasets.records import Registry
 from cachefs_daemon.metrics.table import TABLE, Kind
+from cachefs_tools.lab.ports import free_port
 from prometheus_client.parser import text_string_to_metric_families
 
 from cachefs.job_messages import JobPublish
@@ -22,7 +23,6 @@ from tests.daemon import Daemon
 from tests.mounting import drop_pages, mounted, mounts_at, read_tree
 from tests.servers import faulty, prometheus
 from tests.servers.faulty import Fault, FaultyProxy
-from tests.servers.ports import free_port
 from tests.servers.prometheus import Prometheus
 from tests.servers.s3 import S3Server
 from tests.waiting import until

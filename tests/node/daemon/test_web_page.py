@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from cachefs_daemon.datasets import records
 from cachefs_daemon.datasets.records import Registry
+from cachefs_tools.lab.ports import free_port, free_ports
 from PIL import Image
 from playwright.sync_api import Page, expect
 
@@ -25,8 +26,6 @@ from tests.as_user import NOBODY, as_user, public_directory
 from tests.daemon import Daemon
 from tests.servers import browser as browsers
 from tests.servers.browser import PATIENCE, Browser, Scheme
-from tests.servers.ports import free_port
-from tests.servers.process import free_ports
 from tests.waiting import until
 from tests.web_scene import MARKUP, Scene, Work
 

@@ -28,13 +28,13 @@ from cachefs_daemon.peers.answers import (
 )
 from cachefs_daemon.peers.answers import NOT_HERE as NONE_HERE
 from cachefs_daemon.peers.server_process import PeerServers
+from cachefs_tools.lab.ports import free_port
 
 from cachefs import errors
 from cachefs.block import Location, piece_checksums
 from cachefs.segment import segment_path
 from tests.blockstore import data_of, key_of
 from tests.peering import DEADLINE, ME, ServingNode, asker, node_id, record, view_of, wanted
-from tests.servers.ports import free_port
 from tests.waiting import until_async
 
 Write = Callable[[bytes], None]

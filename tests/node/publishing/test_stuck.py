@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cachefs_tools.lab.ports import free_ports
 from cachefs_tools.lab.slow_link import Limits
 from cachefs_tools.lab.throttle import throttled
 
@@ -24,7 +25,6 @@ from tests.mounting import mounted
 from tests.node.daemon.test_cluster_datasets import datasets
 from tests.servers import faulty
 from tests.servers.faulty import Fault, FaultyProxy
-from tests.servers.process import free_ports
 from tests.servers.s3 import S3Server
 from tests.seven_places import SCRIPT, Job, Places, until_found
 from tests.warm_python import WarmPython

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from cachefs_tools.cachectl import main
+from cachefs_tools.lab.ports import free_ports
 from click.testing import CliRunner, Result
 
 from cachefs.job_messages import JobPublish
 from cachefs.planning.sequences.sampler_spec import SamplerSpec
 from cachefs.rpc import JOB_PUBLISH
 from tests.daemon import Daemon
-from tests.servers.process import free_ports
 from tests.waiting import until
 
 MIB = 1 << 20

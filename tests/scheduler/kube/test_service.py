@@ -12,6 +12,7 @@ from http.client import HTTPException, HTTPSConnection
 from typing import Any
 
 import pytest
+from cachefs_tools.lab.ports import free_ports
 
 from cachefs.observe_messages import Order, OrderKind
 from cachefs.scheduling_messages import QUEUE, QueueStatus, WaitingJob
@@ -21,7 +22,6 @@ from tests.scheduler.kube.pods import asked, pod
 from tests.scheduler.observed import Observed, made_files, observed
 from tests.scheduler.running import Scheduler, scheduler
 from tests.servers.api_server import ApiServer, running
-from tests.servers.ports import free_ports
 
 SECONDS = 60.0
 # As the recorded requests call them.

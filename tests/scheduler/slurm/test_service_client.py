@@ -8,12 +8,12 @@ from typing import TypeVar
 import pytest
 from cachefs_scheduler.slurm.config import ServiceSection
 from cachefs_scheduler.slurm.service_client import ServiceClient
+from cachefs_tools.lab.ports import free_port
 
 from cachefs.errors import CachefsError
 from cachefs.scheduling_messages import Ask, Placed, Policy
 from tests.certificates import Authority
 from tests.scheduler.running import Scheduler, scheduler
-from tests.servers.ports import free_port
 
 Result = TypeVar("Result")
 

@@ -1,12 +1,16 @@
 """Which processes use a directory, found within a bound."""
 
 import itertools
+import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from cachefs import _process
 from cachefs.mount import users
 from cachefs.mount.users import MOST_USERS, describe_users
 
@@ -36,3 +40,23 @@ def test_no_more_processes_are_looked_at_than_are_named(tmp_path: Path, monkeypa
     monkeypatch.setattr(users, "_users", without_end)
     assert describe_users(tmp_path).endswith("python (process 5: is in it), and more")
     assert len(looked_at) == MOST_USERS + 1
+
+
+def test_a_process_is_named_once_and_those_that_have_only_mapped_a_file_last(tmp_path: Path) -> None:
+    path = shutil.copy(_process.__file__, tmp_path / "library")
+    maps = "import ctypes, sys; ctypes.CDLL(sys.argv[1]); "
+    waits = "print(flush=True); sys.stdin.read()"
+    with ExitStack() as stack:
+
+        def start(script: str) -> int:
+            command = [sys.executable, "-S", "-c", script, path]
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            stack.callback(process.communicate)
+            assert process.stdout is not None
+            process.stdout.readline()
+            return process.pid
+
+        mapping = start(f"{maps}{waits}")
+        both = start(f"{maps}file = open(sys.argv[1]); {waits}")
+        expected = f"python (process {both}: has {path} open), python (process {mapping}: has {path} mapped)"
+        assert describe_users(tmp_path, seconds=600) == expected

@@ -356,7 +356,9 @@ def test_a_default_value_hides_no_column() -> None:
     assert found(Has(rows=rows)) == {"rows.image": NAMES, "rows.label": [0, 1, 2]}
 
 
-def test_a_list_of_objects_costs_no_memory_that_stays() -> None:
+def test_a_list_of_objects_costs_no_memory_that_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "SECONDS", 60.0)  # tracemalloc makes it slow
+    monkeypatch.setattr(module, "COLUMN_SECONDS", 60.0)
     # Python keeps the attributes of an object in a dictionary from the first time that somebody asks for that.
     rows = [Record(f"{number}.jpg", number) for number in range(20_000)]
     listing(Has(rows=rows[:10])).columns(10)

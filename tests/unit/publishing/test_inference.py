@@ -121,15 +121,17 @@ def test_samples_in_their_order_teach_the_classes_as_they_come() -> None:
             assert is_right(inference, lambda i: (f"/m/{kinds[i]}/{NAMES[i]}",))
 
 
-@given(
-    st.lists(st.text("abcxyz019_-. ", min_size=1, max_size=12), min_size=20, max_size=60, unique=True),
-    st.text("/abm1_", max_size=8),
-    st.text("abz._1", max_size=6),
-    st.randoms(use_true_random=False),
-)
-def test_whatever_stands_around_an_entry(entries: list[str], before: str, behind: str, dice: random.Random) -> None:
+# Entries of fewer than four characters are found where neither letters nor digits stand beside them.
+@pytest.mark.parametrize(("shortest", "edge"), [(1, "."), (4, "")])
+@given(st.data(), st.text("/abm1_", max_size=8), st.text("abz._1", max_size=6), st.randoms(use_true_random=False))
+def test_whatever_stands_around_an_entry(
+    shortest: int, edge: str, data: st.DataObject, before: str, behind: str, dice: random.Random
+) -> None:
+    an_entry = st.text("abcxyz019_-. ", min_size=shortest, max_size=12)
+    entries = data.draw(st.lists(an_entry, min_size=20, max_size=60, unique=True))
+
     def files(sample: int) -> tuple[str, ...]:
-        return (f"/m/{before}/{entries[sample]}{behind}",)
+        return (f"/m/{before}/{entries[sample]}{edge}{behind}",)
 
     inference = Inference([texts("entries", entries), numbers("noise", [3] * len(entries))], len(entries))
     order = dice.sample(range(len(entries)), len(entries))

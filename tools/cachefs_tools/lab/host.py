@@ -6,27 +6,24 @@ host, and from outside below `Host.root`.
 
 import ctypes
 import os
-import random
 import socket
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from cachefs.errors import CachefsError
+from cachefs_tools.lab.ports import free_ports
 from cachefs_tools.scratch_node import WITH_PARENT, wait
 
 _NEW_NET: Final = 0x40000000  # CLONE_NEWNET
 # Seconds within which a program that sets up the network ends.
 _SECONDS: Final = 20.0
 _BACKLOG: Final = 1024
-# Below those that Linux gives to connections by default: a node may begin to listen long after its port was chosen.
-_PORTS: Final = range(30_000, 32_768)
-_TRIES: Final = 100
 # It ends with its standard input, so with the process that started it even where the signal of that was missed.
 _WAIT: Final = ("unshare", "--net", "--mount", "--", "sh", "-c", "echo ready; exec cat")
 Result = TypeVar("Result")
@@ -54,8 +51,8 @@ class Host:
         return self.within(lambda: socket.create_server((self.address, 0), backlog=_BACKLOG))
 
     def free_ports(self, count: int) -> range:
-        """So many ports in a row on which nobody listens at this moment."""
-        return self.within(lambda: _free_ports(self.address, count))
+        """Return *count* ports in a row that are free on the host. Raises CachefsError where there are none."""
+        return self.within(lambda: free_ports(count, self.address))
 
     def within(self, work: Callable[[], Result]) -> Result:
         """What *work* returns, which runs in a thread that is in the network of the host."""
@@ -114,20 +111,6 @@ def run(command: list[str], text: str = "") -> str:
     if done.returncode:
         raise CachefsError(f"{' '.join(command)}: {done.stderr.strip()[:500]}")
     return done.stdout
-
-
-def _free_ports(address: str, count: int) -> range:
-    for _ in range(_TRIES):
-        first = random.choice(_PORTS[:-count])
-        ports = range(first, first + count)
-        with ExitStack() as stack:
-            try:
-                for port in ports:
-                    stack.enter_context(socket.create_server((address, port)))
-            except OSError:
-                continue
-            return ports
-    raise CachefsError(f"no {count} free ports in a row on {address}")
 
 
 def until(reached: Callable[[], bool], seconds: float, what: str) -> None:

@@ -4,8 +4,7 @@ import grpc
 import pytest
 from cachefs_daemon.cluster import etcd_client
 from cachefs_daemon.cluster.etcd_client import EtcdClient, EtcdRefuses, EtcdSettings
-
-from tests.servers.ports import free_port
+from cachefs_tools.lab.ports import free_port
 
 
 def test_channels_that_others_use_stay_open_where_certificates_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,12 +17,12 @@ from cachefs_daemon.origin.http_connection import Answer, ClosedUnanswered, CutO
 from cachefs_daemon.origin.http_head import MOST_BYTES, Malformed
 from cachefs_daemon.origin.http_pool import HttpPool, Server
 from cachefs_daemon.origin.http_tls import Tls
+from cachefs_tools.lab.ports import free_port
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import virtual_time
 from tests.servers import faulty
-from tests.servers.process import free_port
 from tests.servers.scripted import HALF_CLOSE, RESET, Script, ScriptedServer, scripted
 from tests.waiting import until_async
 

@@ -11,6 +11,7 @@ from cachefs_daemon.origin import web, web_client
 from cachefs_daemon.origin.base import ObjectRange, Origin, open_origin
 from cachefs_daemon.origin.gs_codes import GOOGLE
 from cachefs_daemon.origin.refusals import Refusal
+from cachefs_tools.lab.ports import free_port
 
 from cachefs.errors import (
     CachefsError,
@@ -24,7 +25,6 @@ from cachefs.extras import way_out
 from cachefs.messages import OriginOptions
 from tests.servers import faulty
 from tests.servers.faulty import Fault, FaultyProxy
-from tests.servers.process import free_port
 from tests.servers.stores import FilesServer, StoreServer, running
 from tests.stores import SETTINGS, Kind, listing, part_of, read, read_twice, whole, with_origin
 

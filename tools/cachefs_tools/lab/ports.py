@@ -1,8 +1,8 @@
-"""Loopback ports for test servers that cannot be asked for port 0, since their configuration names the port.
+"""Chooses ports for servers that cannot be asked for port 0, since their configuration names the port.
 
 A port that is merely free may be given to two processes that ask at the same time, and to any connection that is made
-before the server listens. So a port is claimed until the process ends, in a file that all test processes share, and is
-outside the range from which the kernel takes ports itself.
+before the server listens. So a port is claimed until the process ends, in a file that all processes of a user share,
+and is outside the range from which the kernel takes ports itself.
 """
 
 import fcntl
@@ -12,8 +12,10 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-# One for all processes of all runs of a user. The lock of the byte N is the claim of port N.
-_CLAIMS: Final = Path(tempfile.gettempdir()) / f"cachefs-tests-ports-{os.getuid()}.lock"
+from cachefs.errors import CachefsError
+
+# One for all processes of a user. The lock of the byte N is the claim of port N.
+_CLAIMS: Final = Path(tempfile.gettempdir()) / f"cachefs-ports-{os.getuid()}.lock"
 _KERNEL_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST: Final = 10_000
 _LAST: Final = 30_000
@@ -22,35 +24,35 @@ _next = 0  # ports that were tried so far
 
 
 def free_port() -> int:
-    """A loopback port of this process, on which nobody listens."""
+    """Return a loopback port that is free, and claimed by this process."""
     return free_ports(1)[0]
 
 
-def free_ports(count: int) -> range:
-    """So many loopback ports in a row. Raises RuntimeError where there are none."""
+def free_ports(count: int, address: str = "127.0.0.1") -> range:
+    """Return *count* ports in a row that are free on *address*, and claimed. Raises CachefsError without any."""
     global _next
     ports = _range()
     for _ in range(len(ports)):
         # Runs that begin at the same time look at different places.
         first = ports[(os.getpid() * 97 + _next) % (len(ports) - count)]
         _next += 1
-        if all(_claim(port) and _is_free(port) for port in range(first, first + count)):
+        if all(_claim(port) and _is_free(address, port) for port in range(first, first + count)):
             _next += count - 1
             return range(first, first + count)
-    raise RuntimeError(f"no {count} free ports from {ports[0]} to {ports[-1]}")
+    raise CachefsError(f"no {count} free ports in a row on {address}, from {ports[0]} to {ports[-1]}")
 
 
 def _range() -> range:
     low = int(_KERNEL_RANGE.read_text().split()[0])
-    # Where the kernel uses all of them, the claims still keep test servers apart.
+    # Where the kernel uses all of them, the claims still keep servers apart.
     return range(_FIRST, min(_LAST, low)) if low > _FIRST + 1000 else range(_FIRST, _LAST)
 
 
 def _claim(port: int) -> bool:
-    """Nobody else gets the port from now on. A process may claim one again that it has; a fork inherits no claim."""
+    """Claim the port for this process. A process may claim one again that it has; a fork inherits no claim."""
     global _claims
     if _claims < 0:
-        _claims = os.open(_CLAIMS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        _claims = os.open(_CLAIMS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.lockf(_claims, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
     except OSError:  # EAGAIN or EACCES
@@ -58,10 +60,10 @@ def _claim(port: int) -> bool:
     return True
 
 
-def _is_free(port: int) -> bool:
+def _is_free(address: str, port: int) -> bool:
     with socket.socket() as probe:
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((address, port))
         except OSError:
             return False
         return True
