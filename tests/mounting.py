@@ -33,13 +33,12 @@ def run_mount(
 ) -> subprocess.CompletedProcess[str]:
     """Run `mount.cachefs SPEC DIRECTORY -o ...`. It may fail. *patch* is Python code that runs before its own.
 
-    Without one the process is forked from one that has the modules (tests/warm_python.py).
+    The process is forked from one that has imported some modules (MODULES, tests/warm_python.py). So what these have
+    imported by name is patched there, and not where it comes from.
     """
     arguments = [spec, str(directory), "-o", ",".join((f"socket={socket}", *options))]
-    if not patch:
-        return warm(*MODULES).run([*COMMAND, *arguments], timeout=60)
-    program = [sys.executable, "-c", f"{patch}\nfrom cachefs.mount.cli import main\nmain()"]
-    return subprocess.run([*program, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    patched = [sys.executable, "-c", f"{patch}\nfrom cachefs.mount.cli import main\nmain()"]
+    return warm(*MODULES).run([*(patched if patch else COMMAND), *arguments], timeout=60)
 
 
 def mount_again(socket: Path, spec: str, directory: Path, *options: str) -> None:

@@ -22,6 +22,8 @@ EPOCHS = 2
 # Batches of the first epoch after which it is known which files the samples are; and of a later one after which it is
 # known that they are others.
 SOON, LATER = 6, 20
+# How the worker of "table-spawned" is started. It draws and reads the same however that is.
+SPAWN = os.environ.get("SPAWN", "spawn")
 
 
 def content(path: str | Path) -> int:
@@ -148,7 +150,7 @@ SCENARIOS: dict[str, Callable[[str], DataLoader[Any]]] = {
     "table": lambda root: DataLoader(Own(root), BATCH, shuffle=True, num_workers=2),
     "table-here": lambda root: DataLoader(Own(root), BATCH, shuffle=True),
     "table-spawned": lambda root: DataLoader(
-        Own(root), BATCH, shuffle=True, num_workers=1, persistent_workers=True, multiprocessing_context="spawn"
+        Own(root), BATCH, shuffle=True, num_workers=1, persistent_workers=True, multiprocessing_context=SPAWN
     ),
     "records": lambda root: DataLoader(Records(root), BATCH, shuffle=True, num_workers=2),
     "numbered": lambda root: DataLoader(Numbered(root), BATCH, shuffle=True, num_workers=1),

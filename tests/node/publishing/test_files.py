@@ -90,7 +90,7 @@ def run(torch_jobs: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> Ite
             script = [sys.executable, str(SCRIPT), str(mount), *TOGETHER]
             watching = [str(CACHEFS), "run", "--job", "own", "--socket", str(home / "recorded"), "--"]
             watched = _done(torch_jobs, [*watching, *script], {"TOLD": str(record.notes)})
-            alone = _done(torch_jobs, script, {})
+            alone = _done(torch_jobs, script, {"SPAWN": "fork"})
             yield Run(record, snapshot, alone.stdout, watched.stdout, watched.stderr)
         snapshot.close()
 

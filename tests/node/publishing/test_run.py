@@ -73,7 +73,7 @@ class Node:
         """What the script prints without cachefs."""
         if scenarios not in self.printed:
             line = script(self.mount, *scenarios)
-            done = self.torch_jobs.run(line, timeout=SECONDS, env={**os.environ, "PAUSE": "0"})
+            done = self.torch_jobs.run(line, timeout=SECONDS, env={**os.environ, "PAUSE": "0", "SPAWN": "fork"})
             assert done.returncode == 0, done.stderr
             self.printed[scenarios] = done.stdout
         return self.printed[scenarios]
@@ -357,7 +357,9 @@ def test_the_environment_is_the_jobs_own(tmp_path: Path) -> None:
     """Nothing that cachefs sets for processes of its own gets into the job, in whichever way it is started."""
     code = "import json, os, torch.utils.data; print(json.dumps(dict(os.environ)))"
     given = {"PYTHONPATH": "", "_": "", "SHLVL": "1"}
-    plain = json.loads(finished([sys.executable, "-c", code], given).stdout)
+    plain = json.loads(
+        finished([sys.executable, "-c", "import json, os; print(json.dumps(dict(os.environ)))"], given).stdout
+    )
     line = command(*command(sys.executable, "-c", code, job="j", socket=tmp_path), job="outer", socket=tmp_path)
     watched = json.loads(finished(line, given).stdout)
     assert watched.pop("PYTHONPATH").endswith("cachefs/hooks/startup")

@@ -34,6 +34,8 @@ EPOCHS = 3
 BATCH = 8
 # Each worker costs 0.2 s of a processor in every epoch; two are where their order matters.
 WORKER: dict[str, Any] = {"num_workers": 1}
+# How the worker of "learned-spawned" is started. It draws and reads the same however that is.
+SPAWN = os.environ.get("SPAWN", "spawn")
 PAUSE = float(os.environ.get("PAUSE", "0.4"))  # seconds after each epoch, where it waits for nothing else
 # Scenarios whose spec tells all epochs, and those of which nothing can be told in the first epoch.
 SPECIFIED = ("distributed", "distributed-persistent")
@@ -200,7 +202,7 @@ SCENARIOS: dict[str, Callable[[str], tuple[DataLoader[Any], Callable[[int], None
     "learned-pairs": lambda root: without_epochs(DataLoader(Pairs(root), BATCH, shuffle=True, **WORKER)),
     "learned-spawned": lambda root: without_epochs(
         DataLoader(
-            Hidden(root), BATCH, shuffle=True, num_workers=1, persistent_workers=True, multiprocessing_context="spawn"
+            Hidden(root), BATCH, shuffle=True, num_workers=1, persistent_workers=True, multiprocessing_context=SPAWN
         )
     ),
     "custom-here": lambda root: without_epochs(DataLoader(Listed(root), BATCH, sampler=InPlaceSampler(60))),
