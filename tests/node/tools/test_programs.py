@@ -21,6 +21,7 @@ from tests.daemon import Daemon
 from tests.mounting import mounted
 from tests.recording import Recording, recording
 from tests.waiting import until
+from tests.warm_python import WarmPython
 
 CACHEFS = Path(sys.executable).with_name("cachefs")
 FILES = 64
@@ -36,6 +37,7 @@ SECONDS = 240
 class Node:
     daemon: Daemon
     home: Path
+    torch_jobs: WarmPython
 
     def dataset(self, kind: str, python: str = sys.executable) -> Path:
         """The directory of the dataset, which the daemon shows under its kind."""
@@ -48,10 +50,10 @@ class Node:
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def node(torch_jobs: WarmPython, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     home = tmp_path_factory.mktemp("node")
     with Daemon(home / "daemon") as daemon:
-        yield Node(daemon, home)
+        yield Node(daemon, home, torch_jobs)
 
 
 def command(program: Program, data: Path, *options: str, python: str = sys.executable) -> list[str]:
@@ -64,11 +66,7 @@ def environment(work: Path) -> dict[str, str]:
     return {**os.environ, **kept, "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore", "USE_TF": "0"}
 
 
-def alone(program: Program, data: Path, work: Path, python: str = sys.executable) -> str:
-    """The digest of the program on the local disk."""
-    done = subprocess.run(
-        command(program, data, python=python), capture_output=True, text=True, timeout=SECONDS, env=environment(work)
-    )
+def digest_of(done: "subprocess.CompletedProcess[str]") -> str:
     assert done.returncode == 0, done.stderr
     return digest(done.stdout)
 
@@ -98,9 +96,7 @@ def test_a_program_computes_the_same_and_its_order_is_published(node: Node, tmp_
     ):
         hold = ("--hold", f"{expected}:8:{go}")
         line = [CACHEFS, "run", "--job", name, "--socket", tmp_path / "s", "--", *command(program, mount, *hold)]
-        process = subprocess.Popen(
-            line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment(tmp_path)
-        )
+        process = node.torch_jobs.start(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment(tmp_path))
         try:
             until(
                 lambda: process.poll() is not None or any(at <= expected for at in epochs_published(record, name)),
@@ -114,7 +110,8 @@ def test_a_program_computes_the_same_and_its_order_is_published(node: Node, tmp_
         assert process.returncode == 0, stderr
         assert bool(epochs_published(record, name)) == bool(expected)
         assert not expected or min(epochs_published(record, name)) <= expected
-    assert digest(stdout) == alone(program, data, tmp_path)
+    alone = node.torch_jobs.run(command(program, data), timeout=SECONDS, env=environment(tmp_path))
+    assert digest(stdout) == digest_of(alone)
 
 
 @pytest.mark.programs
@@ -124,12 +121,13 @@ def test_every_program_computes_the_same(node: Node, tmp_path: Path, program: Pr
     with mounted(node.daemon.socket, program.data, tmp_path / "mnt") as mount:
         line = command(program, mount, python=PYTHON)
         run = [CACHEFS, "run", "--job", program.name, "--socket", node.daemon.socket, "--", *line]
-        found = {}
-        for way, each in (("mounted", line), ("cachefs run", run)):
-            done = subprocess.run(
-                list(map(str, each)), capture_output=True, text=True, timeout=SECONDS, env=environment(tmp_path)
+        ways = {"native": command(program, data, python=PYTHON), "mounted": line, "cachefs run": run}
+        found = {
+            way: digest_of(
+                subprocess.run(
+                    list(map(str, each)), capture_output=True, text=True, timeout=SECONDS, env=environment(tmp_path)
+                )
             )
-            assert done.returncode == 0, f"{way}: {done.stderr}"
-            found[way] = digest(done.stdout)
-    native = alone(program, data, tmp_path, PYTHON)
-    assert found == {"mounted": native, "cachefs run": native}
+            for way, each in ways.items()
+        }
+    assert len(set(found.values())) == 1, found
