@@ -20,7 +20,7 @@ from tests.servers.s3 import S3Server
 from tests.warm_python import WarmPython, warm_torch
 
 # How long an example takes says how busy the machine is, and nothing about what is tested. `make soak` tries more.
-settings.register_profile("any machine", deadline=None, max_examples=50)
+settings.register_profile("any machine", deadline=None, max_examples=25)
 settings.register_profile("soak", deadline=None, max_examples=1000)
 settings.load_profile("any machine")
 

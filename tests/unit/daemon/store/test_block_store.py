@@ -146,7 +146,7 @@ class StoreModel(RuleBasedStateMachine):
 
 
 StoreModel.TestCase.settings = settings(
-    max_examples=settings.default.max_examples // 4,
+    max_examples=settings.default.max_examples // 2,
     stateful_step_count=25,
     deadline=None,
     suppress_health_check=list(HealthCheck),

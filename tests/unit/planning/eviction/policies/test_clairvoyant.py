@@ -12,7 +12,7 @@ from tests.simulated import Order, SimulatedJob, belady_bytes, origin_bytes, spa
 FILES = 1_000
 SIZE = 1_000
 EPOCHS = 5
-SHARES = (0.35, 0.5, 0.8)
+SHARES = (0.35, 0.8)
 
 
 def orders(files: int, epochs: int, seed: int) -> list[Order]:
