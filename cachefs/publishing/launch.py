@@ -61,6 +61,7 @@ def run_helper(directory: str, owner: str, *more: str) -> None:
     except BaseException as error:  # of a process that only runs the helper; it ends with it
         Page(int(page)).say(f"publishing has failed ({error!r}); the job goes on without it")
         raise
+    os._exit(0)  # Python would free all memory first, which takes 0.03 s of a processor beside the next job
 
 
 def say_why(number: str, job: str, output: str) -> None:
