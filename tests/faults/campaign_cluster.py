@@ -43,6 +43,7 @@ class NodeReader:
     node: Node
     files: dict[str, bytes]
     rng: random.Random
+    pause: float  # seconds between two reads
     right: int = 0
     longest: float = 0.0
     # What was wrong: it stops there.
@@ -67,7 +68,7 @@ class NodeReader:
 
     def _run(self) -> None:
         names = sorted(self.files)
-        while not self._ended.wait(0.01):
+        while not self._ended.wait(self.pause):
             name = self.rng.choice(names)
             self._began = time.monotonic()
             try:
@@ -169,8 +170,11 @@ class CampaignCluster:
 
 
 @contextmanager
-def campaign_cluster(work: Path, server: S3Server, bucket: str, seed: int) -> Iterator[CampaignCluster]:
-    """Three nodes that know of each other by etcd, and have a dataset mounted, which is read on each."""
+def campaign_cluster(work: Path, server: S3Server, bucket: str, seed: int, pause: float) -> Iterator[CampaignCluster]:
+    """Three nodes that know of each other by etcd, and have a dataset mounted, which is read on each.
+
+    pause: seconds between two reads of a node.
+    """
     rng = random.Random(seed)
     files = {f"{number % 7}/{number:03}.bin": rng.randbytes(20_000 + 997 * number) for number in range(FILES)}
     server.create_bucket(bucket)
@@ -188,7 +192,7 @@ def campaign_cluster(work: Path, server: S3Server, bucket: str, seed: int) -> It
         cluster = stack.enter_context(made_cluster(work, settings, list(bridge.hosts), bridge.hub, account))
         cluster.start()
         options = OriginOptions(endpoint_url=throttle.endpoint, region=server.region, addressing_style="path")
-        readers = [NodeReader(node, files, random.Random(rng.random())) for node in cluster.nodes]
+        readers = [NodeReader(node, files, random.Random(rng.random()), pause) for node in cluster.nodes]
         found = CampaignCluster(bridge, cluster, server, bucket, options, readers)
         assert not found.add(cluster.nodes[0], DATASET)
         for node in cluster.nodes:
