@@ -5,7 +5,10 @@ A helper process tells it, which starts and works beside the job, and leaves out
 
 import os
 import time
-from pathlib import Path
+
+# What this job has told so far: (kind, epoch, consumer's number or ""), and where the notes go on.
+_told: set[tuple[str, int, str]] = set()
+_position = 0
 
 
 def was_told(kind: str, epoch: int = 0, number: int = 0) -> bool:
@@ -13,13 +16,15 @@ def was_told(kind: str, epoch: int = 0, number: int = 0) -> bool:
 
     The variable TOLD names the notes that tests.recording makes; without it nothing was told.
     """
-    for line in Path(os.environ.get("TOLD", os.devnull)).read_text().splitlines():
-        said, job, consumer, of_epoch = line.split(" ")
-        if (said, job, int(of_epoch)) == (kind, os.environ["CACHEFS_JOB"], epoch) and (
-            consumer.endswith(f".{number}") if number else "." not in consumer
-        ):
-            return True
-    return False
+    global _position
+    with open(os.environ.get("TOLD", os.devnull)) as notes:
+        notes.seek(_position)
+        while (line := notes.readline()).endswith("\n"):
+            said, job, consumer, of_epoch = line.split(" ")
+            if job == os.environ["CACHEFS_JOB"]:
+                _told.add((said, int(of_epoch), consumer.partition(".")[2]))
+            _position = notes.tell()
+    return (kind, epoch, str(number or "")) in _told
 
 
 def wait_until_told(kind: str, epoch: int = 0, number: int = 0, seconds: float = 30) -> None:
