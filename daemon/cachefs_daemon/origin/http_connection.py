@@ -8,13 +8,14 @@ import asyncio
 import math
 import weakref
 from collections.abc import Callable
-from typing import Final, NamedTuple
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from cachefs_daemon.origin.http_head import END, MOST_BYTES, Head, Malformed, parse_head
 from cachefs_daemon.origin.ledger import HERE, Outcome
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
 
 # Seconds without a request after which a connection is closed. Servers close theirs after 5 to 75 seconds.
 IDLE_SECONDS: Final = 12.0
@@ -206,6 +207,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         """
         memory = self._memory
         if memory is None or not size <= len(memory) <= 2 * size or self._handed() is not None:
+            import numpy as np  # takes 0.04 s, and a process that lists receives nothing here
+
             memory = self._memory = np.empty(size, np.uint8)
         return memory.data[:size]
 
