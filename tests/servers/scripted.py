@@ -3,8 +3,8 @@
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from ssl import SSLContext
 from typing import Final
 
@@ -89,3 +89,10 @@ async def scripted(
         listening.close()
         server.drop_all()
         await until_async(lambda: not server.open)
+
+
+@contextmanager
+def silent_server() -> Iterator[str]:
+    """Yield the URL of a server that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/set"

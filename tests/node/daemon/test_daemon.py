@@ -50,6 +50,8 @@ from cachefs.rpc import (
 from cachefs.segment import segment_path
 from tests.daemon import Daemon, block_ref
 from tests.fetching import FetchClient, fetch
+from tests.mounting import mount_pid, mounted
+from tests.servers.scripted import silent_server
 from tests.waiting import until
 
 FILES = 30
@@ -195,17 +197,24 @@ def test_a_listing_that_fails_leaves_nothing(daemon: Daemon, tmp_path: Path) -> 
     assert list((daemon.home / "state" / "snapshots").iterdir()) == []
 
 
-def test_only_one_listing_of_a_name_at_a_time(daemon: Daemon, tmp_path: Path) -> None:
-    for number in range(3000):
-        path = tmp_path / "many" / str(number % 50) / str(number)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    request = DatasetAdd(name="x", url=f"file://{tmp_path}/many")
-    first = daemon.client.stream(DATASET_ADD, request, timeout=60)
-    next(first)
-    with pytest.raises(errors.Busy, match="right now"):
-        list(daemon.client.stream(DATASET_ADD, request, timeout=60))
-    assert list(first)[-1].dataset is not None
+def test_only_one_listing_of_a_name_at_a_time(daemon: Daemon, origin: Path) -> None:
+    with silent_server() as url:
+        request = DatasetAdd(name="x", url=url)
+        first = daemon.client.stream(DATASET_ADD, request, timeout=60)
+        next(first)
+        with pytest.raises(errors.Busy, match="right now"):
+            list(daemon.client.stream(DATASET_ADD, request, timeout=60))
+        assert next(first).phase == "listing", "it goes on"
+        first.close()
+    assert until(lambda: _added(daemon, "x", origin)).files == FILES + 3
+
+
+def _added(daemon: Daemon, name: str, origin: Path) -> DatasetView | None:
+    """None while the name is taken."""
+    try:
+        return daemon.add_dataset(name, f"file://{origin}")
+    except errors.Busy:
+        return None
 
 
 def test_a_refresh_says_what_changed_and_keeps_the_old_snapshot(
@@ -241,21 +250,21 @@ def test_a_mounted_dataset_is_not_removed(daemon: Daemon, view: DatasetView) -> 
 
 
 @pytest.mark.own_daemon
-def test_a_daemon_that_was_killed_knows_its_mounts_at_once(daemon: Daemon, view: DatasetView) -> None:
-    daemon.report("m", spec="images")
-    daemon.report("gone", spec="images")
-    daemon.report("gone", spec="images", closing=True)
+def test_a_daemon_that_was_killed_knows_its_mounts_at_once(daemon: Daemon, view: DatasetView, tmp_path: Path) -> None:
     saved = daemon.home / "state" / "mounts.json"
-    until(lambda: saved.exists() and [one["id"] for one in json.loads(saved.read_bytes())] == ["m"])
-    daemon.kill9()
-    daemon.start()
-    assert [(mount.mountpoint, mount.pid, mount.alive) for mount in daemon.status().mounts] == [
-        ("/mnt/m", os.getpid(), True)
-    ]
-    with pytest.raises(errors.Busy, match="mounted at /mnt/m"):
-        daemon.client.call(DATASET_REMOVE, DatasetName(name="images"))
-    daemon.report("m", spec="images", closing=True)
-    daemon.client.call(DATASET_REMOVE, DatasetName(name="images"))
+    with mounted(daemon.socket, "images", tmp_path / "m") as directory:
+        daemon.report("gone", spec="images")
+        daemon.report("gone", spec="images", closing=True)
+        pid = mount_pid(daemon.client, directory)
+        until(lambda: saved.exists() and [one["pid"] for one in json.loads(saved.read_bytes())] == [pid])
+        daemon.kill9()
+        daemon.start()
+        assert [(mount.mountpoint, mount.pid, mount.alive) for mount in daemon.status().mounts] == [
+            (str(directory), pid, True)
+        ]
+        with pytest.raises(errors.Busy, match=f"mounted at {directory}"):
+            daemon.client.call(DATASET_REMOVE, DatasetName(name="images"))
+    daemon.client.call(DATASET_REMOVE, DatasetName(name="images"), timeout=60)
 
 
 def test_removing_a_dataset_frees_what_no_other_has(daemon: Daemon, view: DatasetView, origin: Path) -> None:
@@ -377,16 +386,16 @@ def test_pinned_files_stay_where_others_go(tmp_path: Path) -> None:
     for number in range(60):
         path = tmp_path / "origin" / f"{number:02}"
         path.parent.mkdir(exist_ok=True)
-        path.write_bytes(os.urandom(1 << 20))
+        path.write_bytes(os.urandom(1 << 18))
     tight = {
         "daemon": {"policy": "lru"},
-        "memory": {"budget": "24MiB", "segment_size": "8MiB"},
+        "memory": {"budget": "6MiB", "segment_size": "2MiB"},
         "ssd": {"budget": 0},
     }
     with Daemon(tmp_path / "node", tight) as daemon:
         view = daemon.add_dataset("images", f"file://{tmp_path}/origin")
         pinned = daemon.client.call(PIN, Selection(dataset="images", paths=[b"01", b"03"]))
-        assert (pinned.files, pinned.bytes) == (2, 2 << 20)
+        assert (pinned.files, pinned.bytes) == (2, 2 << 18)
         for number in range(60):
             daemon.read(view, f"{number:02}")
         assert {b"01", b"03", b"59"} <= cached_paths(daemon)

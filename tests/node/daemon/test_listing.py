@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from cachefs.errors import CachefsError, NotFound, OriginAccessDenied, OriginUna
 from cachefs.messages import ListingProgress, OriginOptions
 from cachefs.snapshot import Snapshot
 from tests.servers.s3 import S3Server
+from tests.servers.scripted import silent_server
 from tests.waiting import until
 
 BLOCK_SIZE = 4 << 20
@@ -61,9 +61,9 @@ def children() -> list[psutil.Process]:
 
 @pytest.fixture
 def endless() -> Iterator[str]:
-    """The URL of a server that takes connections and never answers: to list it takes until the listing is ended."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield f"http://127.0.0.1:{server.getsockname()[1]}/set"
+    """The URL of what cannot be listed to its end."""
+    with silent_server() as url:
+        yield url
 
 
 def test_a_directory_becomes_a_snapshot(tree: Path) -> None:
