@@ -388,7 +388,7 @@ def test_pinned_files_stay_where_others_go(tmp_path: Path) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(os.urandom(1 << 18))
     tight = {
-        "daemon": {"policy": "lru"},
+        "daemon": {"policy": "lru", "block_size": "1MiB"},
         "memory": {"budget": "6MiB", "segment_size": "2MiB"},
         "ssd": {"budget": 0},
     }
