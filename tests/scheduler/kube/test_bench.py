@@ -1,16 +1,14 @@
 """`cachefs-bench extender` measures all that it says."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
-COMMAND = Path(sys.executable).with_name("cachefs-bench")
+from cachefs_tools.bench import main
+
+from tests.cachectl import run_here
 
 
 def test_it_prints_one_document_with_all_figures() -> None:
-    command = [COMMAND, "extender", "--nodes", "40", "--questions", "20"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    done = run_here(main, "cachefs-bench", ["extender", "--nodes", "40", "--questions", "20"])
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["nodes"] == 40
