@@ -271,6 +271,7 @@ def status_of(error: SystemExit) -> int:
 
 
 if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).parents[1]))  # for modules of `tests`, which is nowhere installed
     registered = import_all(sys.argv[2:])
     job = serve(socket.socket(fileno=int(sys.argv[1])))
     end_at_once()
