@@ -10,7 +10,10 @@ import os
 import sys
 
 import pytest
+import torch
 
+# A process that is forked has none of OpenMP's threads, and would wait for them in its first large computation.
+torch.set_num_threads(1)
 # `python -m pytest` looks for modules where it is started. The script of this process is beside this file.
 sys.path[0] = os.getcwd()
 # What cannot be imported fails again in each worker, which reports it.
