@@ -101,6 +101,8 @@ class MountReport(Message, frozen=True):
     ending: bool = False
     # Ids of the snapshots of which files were read since the last report; None of a mount of an earlier release.
     snapshots_read: list[str] | None = None
+    # The kernel's number of the FUSE connection; 0 before it is mounted, and of a mount of an earlier release.
+    connection: int = 0
 
 
 class MountElsewhere(Message, frozen=True):

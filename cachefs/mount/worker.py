@@ -81,14 +81,17 @@ class Mount:
         return bool(poll.poll(0))
 
 
-def work(mount: Mount, number: int, operations: Operations, supervisor: socket.socket, *, begins: bool) -> None:
+def work(
+    mount: Mount, number: int, operations: Operations, connection: int, supervisor: socket.socket, *, begins: bool
+) -> None:
     """Be worker *number*, in a process of its own, until the mount ends.
 
-    supervisor: the socket for messages to it; begins: has nobody served the mount so far?
+    connection: the kernel's number of the FUSE connection; supervisor: the socket for messages to it; begins: this is
+    the first worker to serve the mount.
     """
     logging.getLogger("pyfuse3").addFilter(_is_news)
     try:
-        trio.run(functools.partial(Worker(mount, number, operations, supervisor).run, begins=begins))
+        trio.run(functools.partial(Worker(mount, number, operations, connection, supervisor).run, begins=begins))
     except (CachefsError, OSError) as error:
         supervisor.send(pack(WorkerMessage.FAILED, str(error)))
 
@@ -105,10 +108,13 @@ class Worker:
     It is to be made after the fork, which gRPC, LMDB and trio do not survive.
     """
 
-    def __init__(self, mount: Mount, number: int, operations: Operations, supervisor: socket.socket) -> None:
+    def __init__(
+        self, mount: Mount, number: int, operations: Operations, connection: int, supervisor: socket.socket
+    ) -> None:
         self._mount = mount
         self._number = number
         self._operations = operations
+        self._connection = connection
         self._supervisor = supervisor
         self._counters = operations.counters
         operations.note_reader = ReaderTable(mount.readers, mount.pid).note
@@ -284,4 +290,5 @@ class Worker:
             version=__version__,
             ending=self._mount.is_ending,
             snapshots_read=list(snapshots),
+            connection=self._connection,
         )

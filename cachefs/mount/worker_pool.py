@@ -186,7 +186,8 @@ class WorkerPool:
             self._session.use(clone)
             if self._session.library is not None:
                 self._blame.note_requests(self._session.library, number)
-            work(self._mount, number, self._session.operations, theirs, begins=not self.ready)
+            connection = self._session.connection.number
+            work(self._mount, number, self._session.operations, connection, theirs, begins=not self.ready)
 
         try:
             pid, pidfd = fork_watched(f"worker{number}", self._mount.directory, serve)

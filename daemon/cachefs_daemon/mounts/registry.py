@@ -29,6 +29,7 @@ class MountRecord(msgspec.Struct, frozen=True):
     spec: str
     pid: int
     born: Moment  # when its process started
+    connection: int = 0  # the kernel's number of the FUSE connection; 0 where the mount has not told it
 
 
 @dataclass(slots=True, eq=False)
@@ -122,12 +123,18 @@ class MountRegistry:
         """What is to be kept of the mounts whose process the daemon sees. The other mounts are left out: nobody could
         tell later whether they still live."""
         known = ((mount.report, mount.born) for mount in self._mounts.values())
-        return [MountRecord(one.id, one.mountpoint, one.spec, one.pid, born) for one, born in known if born is not None]
+        return [
+            MountRecord(one.id, one.mountpoint, one.spec, one.pid, born, one.connection)
+            for one, born in known
+            if born is not None
+        ]
 
     def restore(self, records: Iterable[MountRecord]) -> None:
         """Mounts that an earlier daemon knew, and that still live, count as having reported now."""
         for one in records:
-            report = MountReport(id=one.id, mountpoint=one.mountpoint, spec=one.spec, pid=one.pid)
+            report = MountReport(
+                id=one.id, mountpoint=one.mountpoint, spec=one.spec, pid=one.pid, connection=one.connection
+            )
             mount = _Mount(report, time.monotonic(), one.born)
             if _lives(mount):
                 self._mounts.setdefault(one.id, mount)
@@ -144,6 +151,7 @@ class MountRegistry:
         if mount is None:
             mount = self._mounts[report.id] = _Mount(report, time.monotonic(), birth_of(report.pid))
             self.unsaved = True
+        self.unsaved |= mount.report.connection != report.connection
         is_new = not mount.workers
         if is_new or mount.report.snapshot != report.snapshot:
             self._on_change()
@@ -307,24 +315,27 @@ def _generations(dataset: DatasetRecord, digits: str, born: Moment | None) -> li
 
 
 def _is_detached(mount: _Mount) -> bool:
-    """Does the mount still serve, but is mounted nowhere? One that starts is not mounted yet; its workers report when
-    it is."""
-    if not mount.report.worker_pid or _is_mounted(mount) or not _lives(mount):
+    """Return whether the mount still serves, but is mounted nowhere.
+
+    A mount that starts is not mounted yet; its workers report when it is.
+    """
+    if not (mount.report.worker_pid or mount.report.connection) or _is_mounted(mount) or not _lives(mount):
         return False
     mount.detached_at = min(mount.detached_at, time.monotonic())
     return True
 
 
 def _is_mounted(mount: _Mount) -> bool:
-    """Return whether the process of the mount sees it at its mount point; True where the daemon cannot see the
-    process."""
+    """Return whether the process of the mount sees it at its mount point, and not another mount there; True where the
+    daemon cannot see the process."""
     if mount.born is None:
         return True
     try:
         seen = mount_points_of(mount.report.pid)
     except OSError:  # it has ended
         return False
-    return any(str(point.path) == mount.report.mountpoint for point in seen)
+    connection = mount.report.connection
+    return any(str(point.path) == mount.report.mountpoint and connection in (0, point.connection) for point in seen)
 
 
 def _lives(mount: _Mount) -> bool:

@@ -65,6 +65,25 @@ def test_it_is_known_for_how_long_a_mount_has_been_detached(
     assert mounts.seconds_detached("unknown") == 0
 
 
+def test_a_mount_that_was_unmounted_and_lives_on_is_not_the_one_that_is_there_now(
+    process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container that has begun before the mount was unmounted keeps it."""
+    mounts = MountRegistry()
+    seen = [MountPoint(Path("/nowhere/a"), "0:58", "cachefs:images")]
+    monkeypatch.setattr(registry, "mount_points_of", lambda pid: seen)
+    for name, connection in (("first", 57), ("second", 58)):
+        own = msgspec.structs.replace(report(name, process.pid), mountpoint="/nowhere/a")
+        mounts.report(own)
+        mounts.unsaved = False
+        mounts.report(msgspec.structs.replace(own, worker_pid=process.pid, connection=connection))
+        assert mounts.unsaved
+    restarted = MountRegistry()
+    restarted.restore(mounts.records())
+    for each in (mounts, restarted):
+        assert {view.id: view.detached for view in each.views()} == {"first": True, "second": False}
+
+
 def test_a_mount_is_mounted_where_its_process_sees_it(
     process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
