@@ -21,7 +21,7 @@ import pytest
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
-LIMIT: Final = 5
+LIMIT: Final = 2
 VERDICT: Final = "unsteady: failed beside others, passed alone"
 # Tests that need no fixture of their file, and take a processor for seconds each.
 SEPARATE: Final = "tests/simulation/"
