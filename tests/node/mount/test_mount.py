@@ -10,7 +10,7 @@ import stat
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -229,16 +229,22 @@ def test_the_kernel_asks_for_no_extended_attributes(daemon: Daemon, mount: Path,
         ["find", mount / "images", "-size", "+0", "-perm", "-o=r"],
         [sys.executable, "-c", COPY, mount / "images", tmp_path / "tree"],
     )  # fmt: skip
-    for again in (False, True):
-        for command in commands:
-            shutil.rmtree(tmp_path / "copy", ignore_errors=True)
-            shutil.rmtree(tmp_path / "tree", ignore_errors=True)
-            before = counters(daemon.client, mount)
-            subprocess.run(command, check=True, capture_output=True)
-            if again:
-                after = counters(daemon.client, mount)
-                asked = {key: after[key] - before[key] for key in ("lookup", "getattr", "readdir", "getxattr", "other")}
-                assert not any(asked.values()), (command, asked)
+
+    def asked_by(command: Sequence[str | Path]) -> dict[str, int]:
+        shutil.rmtree(tmp_path / "copy", ignore_errors=True)
+        shutil.rmtree(tmp_path / "tree", ignore_errors=True)
+        before = counters(daemon.client, mount)
+        subprocess.run(command, check=True, capture_output=True)
+        after = counters(daemon.client, mount)
+        return {key: after[key] - before[key] for key in ("lookup", "getattr", "readdir", "getxattr", "other")}
+
+    for command in commands:
+        # The first pass may ask. Now and then the kernel forgets a name in a later one, so one of a few has to do.
+        passes = [asked_by(command)]
+        while any(passes[-1].values()) and len(passes) < 6:
+            passes.append(asked_by(command))
+        assert not any(passes[-1].values()), (command, passes)
+        assert not any(asked["getxattr"] for asked in passes[1:]), (command, passes)
     for ask in (os.listxattr, lambda path: os.getxattr(path, "user.cachefs.tier")):
         with pytest.raises(OSError, match="not supported"):
             ask(mount / "one byte")

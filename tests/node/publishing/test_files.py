@@ -131,11 +131,12 @@ def test_what_was_wrong_is_taken_back(run: Run, scenario: str) -> None:
         # No rule was adopted: what is published is what was learned, in which some files are twice and others not. That
         # is wrong in the next epoch, so that it may be taken back, and learned anew.
         maps = [
-            message.map for message in said if isinstance(message, JobPublish) and message.map and message.map.entries
+            numpy.frombuffer(message.map.entries, "<u4")
+            for message in said
+            if isinstance(message, JobPublish) and message.map and message.map.entries
         ]
-        for learned in maps[:1]:
-            entries = numpy.frombuffer(learned.entries, "<u4")
-            assert len(set(entries.tolist())) < len(entries)
+        # A part of an epoch may have no file twice.
+        assert not maps or any(len(set(entries.tolist())) < len(entries) for entries in maps)
         return
     publishes = [place for place, message in enumerate(said) if isinstance(message, JobPublish)]
     ends = [place for place, message in enumerate(said) if isinstance(message, JobProgress) and message.ended]

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import tarfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +22,7 @@ from cachefs_tools.lab.throttle import throttled
 from cachefs.messages import OriginOptions, Warmup
 from cachefs.rpc import WARMUP
 from tests.daemon import Daemon
-from tests.mounting import mounted
+from tests.mounting import drop_pages, mounted
 from tests.node.daemon.test_cluster_datasets import datasets
 from tests.servers import faulty
 from tests.servers.faulty import Fault, FaultyProxy
@@ -141,6 +142,24 @@ def all_say(of: Dataset, wanted: str, *, fails: bool = False) -> dict[str, str]:
     return {place: until_found(functools.partial(asked, ask), wanted) for place, ask in of.places.all().items()}
 
 
+@contextlib.contextmanager
+def cold_again_and_again(mount: Path) -> Iterator[None]:
+    """Has the kernel forget what is read: a node whose readers have all pages has no trouble with its tiers."""
+    over = threading.Event()
+
+    def forget() -> None:
+        while not over.wait(0.2):
+            drop_pages(mount)
+
+    forgetting = threading.Thread(target=forget)
+    forgetting.start()
+    try:
+        yield
+    finally:
+        over.set()
+        forgetting.join()
+
+
 def have_a_read_fail(mount: Path) -> None:
     for path in sorted(mount.iterdir()):
         try:
@@ -254,7 +273,7 @@ def test_a_disk_that_others_fill(rclone: S3Server, torch_jobs: WarmPython, tmp_p
             (disk / "others").write_bytes(bytes(23 << 20))
             list(here.daemon.client.stream(WARMUP, Warmup(dataset="full")))
             over = tmp_path / "over"
-            with training(here, epochs=over) as job:
+            with training(here, epochs=over) as job, cold_again_and_again(here.mount):
                 wanted = r"the ssd tier (takes no new blocks|has no more room)"
                 said = {"stderr": until_found(job.said, f"cachefs: {wanted}"), **all_say(here, wanted)}
                 over.touch()
