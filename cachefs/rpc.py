@@ -258,7 +258,7 @@ class DaemonClient:
         request: Request,
         timeout: float | None = None,
     ) -> Iterator[Reply]:
-        """The replies. Raises as `call` does, also where the daemon stops answering before the last reply."""
+        """Yield the replies. Raises as `call` does, also where the daemon stops answering before the last reply."""
         encoded = encode(request)
         stub = self._channel.unary_stream(method.path, None, decoder(method.reply))
         while True:

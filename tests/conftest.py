@@ -92,10 +92,9 @@ def daemon(request: pytest.FixtureRequest, running: Daemon, tmp_path: Path) -> I
 
 
 @pytest.fixture(scope="session")
-def radosgw() -> Iterator[S3Server]:
+def radosgw() -> S3Server:
     """An S3 server that does everything right. All tests share it, so each makes a bucket with a name of its own."""
-    with radosgw_server.running() as server:
-        yield server
+    return radosgw_server.shared()
 
 
 @pytest.fixture(scope="session")

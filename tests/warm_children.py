@@ -13,6 +13,7 @@ at its end. On machines other than x86-64 the daemon starts its children itself.
 
 import atexit
 import ctypes
+import errno
 import fcntl
 import json
 import os
@@ -60,10 +61,10 @@ def fork_children(show: Show) -> None:
 
     def fork_or_execute(command: Sequence[Any], *rest: Any) -> int:
         words = [os.fsdecode(word) for word in command]
-        if not _is_warm(words):
+        _, _, kept, directory, environment, stdin, _, _, stdout, _, stderr, _, errors, *_ = rest
+        if not _is_warm(words) or directory is not None or environment is not None:
             pid: int = execute(command, *rest)
             return pid
-        _, _, kept, _, _, stdin, _, _, stdout, _, stderr, _, errors, *_ = rest
         files = {number: number for number in kept if number != errors}
         files |= {number: file for number, file in enumerate((stdin, stdout, stderr)) if file != -1}
         request = {
@@ -77,7 +78,10 @@ def fork_children(show: Show) -> None:
         }
         with asking:
             socket.send_fds(ours, [json.dumps(request).encode()], list(files.values()))
-            return int(ours.recv(64))
+            pid = int(ours.recv(64) or b"0")
+        if pid <= 0:  # which os.kill would take for many processes
+            raise BlockingIOError(errno.EAGAIN, "no process could be forked")
+        return pid
 
     subprocess._fork_exec = fork_or_execute  # type: ignore[attr-defined]
 
@@ -125,7 +129,7 @@ def _fork_sibling() -> int:
         ctypes.pythonapi.PyOS_AfterFork_Child()
     else:
         ctypes.pythonapi.PyOS_AfterFork_Parent()
-    return pid
+    return pid  # -1 where there may be no more processes
 
 
 def _run(request: dict[str, Any], files: Sequence[int], show: Show) -> None:

@@ -91,6 +91,7 @@ def serve(link: socket.socket) -> Request:
                     continue
                 request = received(link)
                 if request is None:
+                    atexit._run_exitfuncs()
                     os._exit(0)
                 *files, status = request.files
                 pid = os.fork()

@@ -54,7 +54,7 @@ def handler(function: Handler) -> Handler:
         counters = self.counters
         counters.requests += 1
         if self._next_request is not None:
-            self.end_rest()
+            self.wake()
         setattr(counters, kind, getattr(counters, kind) + 1)
         try:
             return await function(self, *args)
@@ -98,7 +98,7 @@ class Operations(pyfuse3.Operations):
         self.reading_thread: Callable[[], int] = lambda: -1
         # Called with each thread that reads or lists (cachefs.mount.reader_table).
         self.note_reader: Callable[[int], None] = lambda thread: None
-        self._next_request: trio.Event | None = None  # None where `rest` does not wait
+        self._next_request: trio.Event | None = None  # None where `await_request` does not wait
         # As other read-only mounts of object stores show them: copies can be written to and removed.
         self._file_mode = stat.S_IFREG | (0o644 & ~options.umask)
         self._dir_mode = stat.S_IFDIR | (0o755 & ~options.umask)
@@ -117,14 +117,14 @@ class Operations(pyfuse3.Operations):
         counted["requests"] += ioctls
         return counted
 
-    async def rest(self, seconds: float) -> None:
-        """Wait for the next request or `end_rest`, for at most *seconds*. One task at a time may wait."""
+    async def await_request(self, seconds: float) -> None:
+        """Wait for the next request or `wake`, for at most *seconds*. One task at a time may wait."""
         self._next_request = trio.Event()
         with trio.move_on_after(seconds):
             await self._next_request.wait()
         self._next_request = None
 
-    def end_rest(self) -> None:
+    def wake(self) -> None:
         if self._next_request is not None:
             self._next_request.set()
 
@@ -179,7 +179,7 @@ class Operations(pyfuse3.Operations):
         counters.requests += 1
         counters.read += 1
         if self._next_request is not None:
-            self.end_rest()
+            self.wake()
         try:
             if self.reading.users:
                 self.reading.note(fh, self.namespace.path)

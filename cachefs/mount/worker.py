@@ -198,7 +198,7 @@ class Worker:
             idle = (now, is_ending) == (reported, reported_end) and not reader.accessed and not reader.stalls
             if idle and trio.current_time() - reported_at < IDLE_REPORT_SECONDS:
                 if not reader.has_waiting:
-                    await self._operations.rest(BEAT_SECONDS)
+                    await self._operations.await_request(BEAT_SECONDS)
                 continue
             news = self._news()
             try:
@@ -212,9 +212,9 @@ class Worker:
             self._follow(view)
 
     async def _report_ending(self) -> None:
-        """Have it reported at once that the mount is ending."""
+        """Wake the reporting task once the mount is told to end."""
         await trio.lowlevel.wait_readable(self._mount.told_to_end)
-        self._operations.end_rest()
+        self._operations.wake()
 
     async def _keep_telling_reads(self, link: DaemonLink) -> None:
         """Tell which process reads which file, while somebody asks. What cannot be told is dropped."""

@@ -100,15 +100,17 @@ def test_a_relative_path_with_dots_to_a_farm_of_links(torch_jobs: WarmPython, no
     node.check(subprocess.CompletedProcess(job.args, job.returncode, stdout, stderr))
 
 
-def test_a_bare_environment(node: Node, tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", ['- "$ROOT" < "$SCRIPT"', '-m training "$ROOT"'])
+def test_a_bare_environment(node: Node, tmp_path: Path, program: str) -> None:
     """Few descriptors; neither home nor temporary directory; processes have other numbers in there, and there is no
-    network; Python's options, warnings are errors, and the program is on the standard input."""
+    network; Python's options, and warnings are errors."""
     line = (
         "ulimit -n 48; "
         "exec unshare --pid --fork --mount-proc --net --propagation private env -u HOME TMPDIR=/nonexistent LC_ALL=C "
-        'PYTHONUTF8=0 "$PYTHON" -bb -OO -W error -u - "$ROOT" < "$SCRIPT"'
+        'PYTHONUTF8=0 "$PYTHON" -bb -OO -W error -u ' + program
     )
     variables = {"PYTHON": sys.executable, "SCRIPT": str(node.script), "ROOT": str(node.mount)}
+    variables["PYTHONPATH"] = str(node.script.parent)
     done = subprocess.run(
         node.command("started", "sh", "-c", line), capture_output=True, text=True, timeout=SECONDS, cwd=tmp_path,
         env={**os.environ, **variables},

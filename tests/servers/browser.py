@@ -40,24 +40,22 @@ class Browser:
         page = self._shared
         page.set_viewport_size({"width": width, "height": height})
         page.emulate_media(color_scheme=color_scheme)
-        if touch:
-            self._emulate_touch(page, True)
+        session = page.context.new_cdp_session(page) if touch else None
+        if session is not None:
+            session.send("Emulation.setTouchEmulationEnabled", {"enabled": True})
         try:
             page.goto(url)
             yield page
         finally:
             page.goto("about:blank")
-            if touch:
-                self._emulate_touch(page, False)
+            if session is not None:
+                session.detach()  # which ends the emulation
 
     def _watched(self, page: Page) -> Page:
         page.set_default_timeout(PATIENCE)
         page.on("console", lambda message: self._console(message))
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         return page
-
-    def _emulate_touch(self, page: Page, is_on: bool) -> None:
-        page.context.new_cdp_session(page).send("Emulation.setTouchEmulationEnabled", {"enabled": is_on})
 
     def _console(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning"):

@@ -9,6 +9,8 @@ small ranged reads four times as fast.
 On a busy machine, a gateway sometimes listens and never answers. Then another one is started on the same objects.
 """
 
+import atexit
+import functools
 import os
 import shutil
 import subprocess
@@ -82,6 +84,14 @@ rgw run sync thread = false
 rgw enable quota threads = false
 debug rgw = 0
 """
+
+
+@functools.cache
+def shared() -> S3Server:
+    """Return the server of this process and of those that it forks later. The server ends with this process."""
+    servers, owner = ExitStack(), os.getpid()
+    atexit.register(lambda: servers.close() if os.getpid() == owner else None)
+    return servers.enter_context(running())
 
 
 @contextmanager

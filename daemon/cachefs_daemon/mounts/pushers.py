@@ -76,7 +76,7 @@ class Pushers:
         return any(stream.takes for stream in self._streams.values())
 
     async def orders(self, request: PushSubscribe) -> AsyncGenerator[PushOrder, None]:
-        """What the pusher of a mount is to do, for as long as it listens. Nothing once the daemon is ending."""
+        """Yield the orders for a mount's pusher until it hangs up; end at once while the daemon is ending."""
         if self._closed:
             return
         stream = self._streams.get(request.mount)

@@ -207,7 +207,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         """
         memory = self._memory
         if memory is None or not size <= len(memory) <= 2 * size or self._handed() is not None:
-            import numpy as np  # takes 0.04 s, and a process that lists receives nothing here
+            import numpy as np  # takes 0.04 s, and a listing process never gets this far
 
             memory = self._memory = np.empty(size, np.uint8)
         return memory.data[:size]

@@ -92,7 +92,7 @@ class Server:
             except OSError as error:
                 why = os.strerror(error.errno) if error.errno else error
                 raise ConfigError(f"service.listen = {section.listen!r}: {why}") from None
-        # The socket is the last to answer: a service that answers there answers everywhere.
+        # Accept on the Unix socket last: a client that is answered there may use the TCP address too.
         await web.SockSite(self._runner, listening).start()
 
     async def stop(self) -> None:
@@ -210,6 +210,7 @@ def _unix_socket(path: Path, group: str) -> socket.socket:
         if group:
             os.chown(path, -1, grp.getgrnam(group).gr_gid)
             os.chmod(path, 0o660)
+        listening.listen()  # clients that connect before the service is ready wait for it
     except (OSError, KeyError) as error:
         listening.close()
         why = error.strerror if isinstance(error, OSError) else f"there is no group {group}"

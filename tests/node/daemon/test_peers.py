@@ -3,6 +3,7 @@
 import itertools
 import os
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,8 +24,9 @@ from tests.waiting import until
 
 COUNT = 40
 SIZE = 50_000
-# Questions to a node that does not answer while 20 blocks are read: it is tried now and then, as time goes by.
-FEW = 10
+# Questions to a node that does not answer: it is tried at first, and once every so many seconds.
+FEW = 2
+PAUSE = 4
 _numbers = itertools.count(1)
 FILES = {f"{number:03}": os.urandom(SIZE + number) for number in range(COUNT)}
 
@@ -77,9 +79,20 @@ class Pair:
             return list(pool.map(read, names))
 
     def left_origin_once(self, names: Sequence[str]) -> bool:
-        """Return whether the server was asked for each of these files, and for none twice but beside a late peer."""
+        """Return whether the server was asked once for each of these files.
+
+        On a busy machine, one in ten may be asked for twice, where the daemons have counted a late peer for each. In
+        virtual time none is (tests/simulation).
+        """
         gets = [self.proxy.count(path=f"/{self.bucket}/{name}") for name in names]
-        return min(gets) > 0 and sum(gets) - len(gets) <= self._asked_beside() - self._beside
+        beside = min(self._asked_beside() - self._beside, len(names) // 10)
+        return min(gets) == 1 and max(gets) <= 2 and sum(gets) - len(gets) <= beside
+
+    def asks_now_and_then(self, names: Sequence[str]) -> bool:
+        """Read files on the first node. Return whether it asked the second one FEW times, and once in each PAUSE."""
+        began, asked = time.monotonic(), self.first.status().peers.asked
+        self.read(self.first, names)
+        return self.first.status().peers.asked <= asked + FEW + (time.monotonic() - began) // PAUSE
 
     def _asked_beside(self) -> int:
         """Count the questions and reads of an origin that came beside a peer that was late, as on a busy machine."""
@@ -116,9 +129,8 @@ def test_each_block_leaves_the_origin_once_however_many_nodes_ask(pair: Pair) ->
     assert pair.left_origin_once(names)
     assert {answer.source for answer in answers} == {"", "peer a", "peer b"}
     states = [daemon.status() for daemon in pair.daemons]
-    # Both nodes have all of them.
-    assert sum(state.fetched_blocks + state.peers.blocks for state in states) >= 60
-    assert sum(state.peers.blocks for state in states) > 0
+    assert 30 <= sum(state.fetched_blocks for state in states) <= 33
+    assert 27 <= sum(state.peers.blocks for state in states) <= 33
     assert all(state.peers.bytes >= SIZE * state.peers.blocks > 0 for state in states)
     # What one has got the other has given, also where it had to bring it first: peer servers say so once a second.
     until(lambda: given(pair.first) == got(pair.second) and given(pair.second) == got(pair.first), "it does not add up")
@@ -156,9 +168,7 @@ def test_a_node_that_is_stopped_holds_up_nobody_for_long(pair: Pair) -> None:
         for process in processes:
             process.send_signal(signal.SIGSTOP)
         assert len(pair.read(pair.first, list(FILES)[:20], 20)) == 20
-        asked = pair.first.status().peers.asked
-        pair.read(pair.first, list(FILES)[20:])
-        assert pair.first.status().peers.asked <= asked + FEW
+        assert pair.asks_now_and_then(list(FILES)[20:])
     finally:
         for process in processes:
             process.send_signal(signal.SIGCONT)
@@ -176,9 +186,7 @@ def test_a_node_that_is_killed_in_the_midst_of_bringing_blocks_costs_no_reader_a
         assert len(reading.result(60)) == 20
     pair.proxy.clear()
     # Who does not answer is only asked now and then, until it is back.
-    asked = pair.first.status().peers.asked
-    pair.read(pair.first, list(FILES)[20:])
-    assert pair.first.status().peers.asked <= asked + FEW
+    assert pair.asks_now_and_then(list(FILES)[20:])
     assert not any("internal error" in error.message for error in pair.first.status().errors)
     pair.second.start()
     until(lambda: pair.bucket in datasets(pair.second))

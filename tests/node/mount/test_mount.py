@@ -123,10 +123,13 @@ def test_a_pass_cold_in_the_kernel_sends_one_read_per_file(daemon: Daemon, mount
         return counted
 
     # Now and then the kernel takes a page or a directory back in the middle of a pass, so one of a few has to do.
-    counted = next((one for one in (counted_in_a_pass() for _ in range(4)) if one["requests"] == files), None)
-    assert counted is not None
-    assert files == counted["read"] == counted["hits_memory"] + counted["hits_ssd"] == 200
-    assert counted["misses"] == 0
+    passes = [counted_in_a_pass()]
+    while passes[-1]["requests"] != files and len(passes) < 4:
+        passes.append(counted_in_a_pass())
+    assert files == passes[-1]["read"] == passes[-1]["requests"] == 200
+    for counted in passes:
+        assert files <= counted["read"] == counted["hits_memory"] + counted["hits_ssd"]
+        assert counted["misses"] == 0
 
 
 def test_reads_at_any_offset(tree: Path, mount: Path) -> None:

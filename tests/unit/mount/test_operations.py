@@ -53,16 +53,24 @@ def test_a_root_of_datasets_is_what_any_worker_has_heard_of(tmp_path: Path) -> N
     trio.run(run)
 
 
-def test_a_rest_ends_with_the_next_request() -> None:
+@pytest.mark.parametrize("event", ["flush", "read", "wake", "time"])
+def test_waiting_for_a_request_ends_with_the_next_one_when_woken_or_in_time(event: str) -> None:
     operations = Operations(options.parse(()))
 
-    async def run() -> None:
-        with trio.fail_after(60):
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(operations.rest, 600)
-                await trio.testing.wait_all_tasks_blocked()
-                with contextlib.suppress(pyfuse3.FUSEError):
-                    await operations.flush(ROOT)
-            await operations.rest(0.01)
+    async def run() -> float:
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(operations.await_request, 600)
+            await trio.testing.wait_all_tasks_blocked()
+            with contextlib.suppress(pyfuse3.FUSEError):
+                match event:
+                    case "flush":
+                        await operations.flush(ROOT)
+                    case "read":
+                        await operations.read(ROOT, 0, 1)
+                    case "wake":
+                        operations.wake()
+        return trio.current_time() - began
 
-    trio.run(run)
+    waited = trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0.01))
+    assert round(waited) == (600 if event == "time" else 0)

@@ -33,8 +33,9 @@ PAUSE: Final = 0.05
 END_SECONDS: Final = 10.0
 LAZY_SECONDS: Final = 2.0
 STATUS_SECONDS: Final = 5.0
-# Seconds in which the processes that use a mount are looked for: a machine may have thousands, and be busy.
+# Deadline in seconds of the search for the processes that keep a mount busy: a machine may have thousands.
 USERS_SECONDS: Final = 10.0
+NOT_FOUND: Final = " (no process that uses it was found among those of this user; something may be mounted below it)"
 GOES_ON: Final = "but its process has not ended yet, so `cachectl mounts` still shows it"
 
 
@@ -92,12 +93,12 @@ def umount(session: CommandSession, directory: str, lazy: bool) -> None:
     recovered = not lazy and is_dead(path)
     known = living_mounts(session, path)
     # Once it is detached, no path of a file that is open leads to it any more.
-    users = describe_users(path, USERS_SECONDS) if lazy else ""
+    users = describe_users(path) if lazy else ""
     try:
         unmount(path, lazy=lazy or recovered)
     except Busy as error:
         users = describe_users(path, USERS_SECONDS)  # now, as it may be another one
-        by = f", by {users}" if users else " (no process was found that uses it; root sees those of all users)"
+        by = f", by {users}" if users else NOT_FOUND
         raise Busy(f"{error}{by}; end what uses it, or detach it with --lazy") from None
     done = "recovered from a dead mount" if recovered else "unmounted"
     ended = wait_for_end(session, path, known, LAZY_SECONDS if lazy or recovered else END_SECONDS)

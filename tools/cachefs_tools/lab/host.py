@@ -59,8 +59,8 @@ class Host:
         return _in_network_of(self.pid, work) if self.pid else work()
 
     def start(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> "subprocess.Popen[Any]":
-        """Start a program on the host, in a session of its own. *log* gets what it prints. It is killed when this
-        process ends."""
+        """Start a program on the host, in a session of its own, and append its output to *log*. The program is killed
+        when this process ends."""
         with log.open("ab") as output:
             return subprocess.Popen(
                 [*WITH_PARENT, *self.enter, *command], stdin=subprocess.DEVNULL, stdout=output, stderr=output,

@@ -29,7 +29,7 @@ def free_port() -> int:
 
 
 def free_ports(count: int, address: str = "127.0.0.1") -> range:
-    """Return *count* ports in a row that are free on *address*, and claimed. Raises CachefsError without any."""
+    """Return *count* ports in a row that are free on *address*, and claimed. Raises CachefsError."""
     global _next
     ports = _range()
     for _ in range(len(ports)):
@@ -52,7 +52,10 @@ def _claim(port: int) -> bool:
     """Claim the port for this process. A process may claim one again that it has; a fork inherits no claim."""
     global _claims
     if _claims < 0:
-        _claims = os.open(_CLAIMS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            _claims = os.open(_CLAIMS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        except OSError as error:
+            raise CachefsError(f"{_CLAIMS}: {error.strerror}; set TMPDIR to a directory of your own") from None
     try:
         fcntl.lockf(_claims, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
     except OSError:  # EAGAIN or EACCES

@@ -1,4 +1,4 @@
-"""Ports of test servers: no two processes get the same, however close together they ask."""
+"""Ports for servers whose configuration names them: no two processes get the same, however close together they ask."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cachefs_tools.lab.ports import free_port
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CLAIM = "from cachefs_tools.lab.ports import free_ports; print(*(free_ports(2)[1] for _ in range(20))); input()"
 
 
