@@ -4,36 +4,41 @@ It asks the daemon and never touches a mount to answer, so it works while a moun
 are `command_session.ExitStatus`.
 """
 
-from typing import Final
-
 from cachefs_tools.quiet_loading import quiet_loading
 
 with quiet_loading():
     import click
 
     import cachefs
-    from cachefs_tools.cachectl.usage import MainGroup
+    from cachefs_tools.cachectl.bench import bench
+    from cachefs_tools.cachectl.cluster import cluster
+    from cachefs_tools.cachectl.content import evict, ls, pin, unpin, verify, warmup
+    from cachefs_tools.cachectl.dataset import dataset
+    from cachefs_tools.cachectl.debug_bundle import debug_bundle
+    from cachefs_tools.cachectl.doctor import doctor
+    from cachefs_tools.cachectl.drain import drain
+    from cachefs_tools.cachectl.index import index
+    from cachefs_tools.cachectl.info import info
+    from cachefs_tools.cachectl.job import job, stalls
+    from cachefs_tools.cachectl.mount_points import mount, umount
+    from cachefs_tools.cachectl.ring import ring
+    from cachefs_tools.cachectl.scale_hint import scale_hint
+    from cachefs_tools.cachectl.sched import scale, sched
+    from cachefs_tools.cachectl.settings import log_level, reload
+    from cachefs_tools.cachectl.stats import stats
+    from cachefs_tools.cachectl.status import errors, mounts, status
+    from cachefs_tools.cachectl.top.command import top
+    from cachefs_tools.cachectl.usage import MainGroup, help_command
+    from cachefs_tools.cachectl.warmups import warmups
 
-# Heading -> command -> module of this package that has it. A command loads its own module, and not those of others.
-SECTIONS: Final = {
-    "See": {
-        "status": "status", "top": "top.command", "mounts": "status", "stats": "stats", "errors": "status",
-        "stalls": "job", "help": "usage",
-    },
-    "Data": {
-        "dataset": "dataset", "ls": "content", "info": "info", "warmup": "content", "warmups": "warmups",
-        "pin": "content", "unpin": "content", "evict": "content", "mount": "mount_points", "umount": "mount_points",
-        "index": "index",
-    },
-    "Jobs": {"job": "job", "sched": "sched"},
-    "Cluster": {
-        "cluster": "cluster", "ring": "ring", "drain": "drain", "scale": "sched", "scale-hint": "scale_hint",
-    },
-    "Repair and tune": {
-        "doctor": "doctor", "verify": "content", "debug-bundle": "debug_bundle", "bench": "bench",
-        "reload": "settings", "log-level": "settings",
-    },
-}  # fmt: skip
+
+SECTIONS = {
+    "See": (status, top, mounts, stats, errors, stalls, help_command),
+    "Data": (dataset, ls, info, warmup, warmups, pin, unpin, evict, mount, umount, index),
+    "Jobs": (job, sched),
+    "Cluster": (cluster, ring, drain, scale, scale_hint),
+    "Repair and tune": (doctor, verify, debug_bundle, bench, reload, log_level),
+}
 
 
 @click.group(

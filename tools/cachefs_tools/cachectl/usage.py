@@ -2,15 +2,11 @@
 
 import difflib
 import json
-from collections import UserDict
-from collections.abc import Mapping
-from importlib import import_module
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 import click
 from click.shell_completion import CompletionItem
-
-from cachefs_tools.quiet_loading import quiet_loading
 
 # Key of the command line in the context.
 _WORDS: Final = f"{__name__}.words"
@@ -38,39 +34,24 @@ class CommandGroup(click.Group):
         return own or super().get_command(ctx, self._aliases.get(cmd_name, cmd_name))
 
 
-class LazyCommands(UserDict[str, click.Command]):
-    """The commands of the program by name. Each is loaded when it is looked up."""
-
-    def __init__(self, modules: Mapping[str, str]) -> None:
-        """modules: the module of each command, in which the command is the function of its name."""
-        super().__init__({name: click.Command(name) for name in modules})
-        self._modules = modules
-
-    def __getitem__(self, name: str) -> click.Command:
-        with quiet_loading():
-            module = import_module(f"{__package__}.{self._modules[name]}")
-        command: click.Command = getattr(module, "help_command" if name == "help" else name.replace("-", "_"))
-        return command
-
-
 class MainGroup(click.Group):
     """The program itself: its commands stand in groups in its help, and it names the right command for wrong words. It
     answers a wrong command line with a JSON object too, where that has --json in it."""
 
-    def __init__(self, *positional: Any, sections: Mapping[str, Mapping[str, str]], **named: Any) -> None:
-        """sections: heading -> command -> its module in this package."""
-        modules = {name: module for commands in sections.values() for name, module in commands.items()}
-        super().__init__(*positional, **{**named, "commands": LazyCommands(modules)})
+    def __init__(self, *positional: Any, sections: Mapping[str, Sequence[click.Command]], **named: Any) -> None:
+        """sections: heading -> commands."""
+        super().__init__(*positional, **named)
         self._sections = sections
+        for commands in sections.values():
+            for command in commands:
+                self.add_command(command)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         width = max(len(name) for name in self.commands)
         for heading, commands in self._sections.items():
             with formatter.section(heading):
                 limit = formatter.width - 6 - width
-                formatter.write_dl(
-                    [(name.ljust(width), self.commands[name].get_short_help_str(limit)) for name in commands]
-                )
+                formatter.write_dl([(str(one.name).ljust(width), one.get_short_help_str(limit)) for one in commands])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
