@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import cast
 
 import pyfuse3
+import pytest
 import trio
 import trio.testing
 
