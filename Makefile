@@ -18,18 +18,19 @@ IN_SHORT_DIRECTORY := directory=$$(mktemp -d /tmp/t.XXXX) && trap "rm -rf $$dire
 # Tests start some hundred processes of Python. Without byte code each takes 0.15 s more.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
-# Types and style are checked first, which takes one processor for 40 s. Meanwhile the byte code of the tests is written,
-# in 13 s of a processor.
-# Then six test files at a time, in the order of tests/conftest.py: tests mostly wait. tests/forked_workers.py forks the
-# six processes from one that has imported the tests.
+# The byte code of the tests is written first. Then types and style are checked, which takes a processor for 40 s in all,
+# beside the tests, of which some wait at any time; what the check says stands at the end.
+# Six test files run at a time, in the order of tests/conftest.py. tests/forked_workers.py forks the six processes from
+# one that has imported the tests.
 # Tests that fail beside others are run once more, alone: tests/second_chance.py. What no signal interrupts, such as a read
 # of a mount that hangs, ends its worker after 400 s. Where that happens again and again, no fifth one is started.
 test: $(VENV)/.ready-test
-	$(IN_SHORT_DIRECTORY) { $(PYTEST) --collect-only -qq >/dev/null & \
-		$(MAKE) --no-print-directory lint; lint=$$?; wait; \
+	$(IN_SHORT_DIRECTORY) { nice -n 5 $(MAKE) --no-print-directory lint >$$directory/lint 2>&1 & lint=$$!; \
+		$(PYTEST) --collect-only -qq >/dev/null; \
 		$(PYTEST) -p tests.forked_workers -p tests.second_chance -n 6 --dist loadfile --no-loadscope-reorder \
 		--max-worker-restart 4 -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true \
 		--basetemp=$$directory/t $(PYTEST_OPTIONS); tests=$$?; \
+		wait $$lint; lint=$$?; cat $$directory/lint; \
 		exit $$((tests + lint)); }
 
 # The suite five times, with two busy processes for each processor: which tests waver?
