@@ -245,7 +245,7 @@ def inherited(child: psutil.Process) -> set[str]:
 
 def test_a_pusher_keeps_only_what_it_needs_of_its_supervisor(training: Training) -> None:
     """Else what the supervisor closes would live on in the pusher: sockets, and descriptors of processes."""
-    [pusher] = pushers_of(training.mount)
+    [pusher] = until(lambda: pushers_of(training.mount), "a pusher")
     until(lambda: pusher.num_threads() > 1, "it has not begun")
     needed = {"/dev/null", f"{training.directory}.log", "/memfd:cachefs-read-marks (deleted)"}
     control_files = f"/{kernel.connection_number(training.directory)}"  # of the FUSE connection
@@ -268,7 +268,7 @@ def test_a_killed_pusher_comes_back_to_a_budget_that_is_spent(training: Training
     paths, most = training.paths(0), 0
     for start in (0, 250):
         stored = training.mount.counters["push_stored_blocks"]
-        [killed] = pushers_of(training.mount)
+        [killed] = until(lambda: pushers_of(training.mount), "a pusher")
         killed.kill()
         training.eventually(lambda: [one.pid for one in pushers_of(training.mount)] not in ([], [killed.pid]))  # noqa: B023
         training.read(paths[start : start + 100], 0.004)
