@@ -1,4 +1,4 @@
-"""Who calls the daemon, as far as rights go."""
+"""The identity and the rights of a process that calls the daemon."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -8,13 +8,13 @@ from typing import Final
 class Caller:
     """A process at the other end of the daemon's socket."""
 
-    # User id; -1 for somebody unknown.
+    # User id; -1 where it is unknown.
     uid: int
-    # Is it the user that the daemon runs as?
+    # True for the user that the daemon runs as.
     is_daemon: bool = False
     # May administer the node: datasets, pins, limits, other users' jobs.
     administers: bool = False
-    # May mount: reads the tiers, and says what was read.
+    # May mount: reads the tiers, and reports what was read.
     mounts: bool = False
 
     def __str__(self) -> str:

@@ -45,7 +45,7 @@ USAGE: Final = 2
 GRACE: Final = 5.0
 # A stop that takes longer is stuck (a hung disk); a killed daemon loses nothing, one that does not end does harm.
 STOP_DEADLINE: Final = 20.0
-# What is cached is for those who may use the socket, not for everybody on the machine. Mounts of other users read the
+# Cached data is for members of the socket's group, not for all users of the machine. Mounts of other users read the
 # index too, and LMDB's readers write to its lock file.
 UMASK: Final = 0o007
 
@@ -90,8 +90,10 @@ def main(path: Path | None, check_config: bool, log_level: str | None) -> None:
 
 
 def _check(config: Config) -> None:
-    """Say all that would keep the daemon from starting, then what is hardly meant, and what the configuration means.
-    Ends the process where the daemon would not start."""
+    """Print every error that would keep the daemon from starting, then warnings, then a summary of the configuration.
+
+    Exits with USAGE where there are errors.
+    """
     store = store_config(config)
     wrong, warnings = list(config_check.problems(store)), [*config_check.notes(store), *config.remarks()]
     try:
@@ -109,7 +111,7 @@ def _check(config: Config) -> None:
 
 
 def run(config: Config, read: Callable[[], Config]) -> None:
-    """Serve until SIGTERM or SIGINT. read: the configuration anew. Raises CachefsError at the start."""
+    """Serve until SIGTERM or SIGINT. *read* loads the configuration again. Raises CachefsError at the start."""
     log.info("cachefsd %s (pid %d): %s", __version__, os.getpid(), config.summary())
     descriptors.raise_limit()
     for remark in config.remarks():
@@ -130,7 +132,7 @@ def run(config: Config, read: Callable[[], Config]) -> None:
 
 
 def _share_with(group: str) -> None:
-    """Whatever is made from now on belongs to *group*. Raises CachefsError."""
+    """Make *group* the group of every file created from now on. Raises CachefsError."""
     try:
         os.setegid(grp.getgrnam(group).gr_gid)
     except OSError as error:
@@ -152,7 +154,7 @@ async def _serve(config: Config, read: Callable[[], Config], storage: Storage, t
     background: list[asyncio.Task[None]] = []
     try:
         await node.start()
-        if local is not None:  # before gRPC, which complains at length where the process ends since a port is taken
+        if local is not None:  # before gRPC, which prints many lines when the process ends because a port is taken
             await local.start()
         await server.start()
         if local is not None:
@@ -180,7 +182,7 @@ async def _serve(config: Config, read: Callable[[], Config], storage: Storage, t
 
 
 def _local_pages(node: Node) -> "LocalPages":
-    """What this machine's programs may read. It is imported where it is used: with aiohttp it takes 14 MB."""
+    """Return the pages for programs of this machine. Imported only where it is used: with aiohttp it takes 14 MB."""
     with needs_extra("daemon", "cachefsd"):
         from cachefs_daemon.api.local_pages import LocalPages
 
@@ -188,7 +190,7 @@ def _local_pages(node: Node) -> "LocalPages":
 
 
 def _stop_signal() -> asyncio.Event:
-    """Set by the first SIGTERM or SIGINT; the second one ends the process at once."""
+    """Return an event that the first SIGTERM or SIGINT sets; the second signal ends the process at once."""
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
 

@@ -1,4 +1,4 @@
-"""[cluster] of the configuration: whether this node is in a cluster, who tells it of the others, how they reach it."""
+"""[cluster] of the configuration: membership, the source of the node list, addresses, and security between nodes."""
 
 import ipaddress
 import os
@@ -35,7 +35,7 @@ class ListedNode:
 
 
 def _from_environment(value: object) -> object:
-    """What the variable has, for a value such as "$POD_IP". One file then serves all nodes of a Kubernetes cluster."""
+    """Replace a value such as "$POD_IP" by that environment variable, so that one file serves all nodes."""
     found = _VARIABLE.fullmatch(value) if isinstance(value, str) else None
     if found is None:
         return value
@@ -57,7 +57,7 @@ def _host(value: str) -> str:
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT or [HOST]:PORT. Raises ValueError saying how to write it."""
+    """Split HOST:PORT or [HOST]:PORT. Raises ValueError with the expected format."""
     host, _, port = text.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     clear = bare == host or ":" in bare
@@ -74,7 +74,7 @@ def _address(value: str) -> str:
 
 
 def listed_node(text: str) -> ListedNode:
-    """A node of the list. Raises ValueError saying how to write it."""
+    """Parse one entry of `cluster.nodes`. Raises ValueError with the expected format."""
     first, *options = (part.strip() for part in text.split(","))
     name, separator, address = first.partition("=")
     if not separator or not name or not _NAME.fullmatch(name):
@@ -111,7 +111,7 @@ def _endpoint(value: str) -> str:
     try:
         url = urlsplit(value)
         port = url.port or 2379
-    except ValueError:  # a port that is none
+    except ValueError:  # the port is no number from 0 to 65535
         raise ValueError('expected a URL such as "https://10.0.0.2:2379"') from None
     plain = not (url.username or url.password or url.query or url.fragment or url.path.strip("/"))
     if url.scheme not in ("http", "https") or not url.hostname or not _HOST.fullmatch(url.hostname) or not plain:
@@ -133,7 +133,7 @@ Observer = Annotated[str, Field(min_length=1), AfterValidator(_host)]
 
 
 class ClusterSection(Section):
-    """[cluster]: many nodes, one cache."""
+    """[cluster]: many nodes that share one cache."""
 
     membership: Literal["none", "static", "etcd", "kubernetes"] = "none"
     cluster: Annotated[str, Field(min_length=1), AfterValidator(_name)] = "default"
@@ -166,17 +166,17 @@ class ClusterSection(Section):
 
     @property
     def enabled(self) -> bool:
-        """Is this node in a cluster?"""
+        """Whether this node is in a cluster."""
         return self.membership != "none"
 
     @property
     def own_name(self) -> str:
-        """What this node is called."""
+        """This node's name: `name`, else one made from the host name."""
         return self.name or re.sub(r"[^A-Za-z0-9._-]+", "-", socket.gethostname())[:63].strip(".-_") or "node"
 
     @property
     def listed(self) -> tuple[ListedNode, ...]:
-        """The static list."""
+        """The nodes of the static list."""
         return tuple(map(listed_node, self.nodes))
 
     @property
@@ -191,22 +191,22 @@ class ClusterSection(Section):
 
     @property
     def key_prefix(self) -> str:
-        """What keys in etcd begin with, without the slash after it."""
+        """The prefix of keys in etcd, without a slash at its end."""
         return self.prefix or f"/cachefs/{self.cluster}"
 
     @property
     def has_certificates(self) -> bool:
-        """Do nodes prove to each other who they are?"""
+        """Whether nodes authenticate each other with certificates."""
         return self.tls_ca is not None
 
     @property
     def needs_secret(self) -> bool:
-        """Return whether nodes, which are all on loopback then, prove to each other that they share a secret."""
+        """Whether nodes, which are then all on loopback, authenticate each other with a shared secret."""
         return self.enabled and not self.has_certificates and not self.insecure_peers
 
 
 def is_loopback(host: str) -> bool:
-    """Is it a host that nobody reaches from another machine?"""
+    """Return whether *host* is reachable from this machine only."""
     try:
         return ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:
@@ -214,14 +214,14 @@ def is_loopback(host: str) -> bool:
 
 
 def summary(section: ClusterSection) -> str:
-    """What it says, as the end of a line for people."""
+    """Return the section's part of the summary line."""
     if not section.enabled:
         return ""
     return f", node {section.own_name} of cluster {section.cluster} ({section.membership}) on {section.listen}"
 
 
 def remarks(section: ClusterSection) -> Iterator[str]:
-    """What is possible, but hardly meant: one line each."""
+    """Yield a warning for each setting that is allowed but probably a mistake."""
     if not section.enabled:
         if section.observers or section.schedulers:
             yield (
@@ -255,7 +255,7 @@ def remarks(section: ClusterSection) -> Iterator[str]:
 
 
 def problems(section: ClusterSection) -> Iterator[str]:
-    """What is wrong between settings that are right one by one."""
+    """Yield an error for each contradiction between settings that are valid one by one."""
     if not section.enabled:
         return
     yield from _address_problems(section)

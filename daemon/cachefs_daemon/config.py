@@ -1,6 +1,6 @@
-"""The daemon's configuration: a TOML file, checked as a whole before anything starts.
+"""The daemon's configuration: a TOML file, checked as a whole before any part starts.
 
-Every problem is found at once and told in one line that names the key, its value and what was expected.
+All errors are reported together, one line each: the key, its value, and what was expected.
 """
 
 import contextlib
@@ -33,23 +33,25 @@ from cachefs_daemon.web_section import WebSection
 DEFAULT_PATH: Final = Path("/etc/cachefs/cachefsd.toml")
 MIN_BLOCK_SIZE: Final = PIECE_SIZE
 MAX_BLOCK_SIZE: Final = 64 << 20
-# Room for a record's header in front of its data, in a segment and in a budget.
+# Space for a record's header in front of its data, in a segment and in a budget.
 RECORD_OVERHEAD: Final = 64 << 10
-# One fetch process for so many processors, and at most so many of them: see docs/decisions/0040-fetch-processes.md.
+# Processors per fetch process, and the largest number of fetch processes that "auto" gives: see
+# docs/decisions/0040-fetch-processes.md.
 PROCESSORS_EACH: Final = 8
 MOST_AUTO: Final = 4
 AUTO: Final = -1
 MAX_PROCESSES: Final = 64
 MIN_LISTING: Final = 1 << 20
-# A tier of fewer blocks than this is hardly meant; and about what a small tier needs besides its blocks.
+# A budget of fewer blocks than FEW_BLOCKS is probably a mistake. SMALL_RESERVE: about what a small tier needs besides
+# its blocks.
 FEW_BLOCKS: Final = 8
 SMALL_RESERVE: Final = 64 << 10
-# Characters of a wrong value that are shown.
+# Characters of a wrong value that a message shows.
 MOST_SHOWN: Final = 100
 
 
 class InvalidConfig(ConfigError):
-    """Says everything that is wrong with a configuration."""
+    """Lists every error of a configuration."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(problems))
@@ -90,7 +92,7 @@ class MemorySection(Section):
 
 
 class SsdSection(Section):
-    """[ssd]: the SSD tier. There is one where the file has this table, with a budget above 0."""
+    """[ssd]: the SSD tier, which exists where the file has this table with a budget above 0."""
 
     dir: AbsolutePath = Path("/var/lib/cachefs/ssd")
     budget: Amount = Share(percent=50)
@@ -113,7 +115,7 @@ class OriginSection(Section):
 
 
 class PrefetchSection(Section):
-    """[prefetch]: what is brought nearer before it is read."""
+    """[prefetch]: fetching, and copying between tiers, before a read."""
 
     enabled: bool = True
     safety: Annotated[float, Field(ge=1, le=100, allow_inf_nan=False)] = 2.0
@@ -124,7 +126,7 @@ class PrefetchSection(Section):
 
 
 class SecuritySection(Section):
-    """[security]: who may do what, and what a dataset may show."""
+    """[security]: administrators, and the directories that datasets may expose."""
 
     admin_group: str = ""
     file_roots: tuple[AbsolutePath, ...] = ()
@@ -132,7 +134,7 @@ class SecuritySection(Section):
 
 
 class Config(Section):
-    """The whole file. docs/configuration.md says what each key means."""
+    """The whole file. docs/configuration.md describes each key."""
 
     daemon: DaemonSection = DaemonSection()
     memory: MemorySection = MemorySection()
@@ -146,8 +148,8 @@ class Config(Section):
 
     @property
     def origin_timeouts(self) -> tuple[float, float]:
-        """Seconds that connecting and waiting for bytes may take. What is not in the file is at most half of
-        read_deadline, so that there is time for a second attempt."""
+        """The connect and read timeouts in seconds. One that the file does not set is at most half of read_deadline,
+        which leaves time for a second attempt."""
         half = self.daemon.read_deadline / 2
         given = self.origin.model_fields_set
         connect, read = self.origin.connect_timeout, self.origin.read_timeout
@@ -158,7 +160,7 @@ class Config(Section):
 
     @property
     def fetch_processes(self) -> int:
-        """Fetch processes."""
+        """The number of fetch processes."""
         if self.prefetch.processes != AUTO:
             return self.prefetch.processes
         return min(MOST_AUTO, len(os.sched_getaffinity(0)) // PROCESSORS_EACH)
@@ -190,7 +192,7 @@ class Config(Section):
         return min([int(psutil.virtual_memory().total), *limits]) // 4
 
     def remarks(self) -> Iterator[str]:
-        """What is possible, but hardly meant: one line each."""
+        """Yield a warning for each setting that is allowed but probably a mistake."""
         memory = min([int(psutil.virtual_memory().total), *(limit for limit, _ in memory_limits())])
         rooms = [("memory", self.memory_budget, memory, "memory that the daemon may use")]
         if self.ssd is not None:
@@ -223,7 +225,7 @@ class Config(Section):
         yield from cluster_section.remarks(self.cluster)
 
     def summary(self) -> str:
-        """What it says, in one line for people."""
+        """Return the configuration in one line."""
         ssd = f"{format_size(self.ssd_budget)} in {self.ssd.dir}" if self.ssd and self.ssd_budget else "none"
         return (
             f"policy {self.daemon.policy}, blocks of {format_size(self.daemon.block_size)}, "
@@ -232,14 +234,14 @@ class Config(Section):
         )
 
 
-# Bytes of a file that is read: a device, or a file of data, may have no end.
+# Largest file that is read: a device, or a file of data, may have no end.
 _MOST_BYTES: Final = 4 << 20
 
 
 def load(path: Path | None) -> Config:
-    """The configuration in *path* (None: the system's file where there is one, else the defaults).
+    """Load the configuration from *path* (None: the system's file where there is one, else the defaults).
 
-    Raises InvalidConfig with every problem found.
+    Raises InvalidConfig with every error found.
     """
     if path is None and not DEFAULT_PATH.exists():
         return parse({})
@@ -254,14 +256,14 @@ def load(path: Path | None) -> Config:
         raise InvalidConfig([f"{path}: cannot be read: {error.strerror}"]) from None
     except RecursionError:
         raise InvalidConfig([f"{path}: is not valid TOML: too many brackets within each other"]) from None
-    except ValueError as error:  # what is no TOML, no UTF-8, no path, or a number of 5,000 digits
+    except ValueError as error:  # not TOML, not UTF-8, not a path, or a number of 5,000 digits
         raise InvalidConfig([f"{path!s}: is not valid TOML: {error}"]) from None
     except InvalidConfig as error:
         raise InvalidConfig([f"{path}: {problem}" for problem in error.problems]) from None
 
 
 def parse(values: Mapping[str, Any]) -> Config:
-    """Raises InvalidConfig with every problem found."""
+    """Validate *values*. Raises InvalidConfig with every error found."""
     wrong: list[str] = []
     left_out: list[tuple[int | str, ...]] = []
     try:
@@ -275,7 +277,8 @@ def parse(values: Mapping[str, Any]) -> Config:
             raise InvalidConfig(wrong) from None
     found = list(_contradictions(config))
     if wrong and "cluster" in {str(location[0]) for location in left_out}:
-        found = [one for one in found if not one.startswith("cluster.")]  # they may be about what was left out
+        # these errors may be about the settings that were left out
+        found = [one for one in found if not one.startswith("cluster.")]
     problems = [*wrong, *found]
     if problems:
         raise InvalidConfig(problems)
@@ -283,7 +286,7 @@ def parse(values: Mapping[str, Any]) -> Config:
 
 
 def _without(values: Mapping[str, Any], locations: Sequence[tuple[int | str, ...]]) -> dict[str, Any]:
-    """The *values* but for those at the *locations*, so that what is wrong with the others is found too."""
+    """Return *values* without those at *locations*, so that errors in the other values are found too."""
     left = {key: dict(value) if isinstance(value, Mapping) else value for key, value in values.items()}
     for section, *keys in locations:
         if keys and isinstance(left.get(str(section)), dict):
@@ -294,7 +297,7 @@ def _without(values: Mapping[str, Any], locations: Sequence[tuple[int | str, ...
 
 
 def _explain(detail: Any) -> str:
-    """One line for one of pydantic's findings."""
+    """Return one line for an error of pydantic."""
     location = [str(part) for part in detail["loc"]]
     key = ".".join(location)
     if key in _GONE:
@@ -310,7 +313,7 @@ def _explain(detail: Any) -> str:
 
 
 def _shown(value: object) -> str:
-    """The value in a problem's line."""
+    """Return *value* as a message shows it."""
     try:
         text = repr(value)
     except ValueError:  # a number of 5,000 digits
@@ -337,14 +340,14 @@ _SECTIONS: Final[dict[str, type[Section]]] = {
     "metrics": MetricsSection, "web": WebSection,
 }  # fmt: skip
 
-# Keys of earlier releases, and what became of them.
+# Keys of earlier releases, with the message for a file that still has them.
 _GONE: Final = {
     "origin.attempts": "is not used any more: a read is tried until daemon.read_deadline; remove the line",
 }
 
 
 def _contradictions(config: Config) -> Iterator[str]:
-    """What is wrong between settings that are right one by one."""
+    """Yield an error for each contradiction between settings that are valid one by one."""
     impossible = list(_impossible_directories(config)) or list(_roomless_directories(config))
     yield from impossible
     daemon = config.daemon
@@ -354,7 +357,7 @@ def _contradictions(config: Config) -> Iterator[str]:
             f"daemon.block_size = {format_size(block)}: expected a multiple of {format_size(PIECE_SIZE)} "
             f"from {format_size(MIN_BLOCK_SIZE)} to {format_size(MAX_BLOCK_SIZE)}"
         )
-    if not impossible:  # what the tiers may take depends on their directories
+    if not impossible:  # the size limits of the tiers depend on their directories
         yield from _tier_problems("memory", config.memory, config.memory_budget, block)
     if not impossible and config.ssd is not None and config.ssd_budget > 0:
         yield from _tier_problems("ssd", config.ssd, config.ssd_budget, block)
@@ -389,19 +392,19 @@ def _contradictions(config: Config) -> Iterator[str]:
 def _is_group(name: str) -> bool:
     try:
         grp.getgrnam(name)
-    except (KeyError, ValueError):  # a ValueError is for a NUL
+    except (KeyError, ValueError):  # ValueError: the name contains NUL
         return False
     return True
 
 
 def _impossible_directories(config: Config) -> Iterator[str]:
-    """Directories that nobody can make."""
+    """Yield an error for each directory that cannot be created."""
     ssd = {"ssd.dir": config.ssd.dir} if config.ssd is not None else {}
     directories = {"daemon.state_dir": config.daemon.state_dir, "memory.dir": config.memory.dir, **ssd}
     for key, directory in {"daemon.socket": config.daemon.socket.parent, **directories}.items():
         try:
             nearest = _nearest_existing(directory)
-            # What is at the path itself is for `cachefs_daemon.store.config_check`.
+            # `cachefs_daemon.store.config_check` checks the directory itself.
             if nearest != directory and not nearest.is_dir():
                 yield f"{key} = {_shown(str(directory))}: {nearest} is no directory"
         except OSError as error:
@@ -409,7 +412,7 @@ def _impossible_directories(config: Config) -> Iterator[str]:
 
 
 def _roomless_directories(config: Config) -> Iterator[str]:
-    """Directories of tiers on file systems that store nothing, as /proc is."""
+    """Yield an error for each tier on a file system that stores nothing, such as /proc."""
     better = {"memory.dir": "tmpfs, as /dev/shm is", **({"ssd.dir": "a disk"} if config.ssd is not None else {})}
     for key, kind in better.items():
         directory = config.memory.dir if key == "memory.dir" or config.ssd is None else config.ssd.dir
@@ -443,12 +446,12 @@ def _overlaps(memory: Path, ssd: Path) -> Iterator[str]:
 
 
 def _disk_size(directory: Path) -> int:
-    """Bytes of the file system *directory* is on, or will be on once it is created."""
+    """Return the bytes of the file system that holds *directory*, or will hold it once it is created."""
     return shutil.disk_usage(_nearest_existing(directory)).total
 
 
 def _nearest_existing(directory: Path) -> Path:
-    """The directory, or the nearest above it that is there. Raises OSError where that cannot be found out."""
+    """Return *directory*, or its nearest ancestor that exists. Raises OSError where that cannot be determined."""
     for path in (directory, *directory.parents):
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             path.stat()

@@ -1,4 +1,4 @@
-"""Checks what a consumer says of itself, with one set of bounds for jobs of this node and for other nodes."""
+"""Validates the description of a consumer, with the same bounds for jobs of this node and for other nodes."""
 
 import re
 from typing import Final, Protocol
@@ -6,14 +6,14 @@ from typing import Final, Protocol
 from cachefs.job_messages import MAX_CONSUMER_NAME, MAX_JOB_NAME
 from cachefs.planning.sequences.sampler_spec import SamplerSpec
 
-# Two jobs of different users may have one name; so their names have the owners, of at most this many characters.
+# Two jobs of different users may have one name, so job names contain the owner, in at most this many characters.
 MOST_OWNER: Final = 32
 MOST_LOADER: Final = 1 << 32  # no loader has more workers, batches or ranks
 _JOB: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._:@+-]*(~\w+)?")
 
 
 class Reader(Protocol):
-    """A consumer as its job publishes it, and as nodes tell each other of it."""
+    """A consumer as its job publishes it, and as nodes send it to each other."""
 
     @property
     def job(self) -> str: ...
@@ -34,20 +34,22 @@ class Reader(Protocol):
 
 
 def consumer_name(job: str, consumer: str) -> str:
-    """The name of a consumer's values. A job's name has no slash."""
+    """Return the name under which a consumer's values are published. A job's name has no slash."""
     return f"{job}/{consumer}"
 
 
 def is_consumer(name: str) -> bool:
-    """Whether `consumer_name` makes such a name."""
+    """Return whether *name* is one that `consumer_name` can return."""
     job, slash, consumer = name.partition("/")
     short = len(job) <= MAX_JOB_NAME + MOST_OWNER and len(consumer) <= MAX_CONSUMER_NAME
     return bool(slash) and short and _JOB.fullmatch(job) is not None and consumer.isprintable()
 
 
 def check_reader(value: Reader) -> None:
-    """Check what a consumer says of itself. The daemon that takes it from a job and the daemons that take it from
-    another node have these bounds in common. Raises ValueError and ConfigError, in words."""
+    """Validate a consumer's description. A daemon applies the same bounds to its own jobs and to other nodes.
+
+    Raises ValueError and ConfigError with a message.
+    """
     require(is_consumer(consumer_name(value.job, value.consumer)), "a name that no consumer has")
     require(
         0 <= value.rank < value.world_size < MOST_LOADER,
@@ -63,6 +65,6 @@ def check_reader(value: Reader) -> None:
 
 
 def require(condition: bool, problem: str) -> None:
-    """Raises ValueError where the condition does not hold."""
+    """Raise ValueError(*problem*) where *condition* is false."""
     if not condition:
         raise ValueError(problem)

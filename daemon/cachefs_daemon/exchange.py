@@ -1,8 +1,8 @@
-"""What mounts, jobs and pushers tell each other: the one place of the node where they meet.
+"""Passes reports between mounts, jobs and pushers: the one place of the node where they meet.
 
-A mount says which blocks it has read. Jobs learn from that where their consumers are, pushers what is in the mount's
-page cache, the prefetcher that it is time to look again, and the tiers' policies what was used. Pushers ask for whom
-they push: for the jobs' consumers that read what their mount shows.
+A mount reports the blocks it has read. Jobs learn their consumers' positions from these reports, pushers learn what is
+in the mount's page cache, the prefetcher wakes up, and the tiers' policies count the uses. Pushers ask for their
+audience: the consumers that read what their mount shows.
 """
 
 import asyncio
@@ -30,45 +30,45 @@ from cachefs_daemon.runtime.threads import Threads
 
 log = logging.getLogger(__name__)
 
-# Seconds for which reports are gathered: to follow the reads of several takes as long as those of one, 0.4 ms. Workers
-# that report at about the same time are answered at the same time, so they do from then on.
+# Seconds for which reports are gathered: following the reads of several workers costs as much as those of one, 0.4 ms.
+# Workers that report at about the same time get their replies together, so they report together from then on.
 GATHERED: Final = 0.01
-# Uses that are counted on the event loop where nobody has the store's lock: 1 us each, and a thread takes 100.
+# Uses that are counted on the event loop while the store's lock is free: 1 us each, and a thread takes 100 us.
 AT_ONCE: Final = 128
 
 
 class JobAudiences:
-    """For whom pages are pushed into each mount: see `cachefs_daemon.mounts.pushers.Audiences`."""
+    """The consumers for which pages are pushed into each mount: see `cachefs_daemon.mounts.pushers.Audiences`."""
 
     def __init__(self, mounts: MountRegistry, jobs: JobRegistry, catalog: Catalog) -> None:
         self._mounts = mounts
         self._jobs = jobs
         self._catalog = catalog
-        self._affinity = MountAffinity()  # through which mounts each consumer reads
+        self._affinity = MountAffinity()  # the mounts through which each consumer reads
         self._showing: dict[str, list[str]] = {}  # by snapshot: ids of the mounts that show it
 
     def readers(self) -> Sequence[Reader]:
-        """All consumers of running jobs whose place is known."""
+        """Return all consumers of running jobs whose position is known."""
         return self._jobs.readers(0.0)
 
     def of(self, mount: str, latency: float) -> Audience:
-        """The consumers that read what the mount with that id shows. latency: seconds that an order to the mount's
-        pusher takes; blocks that a consumer reads within them come too late."""
+        """Return the consumers that read what *mount* shows. latency: seconds that a command to the mount's pusher
+        takes; blocks that a consumer reads within them would come too late."""
         readers = self._jobs.readers(latency)
         shown = {snapshot for snapshot in {one.snapshot for one in readers} if self.shows(mount, snapshot)}
         return self._affinity.audience(mount, [one for one in readers if one.snapshot in shown])
 
     def mounts_of(self, consumer: str, snapshot: str) -> Collection[str]:
-        """Ids of the mounts through which *consumer*, which reads *snapshot*, may read; none where it is not of this
-        node."""
+        """Return the ids of the mounts through which *consumer* may read *snapshot*; none where the consumer is on
+        another node."""
         if consumer not in self._jobs.consumer_keys:
             return ()
         return self._affinity.mounts_of(consumer) or self._mounts_showing(snapshot)
 
     def _mounts_showing(self, snapshot: str) -> list[str]:
-        """Return ids of the mounts that show *snapshot*, as they were at most some seconds ago.
+        """Return the ids of the mounts that show *snapshot*, as of some seconds ago at most.
 
-        This is asked for each consumer in each step of the prefetcher, and looks at all mounts and datasets.
+        The prefetcher calls this for each consumer in each step, and the search visits all mounts and datasets.
         """
         if snapshot not in self._showing:
             records = [one.record for one in self._catalog if any(each.id == snapshot for each in one.record.snapshots)]
@@ -76,62 +76,63 @@ class JobAudiences:
         return self._showing[snapshot]
 
     def shows(self, mount: str, snapshot: str) -> bool:
-        """Are files of *snapshot* among those that the mount with that id shows?"""
+        """Return whether *mount* shows files of *snapshot*."""
         return self._mounts.shows(mount, snapshot, [dataset.record for dataset in self._catalog])
 
     def note(self, mount: str, own_reads: Mapping[str, int]) -> None:
-        """own_reads: by key of the consumer, how many of its own reads came through *mount*."""
+        """Record own_reads: by key of the consumer, how many of its own reads came through *mount*."""
         self._affinity.note(mount, own_reads)
 
     def forget_ended(self) -> None:
-        """Forget consumers that have ended, and which mounts show what. To be called every few seconds."""
+        """Forget consumers that have ended, and the mounts by snapshot. Call every few seconds."""
         self._affinity.forget_others(self._jobs.consumer_keys)
         self.look_again()
 
     def look_again(self) -> None:
-        """Forget which mounts show what, as there is another mount."""
+        """Forget the mounts by snapshot, because there is a new mount."""
         self._showing.clear()
 
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """Who learns from reports where consumers are."""
+    """The parts of the node that process reports of mounts."""
 
     jobs: JobRegistry
     attribution: Attribution
     audiences: JobAudiences
     pushers: Pushers
-    pace: Pace  # is woken, as there may be something to fetch ahead
-    # Is told how long reads of planned blocks have waited, of how many such reads, and the time.
+    pace: Pace  # woken, since there may be more to fetch ahead
+    # Receives how long reads of planned blocks have waited, the number of such reads, and the time.
     late: Callable[[Sequence[float], int, float], None]
-    guessed: Callable[[str, Sequence[bytes]], None]  # is told which mount has read which blocks, as some were guessed
-    # Is told that datasets are mounted: those whose names the function that it gets knows.
+    # receives the mount's id and the keys that it has read, some of which may come from readahead
+    guessed: Callable[[str, Sequence[bytes]], None]
+    # Learns that datasets are mounted: those for whose names the given function returns true.
     mounted: Callable[[Callable[[str], bool]], None]
 
 
 @dataclass(slots=True)
 class _Heard:
-    """What the workers of one mount have reported since it was last looked at."""
+    """Reports of the workers of one mount, since they were last passed on."""
 
-    # Keys of the blocks that were read, in order of the reports.
+    # Keys of the blocks that were read, in the order of the reports.
     accessed: list[bytes] = field(default_factory=list)
     stalls: list[Stall] = field(default_factory=list)
 
 
 class Exchange:
-    """Used from the event loop only."""
+    """Receives reports and passes them on. Used from the event loop only."""
 
     def __init__(self, mounts: MountRegistry, listeners: Listeners, tiering: Locked[Tiering], threads: Threads) -> None:
-        """tiering: is told which blocks were used."""
+        """tiering: counts the uses of blocks."""
         self._mounts = mounts
         self._to = listeners
         self._tiering = tiering
         self._threads = threads
         self._heard: dict[str, _Heard] = {}  # by id of the mount
-        self._passing_on: asyncio.Task[None] | None = None  # until it takes what was heard
+        self._passing_on: asyncio.Task[None] | None = None  # until it takes the gathered reports
 
     async def on_mount_report(self, report: MountReport) -> None:
-        """A mount says what it has read, and that it is there."""
+        """Process a report of a mount: a heartbeat, with the blocks that were read."""
         if self._mounts.report(report):
             self._to.audiences.look_again()
             self._to.mounted(MountSpec.parse(report.spec).shows)
@@ -150,7 +151,7 @@ class Exchange:
         for mount, one in heard.items():
             try:
                 self._on_reads(mount, one)
-            except Exception:  # the other mounts' reads are followed all the same
+            except Exception:  # the other mounts' reads are still followed
                 log.exception("what mount %s has read is not followed", mount)
         accessed = [key for one in heard.values() for key in one.accessed]
         if len(accessed) > AT_ONCE or not self._tiering.take_now():
@@ -171,19 +172,18 @@ class Exchange:
         to.pace.wake()
 
     def on_job_progress(self, progress: JobProgress) -> JobProgressReply:
-        """A consumer says how far it is. Raises NotFound, ConfigError."""
+        """Record a consumer's progress. Raises NotFound, ConfigError."""
         wanted = self._to.jobs.progress(progress)
         self.wake()
         return JobProgressReply(wanted=wanted, troubles=self._to.jobs.troubles_of(self._to.jobs.get(progress.job)))
 
     def wake(self) -> None:
-        """Have fetching ahead and pushing look at once: there is news of what will be read."""
+        """Wake prefetcher and pushers, because the plan has changed."""
         self._to.pace.wake()
         self._to.pushers.wake()
 
     def refresh(self) -> None:
-        """Forget mounts and consumers that have ended, and say anew what page caches cover. To be called every few
-        seconds."""
+        """Forget mounts and consumers that have ended, and update what page caches cover. Call every few seconds."""
         self._mounts.forget_gone()
         self._to.audiences.forget_ended()
         self._to.pushers.forget_gone(self._mounts.lives)

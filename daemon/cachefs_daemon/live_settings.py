@@ -1,6 +1,6 @@
-"""What of the configuration can change while the daemon runs, and how a changed file is taken up.
+"""The settings that can change while the daemon runs, and the reload of a changed file.
 
-LIVE is the only place that says which settings these are.
+LIVE alone determines which settings these are.
 """
 
 import logging
@@ -23,7 +23,7 @@ _NONE: Final = "none"
 
 
 def _resize(node: Node, config: Config) -> None:
-    """Raises ConfigError, with nothing changed, where a tier cannot have that size."""
+    """Resize the tiers. Raises ConfigError, with nothing changed, where a tier cannot have that size."""
     node.storage.resize(store_config(config))
 
 
@@ -31,7 +31,7 @@ def _log(_: Node, config: Config) -> None:
     logs.set_up(config.daemon.log_level, config.daemon.log_format)
 
 
-# By setting: what has it take effect. A setting that is not here takes a restart. What may be refused comes first.
+# By setting: the function that applies it. All other settings take a restart. Functions that may raise come first.
 LIVE: Final[Mapping[str, Apply]] = {
     "memory.budget": _resize,
     "memory.min_free": _resize,
@@ -44,7 +44,7 @@ LIVE: Final[Mapping[str, Apply]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """A setting that is not what it was."""
+    """A setting with another value than before."""
 
     key: str
     before: object
@@ -56,15 +56,15 @@ class _Change:
 
 
 class LiveSettings:
-    """Used on the event loop only."""
+    """Reloads the configuration. Used on the event loop only."""
 
     def __init__(self, node: Node, read: Callable[[], Config]) -> None:
-        """read: the configuration as the file has it now; raises InvalidConfig."""
+        """read: loads the configuration file; raises InvalidConfig."""
         self._node = node
         self._read = read
 
     def reload(self) -> Reloaded:
-        """Take up what can change at run time. Raises ConfigError, with nothing changed, where the file is wrong."""
+        """Apply the changed settings of LIVE. Raises ConfigError, with nothing changed, where the file is wrong."""
         try:
             fresh = self._read()
         except InvalidConfig as error:
@@ -89,15 +89,17 @@ class LiveSettings:
         return answer
 
     def reload_or_log(self) -> None:
-        """The same, for one who waits for no answer."""
+        """Call `reload`, and log an error instead of raising it."""
         try:
             self.reload()
         except ConfigError as error:
             log.error("%s", error)
 
     def log_level(self, request: LogLevel) -> LogLevel:
-        """Log from another level on, until the next reload or restart, if the request names one. Returns the level.
-        Raises ConfigError."""
+        """Set the log level until the next reload or restart, if the request names one. Return the level.
+
+        Raises ConfigError.
+        """
         if request.level:
             if request.level not in logs.LEVELS:
                 raise ConfigError(f"log level {request.level!r}: expected one of {', '.join(logs.LEVELS)}")
@@ -106,7 +108,7 @@ class LiveSettings:
 
 
 def changes(before: Config, now: Config) -> Iterator[_Change]:
-    """What is different, in the order of the sections. A table that is new, or gone, is one change."""
+    """Yield the differences, in the order of the sections. A table that is new, or gone, is one change."""
     for name in Config.model_fields:
         old, new = getattr(before, name), getattr(now, name)
         if old is None or new is None:
@@ -119,7 +121,7 @@ def changes(before: Config, now: Config) -> Iterator[_Change]:
 
 
 def _with(config: Config, found: list[_Change]) -> Config:
-    """The configuration with these changes, and no others."""
+    """Return the configuration with only these changes."""
     sections: dict[str, dict[str, Any]] = {}
     for change in found:
         section, key = change.key.split(".")
@@ -130,7 +132,7 @@ def _with(config: Config, found: list[_Change]) -> Config:
 
 
 def _text(value: object) -> str:
-    """A value for people."""
+    """Format a value for a message."""
     if isinstance(value, Section):
         return "a table"
     if isinstance(value, tuple):

@@ -1,4 +1,4 @@
-"""Where programs of this machine, and nobody else, may connect over HTTP: a port on loopback, or a unix socket."""
+"""Addresses for HTTP connections from this machine only: a port on loopback, or a unix socket."""
 
 import ipaddress
 import os
@@ -13,7 +13,7 @@ _EXPECTED: Final = 'expected a port on loopback, such as "127.0.0.1:9568", or "u
 
 
 def split_listen(value: str) -> tuple[str, int]:
-    """Host and port. Raises ValueError saying how to write it."""
+    """Split HOST:PORT. Raises ValueError with the expected format."""
     host, _, port = value.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not port.isdecimal() or len(port) > 5 or int(port) > 65535:
@@ -39,5 +39,5 @@ def _listen(value: str) -> str:
     return value
 
 
-# HOST:PORT of loopback, or unix:/PATH; empty: nowhere.
+# HOST:PORT of loopback, or unix:/PATH; empty: not served.
 LocalListen = Annotated[str, AfterValidator(_listen)]

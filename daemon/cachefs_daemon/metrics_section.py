@@ -1,4 +1,4 @@
-"""[metrics] of the configuration: where Prometheus reads what the daemon counts."""
+"""[metrics] of the configuration: the address at which Prometheus scrapes the daemon."""
 
 from typing import Annotated
 
@@ -9,7 +9,7 @@ from cachefs_daemon.section import Section
 
 
 class MetricsSection(Section):
-    """[metrics]: what Prometheus is told, and where."""
+    """[metrics]: address, and the number of datasets with metrics of their own."""
 
     listen: LocalListen = ""
     datasets: Annotated[int, Field(ge=0, le=200)] = 20

@@ -1,4 +1,4 @@
-"""The node: every part of the daemon is made and connected here, started, kept in order, and stopped."""
+"""The node: creates, connects, starts, maintains and stops every part of the daemon."""
 
 import asyncio
 import functools
@@ -60,7 +60,7 @@ from cachefs_daemon.store.storage import Storage
 from cachefs_daemon.store.tier_troubles import TierTroubles
 from cachefs_daemon.troubles import NOTICED, AwayNode, Found, Lasting, Server, Troubles
 
-# What only a node of a cluster has is imported where it is made: with what it needs it takes 14 MB.
+# Modules that only a node of a cluster needs are imported where they are used: with their dependencies they take 14 MB.
 if TYPE_CHECKING:
     from cachefs_daemon.content.used_snapshots import Reading
     from cachefs_daemon.cooperation.cooperation import Cooperation
@@ -72,15 +72,15 @@ if TYPE_CHECKING:
 Endless = Callable[[], Coroutine[Any, Any, None]]  # runs as long as the daemon
 
 MAINTENANCE_SECONDS: Final = 2.0
-# Mounts report at least every 10 s. Before all have, nobody knows which snapshots they use.
+# Mounts report at least every 10 s. Before all have, it is unknown which snapshots they use.
 PRUNE_AFTER: Final = 30.0
 
 
 class Node:
-    """Used on the event loop.
+    """The parts of the daemon, connected. Used on the event loop.
 
-    Its attributes are the parts of the node, which is why there are so many: they are for the service, which answers
-    calls with them, and for nobody else. A part is given the others that it needs when it is made.
+    The attributes are for the service, which answers calls with them. A part receives the other parts that it needs
+    when it is created.
     """
 
     def __init__(self, config: Config, storage: Storage, threads: Threads) -> None:
@@ -182,7 +182,7 @@ class Node:
         self._background: list[asyncio.Task[None]] = []
 
     def _waiting_rows(self, attribution: Attribution) -> list[StallRow]:
-        """Reads of this node that wait now."""
+        """Return the reads of this node that wait now."""
         now = asyncio.get_running_loop().time()
         return attribution.waiting(
             [
@@ -199,7 +199,7 @@ class Node:
         for dataset in self.catalog:
             endpoint, known = dataset.origin.endpoint, [one.id for one in dataset.record.snapshots]
             datasets |= dict.fromkeys(known, dataset.record.name)
-            if id(endpoint) not in servers:  # many datasets may have one, and its status takes a microsecond
+            if id(endpoint) not in servers:  # many datasets may share one, and its status takes a microsecond
                 servers[id(endpoint)] = Server(endpoint, endpoint.status(), [])
             servers[id(endpoint)].snapshots.extend(known)
         return Found(
@@ -213,7 +213,7 @@ class Node:
         )
 
     def _away_nodes(self, now: float) -> Iterator[AwayNode]:
-        """Nodes of the cluster that are not asked, or give no sign of life. now: loop time."""
+        """Yield the nodes of the cluster that are not asked, or send no heartbeat. now: loop time."""
         elsewhere, plane = self.fetcher.bringing.elsewhere, self.data_plane
         if plane is None:
             return
@@ -233,7 +233,8 @@ class Node:
         return DataPlane(self.config.cluster, self.membership, self.errors, self._secret)
 
     def _make_draining(self) -> "Draining | None":
-        """How this node joins its cluster and leaves it; and what it gets from other nodes as members change."""
+        """Create the part that joins and leaves the cluster, and the one that fetches blocks from peers as members
+        change."""
         if self.sharing is None or self.data_plane is None:
             return None
         from cachefs_daemon.cooperation.cooperation import ring_of
@@ -268,7 +269,7 @@ class Node:
         return draining
 
     def _make_reception(self) -> None:
-        """Answers those who place jobs, where the configuration names any."""
+        """Serve the observers and schedulers that the configuration names, if any."""
         section, sharing, draining = self.config.cluster, self.sharing, self.draining
         if sharing is None or draining is None or not (section.observers or section.schedulers):
             return
@@ -299,12 +300,12 @@ class Node:
         self._endless.append(reports.run)
 
     def _traffic(self) -> tuple[int, int, int]:
-        """Bytes since the start: from origins, from other nodes, to other nodes."""
+        """Return bytes since the start: from origins, from other nodes, to other nodes."""
         counts = self.peer_counts()
         return self.fetcher.fetched_bytes, counts.bytes, counts.served_bytes
 
     def _make_cooperation(self, fetches: FetchPlan, loader: EpochLoader, held: HeldSnapshots) -> "Cooperation | None":
-        """What this node does for what others read. None where nothing is fetched ahead."""
+        """Create the part that fetches for readers of other nodes. None where nothing is fetched ahead."""
         foresight, sharing = self.storage.foresight, self.sharing
         if foresight.standing is None or sharing is None or not self.config.prefetch.enabled:
             return None
@@ -336,7 +337,7 @@ class Node:
         return cooperation
 
     def _margins(self) -> dict[str, float]:
-        """By consumer, seconds by which it may be ahead of where the plan has it."""
+        """Return, by consumer, the seconds by which it may be ahead of its position in the plan."""
         others = self.cooperation.margins() if self.cooperation is not None else {}
         return {**self.jobs.margins(), **others}
 
@@ -360,12 +361,12 @@ class Node:
         )
 
     def _mounted(self, dataset: str) -> str:
-        """Where a dataset is mounted on this node; empty where it is not."""
+        """Return the mount point of a dataset on this node; "" where it is not mounted."""
         mount = self.mounts.using(dataset)
         return mount.mountpoint if mount is not None else ""
 
     def _read_here(self) -> "Iterator[Reading]":
-        """What the mounts, jobs and warm-ups of this node read."""
+        """Yield what the mounts, jobs and warm-ups of this node read."""
         from cachefs_daemon.content.used_snapshots import Reading
 
         for one in self.mounts.shown(lambda name: found.record if (found := self.catalog.find(name)) else None):
@@ -374,11 +375,12 @@ class Node:
             yield Reading(dataset, [snapshot])
 
     def _read_without_mounts(self) -> set[tuple[str, str]]:
-        """The datasets and snapshots that jobs and warm-ups read."""
+        """Return the datasets and snapshots that jobs and warm-ups read."""
         return {*((one.request.dataset, one.snapshot.id) for one in self.jobs.consumers), *self.warmups.reading()}
 
     def _may_use(self, snapshot: SnapshotRecord) -> bool:
-        """May any mount, job or warm-up of the cluster still read the snapshot, which is not current any more?"""
+        """Return whether any mount, job or warm-up of the cluster may still read *snapshot*, which is no longer
+        current."""
         if self.sharing is not None and self.sharing.used.is_used(snapshot.id):
             return True
         return any(read == snapshot.id for _, read in self._read_without_mounts()) or self.mounts.may_use(snapshot)
@@ -388,7 +390,7 @@ class Node:
             self.sharing.used.look_soon()
 
     async def _count(self) -> NodeCounters:
-        """What other nodes are told of this one."""
+        """Return the counters of this node that other nodes receive."""
         from cachefs_daemon.node_sharing import counters_of
 
         usage = await self.threads.run(self.storage.usage)
@@ -404,7 +406,7 @@ class Node:
         return msgspec.structs.replace(counters, replicas=section.replicas, grace=section.grace)
 
     def _elsewhere(self, plane: "DataPlane", slots: FetchSlots) -> Elsewhere:
-        """The other nodes, as a source of blocks. slots: of reads from origins."""
+        """Create the source of blocks that consists of the other nodes. slots: limits the reads from origins."""
         membership, steal = self.membership, self.config.cluster.steal
         self._home_routes = HomeRoutes(membership, self._snapshot_lacks, self.config.cluster.replicas)
         route = self._home_routes.route
@@ -413,7 +415,7 @@ class Node:
         return found
 
     def peer_counts(self) -> PeerCounts:
-        """What other nodes and this one have given each other."""
+        """Return counters of the blocks exchanged with other nodes."""
         bringing, plane = self.fetcher.bringing, self.data_plane
         if bringing.elsewhere is None or plane is None:
             return PeerCounts()
@@ -429,7 +431,7 @@ class Node:
         )
 
     def _fetching_ahead(self, pace: Pace, fetches: FetchPlan) -> list[Endless]:
-        """What runs as long as the daemon, to bring blocks before they are read."""
+        """Return the background work that fetches blocks before they are read."""
         config, storage, threads = self.config, self.storage, self.threads
         plan, presence = storage.foresight.plan, storage.foresight.presence
         readers = Readers(self._margins, self.jobs.fetched, self.pushers.is_active)
@@ -440,14 +442,14 @@ class Node:
         ]
 
     def open_data_plane(self, adopt: "Adopt") -> None:
-        """Take the port that other nodes ask at, where there are any. To be called before `start`. adopt: serves a
-        connection of the fetch channel. Raises ConfigError."""
+        """Listen for other nodes, where the node is in a cluster. Call before `start`. adopt: serves a connection of
+        the fetch channel. Raises ConfigError."""
         if self.data_plane is not None:
             tiers = {usage.name: usage.directory for usage in self.storage.usage()}
             self.data_plane.open_servers(self.storage.index.path, tiers, adopt)
 
     async def start(self) -> None:
-        """Take up what the daemon before has left, and begin to work."""
+        """Restore the state of the previous daemon, and begin to work."""
         await self._mount_persistence.restore()
         await self.pins.apply()
         await self.quotas.apply()
@@ -463,7 +465,8 @@ class Node:
         self._background = [asyncio.create_task(run()) for run in self._endless]
 
     async def maintain(self) -> None:
-        """Runs as long as the daemon. Limits are looked at in time whatever else is under way."""
+        """Run as long as the daemon. Each step repeats on its own, so that limits are enforced in time whatever else
+        runs."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._repeat(self._keep_order))
             group.create_task(self._repeat(self._check_snapshots))
@@ -472,7 +475,8 @@ class Node:
                 group.create_task(self._repeat(functools.partial(self.threads.upkeep, each)))
 
     def _upkeep(self) -> list[Callable[[], None]]:
-        """What is done from time to time in threads, each step for itself: a disk that hangs holds up one of them."""
+        """Return the steps that run from time to time in threads, each on its own: a disk that hangs holds up one of
+        them."""
         maintenance = self.storage.maintenance
         for_tiers = (maintenance.keep_limit, maintenance.retry)
         by_tier = [functools.partial(step, tier) for step in for_tiers for tier in (MEMORY, SSD)]
@@ -497,14 +501,14 @@ class Node:
 
     async def _look_at_tiers(self) -> None:
         self._tier_troubles.look(self.storage.usage())
-        self.troubles.all()  # so that it is known since when each is there
+        self.troubles.all()  # records since when each trouble exists
 
     async def _check_snapshots(self) -> None:
         for problem in await self.catalog.check_files():
             self.errors.add("snapshots", problem)
 
     async def stop_background(self) -> None:
-        """End what is under way without a caller; calls still get their answers."""
+        """Cancel work that has no caller; calls still get their responses."""
         if self.sharing is not None:
             await self.sharing.stop()
         await self.membership.stop()
@@ -520,7 +524,7 @@ class Node:
         await self.jobs.close()
 
     async def stop(self) -> None:
-        """No call may be under way any more."""
+        """Stop the node. No call may be in progress any more."""
         await self.membership.stop()
         if self.data_plane is not None:
             await self.data_plane.stop()

@@ -1,4 +1,4 @@
-"""The parts of a node in a cluster by which it shares state with the others: made and connected here."""
+"""Creates and connects the parts through which a node of a cluster shares state with the others."""
 
 import asyncio
 import time
@@ -28,7 +28,7 @@ from cachefs_daemon.sharing.security import Security
 from cachefs_daemon.sharing.snapshot_files import SnapshotFiles
 from cachefs_daemon.sharing.state import SharedState
 
-# Seconds within which other nodes have said how they are.
+# Seconds within which other nodes answer with their counters.
 COUNTERS_SECONDS: Final = 2.0
 
 Count = Callable[[], Coroutine[Any, Any, NodeCounters]]
@@ -36,23 +36,23 @@ Count = Callable[[], Coroutine[Any, Any, NodeCounters]]
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What these parts need of the node."""
+    """The parts of the node, and the settings, that `NodeSharing` uses."""
 
     section: ClusterSection
     membership: Membership
-    # None: there is no TLS.
+    # None without TLS.
     certificates: Certificates | None
-    # None: nodes prove nothing, or have certificates.
+    # None where nodes do not authenticate each other, or have certificates.
     secret: ClusterSecret | None
     here: ReadHere
     jobs: JobRegistry
     threads: Threads
-    # Counts what other nodes are told when they ask.
+    # Returns this node's counters, for other nodes.
     count: Count
 
 
 class NodeSharing:
-    """Its attributes are parts for others to use. Used on the event loop."""
+    """Shares state with other nodes. Its attributes are parts for other modules. Used on the event loop."""
 
     def __init__(self, around: Surroundings) -> None:
         self._around = around
@@ -89,20 +89,21 @@ class NodeSharing:
         await self.shared.stop()
 
     def is_coming(self, snapshot_id: str) -> bool:
-        """Is a snapshot on its way to this node, as far as is known?"""
+        """Return whether a snapshot is on its way to this node, as far as is known."""
         return self.datasets.is_coming(snapshot_id) or self.used.is_coming(snapshot_id)
 
     @property
     def is_behind(self) -> bool:
-        """Is there something that others have said and this node has not followed, or a snapshot on its way here?"""
+        """Whether published state of other nodes is not followed yet, or a snapshot is on its way here."""
         return self.datasets.is_behind or self.used.is_behind
 
     def problems(self) -> list[str]:
-        """What is wrong with datasets of the cluster here, a line for each."""
+        """Return the errors of the cluster's datasets on this node, a line each."""
         return [*self.datasets.problems(), *self.used.problems()]
 
     async def counters(self) -> dict[str, NodeCounters]:
-        """Of all nodes, by id; this one's too. Those of a node that does not answer say why."""
+        """Return counters of all nodes, this one included, by id. For a node that does not answer they contain the
+        reason."""
         found = {self._around.membership.view.me: await self._around.count()}
         for node, answer in (await self.shared.node_counters(COUNTERS_SECONDS)).items():
             found[node] = _counters(answer)
@@ -122,7 +123,7 @@ def _counters(answer: bytes | PeerFailed) -> NodeCounters:
 
 
 def security_of(certificates: Certificates | None, secret: ClusterSecret | None = None) -> Security:
-    """What these certificates, or this secret, make of connections."""
+    """Return the connection security that these certificates, or this secret, give."""
     if certificates is None:
         return Security(secret=secret)
     return Security(certificates.server, certificates.client, _refusal, _names)
@@ -148,7 +149,8 @@ def counters_of(
     problems: list[str],
     received: Mapping[str, int],
 ) -> NodeCounters:
-    """fetched: blocks and bytes that came from origins. started: monotonic seconds. received: bytes by node."""
+    """Create this node's counters. fetched: blocks and bytes from origins. started: monotonic seconds. received: bytes
+    by node."""
     givers = sorted(received.items(), key=lambda each: -each[1])[:MOST_GIVERS]
     running = [job for job in jobs if job.state == JobState.RUNNING]
     return NodeCounters(

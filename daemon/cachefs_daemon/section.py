@@ -1,4 +1,4 @@
-"""A table of the configuration file, and the kinds of values that are in several of them."""
+"""The base of a table of the configuration file, and kinds of values that several tables have."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from cachefs.sizes import Share, parse_share, parse_size
 
 
 class Section(BaseModel):
-    """A table of the file. Keys that it does not have are errors."""
+    """A table of the file. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -26,7 +26,7 @@ def _absolute(path: Path) -> Path:
 Size = Annotated[int, BeforeValidator(parse_size)]
 Amount = Annotated[Share, BeforeValidator(parse_share)]
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
-# An empty text is none.
+# Empty text means None.
 OptionalPath = Annotated[AbsolutePath | None, BeforeValidator(lambda value: None if value == "" else value)]
 Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=1024)]

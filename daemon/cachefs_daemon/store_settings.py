@@ -6,7 +6,8 @@ from cachefs_daemon.store.tier import TierConfig
 
 
 def store_config(config: Config) -> StoreConfig:
-    """Turn percentages into bytes: of the memory of the machine, and of the file system behind [ssd] dir."""
+    """Return the store's configuration, with percentages in bytes: of the machine's memory, and of the file system
+    behind [ssd] dir."""
     daemon = config.daemon
     memory = TierConfig(
         config.memory.dir, config.memory_budget, config.memory.segment_size, daemon.policy, config.memory_min_free

@@ -1,7 +1,7 @@
-"""What is wrong with the node now: one list, from what its parts know, which every place that shows it asks for.
+"""The troubles of the node: one list, derived from the state of its parts, for every place that shows it.
 
-`Troubles` keeps the list for LASTS seconds, so that however many ask, the parts are looked at twice a second at most.
-Nothing is counted or kept where reads are answered.
+`Troubles` keeps the list for LASTS seconds, so the parts are examined twice a second at most, however many ask. Reading
+costs nothing extra: no counting or bookkeeping happens where reads are answered.
 """
 
 import time
@@ -18,11 +18,11 @@ from cachefs_daemon.fetch.waiting_reads import SETTLED, Reader, ReadFailure, Wai
 from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.store.tier_troubles import TierTrouble
 
-# Seconds that a read has waited when it is a trouble.
+# Seconds that a read has waited when it becomes a trouble.
 NOTICED: Final = 3.0
-# Seconds for which reads that have failed are a trouble of the node. A job shows those of all of its time.
+# Seconds for which failed reads are a trouble of the node. A job shows the failures of its whole time.
 RECENT: Final = 60.0
-# Seconds for which the list is kept, and how many there are in it at most.
+# Seconds for which the list is kept, and its largest length.
 LASTS: Final = 0.5
 MOST: Final = 32
 
@@ -33,17 +33,17 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that has datasets."""
+    """An origin server that has datasets."""
 
     endpoint: Endpoint
     status: EndpointStatus
-    # Ids of the snapshots of these datasets.
+    # Ids of the snapshots of the server's datasets.
     snapshots: list[str]
 
 
 @dataclass(frozen=True, slots=True)
 class AwayNode:
-    """A node of the cluster that is not asked, or gives no sign of life."""
+    """A node of the cluster that is not asked, or sends no heartbeat."""
 
     name: str
     reason: str
@@ -53,21 +53,21 @@ class AwayNode:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the parts of the node know. Times are unix times in seconds, but for those of waiting reads."""
+    """The state of the node's parts. Times are unix times in seconds, except those of waiting reads, in loop time."""
 
     servers: Sequence[Server]
-    # Reads that have waited for NOTICED seconds or longer, and loop time now.
+    # Reads that have waited for NOTICED seconds or longer, and the loop time now.
     reads: Sequence[WaitingRead]
     loop_now: float
     failures: Sequence[ReadFailure]
     nodes: Sequence[AwayNode]
     tiers: Sequence[TierTrouble]
-    # By id of a snapshot: the dataset of which it is one.
+    # By id of a snapshot: its dataset.
     datasets: dict[str, str]
 
 
 def derive(found: Found, now: float) -> list[Trouble]:
-    """All troubles, the worst first; also failures of long ago. now: unix time in seconds."""
+    """Return all troubles, the worst first, including old failures. now: unix time in seconds."""
     servers = {id(one.endpoint): one for one in found.servers}
     waiting: dict[tuple[Cause, str], list[WaitingRead]] = {}
     for read in found.reads:
@@ -91,7 +91,7 @@ def derive(found: Found, now: float) -> list[Trouble]:
 
 
 def _why(read: WaitingRead, server: Server | None, datasets: dict[str, str]) -> tuple[Cause, str]:
-    """For what a read waits."""
+    """Return the cause for which a read waits, and its subject."""
     if isinstance(read.trouble, OriginAccessDenied):
         return Cause.REFUSED, datasets.get(read.snapshot, read.snapshot[:12])
     name = server.status.name if server is not None else read.endpoint.name
@@ -99,7 +99,7 @@ def _why(read: WaitingRead, server: Server | None, datasets: dict[str, str]) -> 
         return Cause.ORIGIN, name
     if read.peers:
         return Cause.PEER, read.peers[0]
-    # One that has failed rests until its next attempt, and wants no slot.
+    # A read that has failed pauses until its next attempt, and waits for no slot.
     is_throttled = server is not None and server.status.width < server.status.most
     has_failed = read.trouble is not None and not is_throttled
     return (Cause.SLOW if read.has_slot or has_failed else Cause.SLOT), name
@@ -114,7 +114,7 @@ def _reason(cause: Cause, reads: Sequence[WaitingRead], server: Server | None) -
 
 
 def _with_reads(one: Trouble, reads: Sequence[WaitingRead], loop_now: float, *, begins: bool = False) -> Trouble:
-    """With the reads that wait for it. begins: it began when the first of them began to wait."""
+    """Add the reads that wait for the trouble. begins: the trouble began when the first of them began to wait."""
     if not reads:
         return one
     longest = loop_now - min(read.since for read in reads)
@@ -146,19 +146,19 @@ def _away(one: AwayNode, reads: Sequence[WaitingRead], loop_now: float, now: flo
 
 
 def recent(troubles: Iterable[Trouble], now: float) -> list[Trouble]:
-    """Without failures of long ago."""
+    """Return the troubles without failures older than RECENT."""
     return [one for one in troubles if not is_failing(one.cause) or one.waiting or now - one.last < RECENT]
 
 
 class Lasting(Generic[Value]):
-    """A value that is made anew when it is asked for, but not within LASTS seconds. Used on the event loop."""
+    """Caches a value for LASTS seconds. Used on the event loop."""
 
     def __init__(self, make: Callable[[], Value]) -> None:
         self._make = make
         self._made: tuple[float, Value] | None = None  # monotonic seconds, and the value
 
     def get(self, *, fresh: bool = False) -> Value:
-        """The value. fresh: as it is now."""
+        """Return the value. fresh: make it anew."""
         now = time.monotonic()
         if fresh or self._made is None or now - self._made[0] >= LASTS:
             self._made = now, self._make()
@@ -166,14 +166,14 @@ class Lasting(Generic[Value]):
 
 
 class Troubles:
-    """Used on the event loop."""
+    """Keeps the list of the node's troubles. Used on the event loop."""
 
     def __init__(self, look: Callable[[], Found], whose: Whose = lambda snapshot, keys: [_NO_JOB] * len(keys)) -> None:
         """look: finds out what the parts of the node know; whose: which jobs failed reads are of."""
         self._look = look
         self._whose = whose
         self._known = Lasting(self._find)
-        # By cause and subject: when it was first seen, of those that are there now.
+        # By cause and subject of the present troubles: when each was first seen.
         self._since: dict[tuple[str, str], float] = {}
         self._failures: dict[tuple[str, str], ReadFailure] = {}  # by cause and snapshot
 
@@ -190,26 +190,26 @@ class Troubles:
         return [msgspec.structs.replace(one, since=self._since[key]) for key, one in zip(keys, found, strict=True)]
 
     def all(self, *, fresh: bool = False) -> list[Trouble]:
-        """All of them, the worst first, failures of long ago too. fresh: as they are now."""
+        """Return all troubles, the worst first, including old failures. fresh: as they are now."""
         return self._known.get(fresh=fresh)
 
     def now(self) -> list[Trouble]:
-        """Those of now, the worst first."""
+        """Return the present troubles, the worst first."""
         return recent(self.all(), time.time())
 
     def of(self, job: str, snapshots: Sequence[str], began: float, *, fresh: bool = False) -> list[Trouble]:
-        """Returns the troubles of *job*, which has read these snapshots since *began* (unix time in seconds), with its
-        reads that have failed since then and those that may be its own. fresh: as they are now."""
+        """Return the troubles of *job*, which has read *snapshots* since *began* (unix time in seconds): its reads
+        that have failed since then, and failed reads that may be its own. fresh: as they are now."""
         troubles = self.all(fresh=fresh)
         if fresh:  # the job ends
             for failure in self._failures.values():
-                if failure.snapshot in snapshots:  # other jobs that have read those may still be published
+                if failure.snapshot in snapshots:  # other jobs that have read these blocks may still be published
                     failure.attribute(self._whose, time.time())
         found = [one for one in concerning(troubles, snapshots) if one.last >= began]
         return [each for one in found if (each := self._of_job(one, job, began)) is not None]
 
     def _of_job(self, one: Trouble, job: str, began: float) -> Trouble | None:
-        """Returns the trouble as the job has it; None where it is only that of other jobs."""
+        """Return the trouble as the job has it; None where it is only that of other jobs."""
         known = self._failures.get((one.cause, one.snapshots[0])) if one.failed else None
         if known is None:
             return one

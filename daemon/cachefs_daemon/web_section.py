@@ -1,10 +1,10 @@
-"""[web] of the configuration: where people look at the node in a browser."""
+"""[web] of the configuration: the address of the node's web page."""
 
 from cachefs_daemon.local_listen import LocalListen
 from cachefs_daemon.section import Section
 
 
 class WebSection(Section):
-    """[web]: the page for people."""
+    """[web]: the web page of the node."""
 
     listen: LocalListen = ""
