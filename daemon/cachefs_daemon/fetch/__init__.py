@@ -1,4 +1,4 @@
-"""Brings blocks onto this node, each one once: for readers that wait, and ahead of readers that will come.
+"""Fetches blocks onto this node, each one once: on demand for waiting readers, and ahead of future reads.
 
 May import mounts, datasets and store.
 """

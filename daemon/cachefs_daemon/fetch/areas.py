@@ -1,6 +1,7 @@
-"""In which areas of a listing blocks are, and what of an area is not on the node.
+"""Maps blocks of a snapshot to the areas that contain them, and finds the blocks of an area that are missing on this
+node.
 
-An area is what cachefs.planning.prefetch.sweeping knows of: a file, or the files of a directory.
+An area is a file, or the files of a directory, as defined in cachefs.planning.prefetch.sweeping.
 """
 
 from collections import OrderedDict
@@ -15,29 +16,29 @@ from cachefs.planning.prefetch.sweep import Area
 from cachefs.planning.prefetch.sweeping import MOST_BLOCKS_OF_FILE, AreaFound, AreaSearch, Lacking, Place, Placed
 from cachefs.snapshot import ROOT, Entry, Snapshot
 
-# Directories above a file that are looked at: train/CLASS/VIDEO/FRAME.
+# Directory levels above a file that are examined: train/CLASS/VIDEO/FRAME.
 _LEVELS: Final = 3
-# Entries at each end of a directory that are looked at for directories.
+# Entries at each end of a directory that are searched for subdirectories.
 _ENDS: Final = 32
-# Spans that are remembered.
+# Spans kept in the cache.
 _MOST_SPANS: Final = 4096
 
-# The first entry, and the one after the last.
+# Number of the first entry, and of the one after the last.
 _Span = tuple[int, int]
 
 
 class Areas:
-    """Used by one thread at a time."""
+    """Looks up areas in snapshots, with a cache of directory spans. Used by one thread at a time."""
 
     def __init__(self, is_here: Callable[[bytes], bool]) -> None:
-        """is_here: is the block with this key on the node?"""
+        """is_here: returns whether the block with this key is in a tier."""
         self._is_here = is_here
         self._spans: OrderedDict[tuple[str, int, int], _Span] = OrderedDict()  # by snapshot, directory, and depth
 
     # --- where blocks are -----------------------------------------------------------------------------------------
 
     def place(self, snapshot: Snapshot, missed: Iterable[tuple[Name, int]]) -> list[Placed]:
-        """Blocks of the snapshot, with their sizes. Raises CachefsError."""
+        """Return the areas of blocks of the snapshot, given by name and size. Raises CachefsError."""
         return [self._place(snapshot, name, size) for name, size in missed]
 
     def _place(self, snapshot: Snapshot, name: Name, size: int) -> Placed:
@@ -52,7 +53,7 @@ class Areas:
         return Placed(name, size, entry.size, places)
 
     def _places(self, snapshot: Snapshot, entry: Entry, *, has_blocks: bool, is_begin: bool) -> Iterator[Place]:
-        """Those of a file in the directories above it."""
+        """Yield the places of a file in the directories above it."""
         first, end = self._span(snapshot, entry.parent, 1)
         if has_blocks:
             yield Place(Area(Rule.SHARDS, snapshot.id, first, end - first), entry.number - first, entry.number)
@@ -70,7 +71,7 @@ class Areas:
                 yield Place(Area(Rule.SET, snapshot.id, first, end - first), entry.number - first, directory)
 
     def _span(self, snapshot: Snapshot, directory: int, depth: int) -> _Span:
-        """The entries that are *depth* levels below a directory. They have consecutive numbers."""
+        """Return the entries *depth* levels below a directory. Their numbers are consecutive."""
         key = (snapshot.id, directory, depth)
         span = self._spans.get(key)
         if span is None:
@@ -90,7 +91,7 @@ class Areas:
         return (first[0], last[1]) if first is not None and last is not None else (0, 0)
 
     def _deeper(self, snapshot: Snapshot, entries: Iterable[int], depth: int) -> _Span | None:
-        """What is so deep below the first of the *entries* that has anything there."""
+        """Return the span at *depth* below the first of the *entries* that has one."""
         for number in entries:
             if snapshot.entry(number).is_dir:
                 first, end = self._span(snapshot, number, depth)
@@ -101,7 +102,7 @@ class Areas:
     # --- what is missing ------------------------------------------------------------------------------------------
 
     def find(self, snapshot: Snapshot, search: AreaSearch) -> AreaFound:
-        """Raises CachefsError."""
+        """Find missing blocks of an area. Raises CachefsError."""
         area, missing, looked, size = search.sweep.area, list[Lacking](), 0, 0
         for place in search.places:
             if size >= search.size:
@@ -114,7 +115,7 @@ class Areas:
         return AreaFound(looked, missing)
 
     def _missing(self, snapshot: Snapshot, place: int, file: int, numbers: Sequence[int] | None) -> Iterator[Lacking]:
-        """numbers: blocks of the file; None: those at its beginning."""
+        """Yield missing blocks of a file. numbers: the blocks to check; None: the first MOST_BLOCKS_OF_FILE."""
         try:
             length, content = snapshot.file(file)
         except NotFound:

@@ -1,8 +1,8 @@
-"""Blocks that fetch processes bring: those that are fetched ahead and are a whole object each.
+"""Hands blocks to fetch processes: blocks that are fetched ahead, and are a whole object each.
 
-What the daemon does for such a block it does for many at once: it reserves room for them, tells a process where they
-go, and enters what was written. Everything that is not as it should be is the fetcher's: a block that no tier takes, a
-request that fails, a process that is slow or gone.
+The daemon works in batches: it reserves room, sends the blocks with their rooms to a process, and enters the written
+blocks into the store. All exceptions are left to the fetcher: blocks that no tier takes, failed requests, and processes
+that are slow or gone.
 """
 
 import asyncio
@@ -25,63 +25,63 @@ from cachefs_daemon.store.reserved_rooms import Expected, OpenSegment, ReservedR
 
 log = logging.getLogger(__name__)
 
-# Bytes of the blocks for which room is made at once, at most, where they are more than one.
+# Bytes of one batch, at most, unless it is a single block.
 _MOST_BYTES: Final = 8 << 20
-# Calls of the store that are under way at once.
+# Concurrent calls of the store.
 _CALLS: Final = 2
 _TICK_SECONDS: Final = 0.25
-# Seconds without a word after which others bring what a process was to bring; and after which it is killed.
+# Seconds of silence after which the daemon fetches a process's blocks itself; and after which the process is killed.
 _SILENT: Final = 1.0
 _DEAD: Final = 10.0
-# Seconds that a process may need until it is ready: 0.3, and above 10 with ten busy processes per processor beside it.
+# Seconds that a process may take to start: 0.3 usually, and above 10 with ten busy processes per processor.
 _START: Final = 60.0
-# Seconds that a block may wait for its room, and once it is written, until readers find it.
+# Seconds that a block may wait for its room, and, once written, for its entry into the store.
 _ROOM_PATIENCE: Final = 2.0
 # Seconds without a block after which processes are ended.
 _IDLE: Final = 180.0
-# Seconds from the start of a process that has failed to the next start, at least and at most.
+# Seconds from the start of a failed process to the next start, at least and at most.
 _PAUSE: Final = 5.0
 _LONGEST_PAUSE: Final = 300.0
-# Seconds that the end of the processes may take when the daemon ends.
+# Seconds to wait for processes to end when the daemon ends.
 _END_SECONDS: Final = 2.0
 
 
-# A block that was written, its room, and the checksums of its pieces.
+# A written block, its room, and the checksums of its pieces.
 _Written = tuple[Load, Room, bytes]
 
 
 class Carrying:
-    """All fetch processes. Used on the event loop.
-
-    It has more than 12 attributes: half of them are the parts that it uses, half are what is under way.
-    """
+    """All fetch processes, with the blocks on their way through them. Used on the event loop."""
 
     def __init__(self, rooms: ReservedRooms, threads: Threads, errors: ErrorLog, count: int, deadline: float) -> None:
-        """count: of processes; 0 for none. deadline: seconds that anybody waits for a read of an origin, at most."""
+        """count: number of processes, or 0 for none. deadline: longest time in seconds that a reader waits for an
+        origin."""
         self._rooms = rooms
         self._threads = threads
         self._errors = errors
         self._count = count
         self._deadline = deadline
         self._processes: list[FetchProcess] = []
-        self._waiting: deque[Load] = deque()  # for room
-        self._placing: set[Load] = set()  # for which room is being made
+        self._waiting: deque[Load] = deque()  # blocks that wait for room
+        self._placing: set[Load] = set()  # blocks whose room is being reserved
         self._written: deque[_Written] = deque()
-        self._entering: dict[Load, float] = {}  # written, and not found by readers yet: loop time since when
+        self._entering: dict[Load, float] = {}  # written blocks that are not in the store yet: loop time of writing
         self._workers = 0
-        self._calling: list[float] = []  # loop times at which the calls of the store began that are under way
+        self._calling: list[float] = []  # loop times at which the running calls of the store began
         self._calls: set[asyncio.Task[None]] = set()
         self._is_flushing = self._is_starting = self._is_closing = False
         self._timer: asyncio.TimerHandle | None = None
-        self._not_before = 0.0  # loop time of the next start
+        self._not_before = 0.0  # earliest loop time of the next start
         self._pause = _PAUSE
-        self._is_told = False  # the log says that processes end
-        self.discard: Callable[[int], None] = lambda size: None  # is told of bytes that have come, and are of no use
+        self._is_told = False  # a warning about ended processes is in the log
+        self.discard: Callable[[int], None] = lambda size: None  # called with the size of bytes fetched in vain
 
     def take(self, source: BlockSource, tell: Tell, arrived: Callable[[], None]) -> bool:
-        """Let a process bring the block. False where none can just now; then nothing is told.
+        """Let a process fetch the block. Returns False if none can now; then nothing is called.
 
-        arrived: is called when its bytes have come, and others can be asked for; `tell` follows when it is entered."""
+        tell: called once the block is in the store. arrived: called when its bytes have arrived, and its connection is
+        free.
+        """
         if not self._count or self._is_closing or not source.is_whole:
             return False
         origin: Any = source.origin
@@ -102,7 +102,7 @@ class Carrying:
         return True
 
     def status(self) -> list[FetchProcessStatus]:
-        """As `cachectl status` shows it."""
+        """Return the status of the ready processes, for `cachectl status`."""
         return [
             FetchProcessStatus(pid=one.process.pid, blocks=one.blocks, in_flight=len(one.under_way))
             for one in self._processes
@@ -110,7 +110,7 @@ class Carrying:
         ]
 
     async def close(self) -> None:
-        """End all processes."""
+        """Kill all processes."""
         self._is_closing = True
         if self._timer is not None:
             self._timer.cancel()
@@ -142,7 +142,7 @@ class Carrying:
             asyncio.get_running_loop().call_soon(self._flush)
 
     async def _work(self) -> None:
-        """Enter what was written and make room for what waits, in one call of the store for both."""
+        """Enter written blocks and reserve room for waiting ones, with one call of the store for both."""
         try:
             while self._waiting or self._written:
                 written = [self._written.popleft() for _ in range(min(MOST_BLOCKS, len(self._written)))]
@@ -161,7 +161,7 @@ class Carrying:
             self._workers -= 1
 
     def _is_stuck(self) -> bool:
-        """Do all calls of the store take long?"""
+        """Return whether all calls of the store take long."""
         return len(self._calling) == _CALLS and _now() - max(self._calling) >= _ROOM_PATIENCE
 
     def _next_batch(self) -> list[Load]:
@@ -187,14 +187,14 @@ class Carrying:
                 load.give_up()
             return
         for (load, _, _), place in zip(written, places, strict=True):
-            load.given_up = True  # nobody else needs to bring it
+            load.given_up = True  # no fetch by the daemon is needed
             if place is None:
                 self.discard(load.source.length)
             load.tell(place)
         self._place(batch, rooms, segments)
 
     def _place(self, batch: Sequence[Load], rooms: Sequence[Room | None], segments: Sequence[OpenSegment]) -> None:
-        """Hand blocks with their rooms to a process."""
+        """Send blocks with their rooms to a process."""
         placed = [(load, room) for load, room in zip(batch, rooms, strict=True) if room is not None]
         still = [(load, room) for load, room in placed if not load.given_up]
         process = self._pick()
@@ -208,7 +208,7 @@ class Carrying:
             self._give_back([room for load, room in placed if id(load) not in there])
 
     def _pick(self) -> FetchProcess | None:
-        """The process that has the fewest blocks to bring."""
+        """Return the ready process with the fewest blocks in progress."""
         now = _now()
         able = [one for one in self._processes if one.ready and not one.closed and not _is_silent(one, now)]
         return min(able, key=lambda one: len(one.under_way), default=None)
@@ -281,7 +281,7 @@ class Carrying:
             self._timer = loop.call_later(_TICK_SECONDS, self._tick)
 
     def _failed(self, why: str) -> None:
-        """A process has ended that should not."""
+        """Log the unexpected end of a process, and pause before the next start."""
         level = logging.DEBUG if self._is_told else logging.WARNING
         log.log(level, "a fetch process is gone, %s; the daemon itself fetches what it was to bring", why)
         self._is_told = True
@@ -289,7 +289,7 @@ class Carrying:
         self._pause = min(_LONGEST_PAUSE, 2 * self._pause)
 
     def _shut(self, process: FetchProcess) -> None:
-        """Tell a process nothing more, which is the end of it, and let others bring what it was to bring."""
+        """Close the channel, which ends the process, and give up its blocks."""
         if not process.closed:
             process.closed = True
             asyncio.get_running_loop().remove_reader(process.channel.fileno())
@@ -313,7 +313,7 @@ class Carrying:
         self._timer = asyncio.get_running_loop().call_later(_TICK_SECONDS, self._tick) if again else None
 
     def _look_at(self, process: FetchProcess, now: float) -> None:
-        """Give up what is late, end what hangs or has nothing to do, and forget what has ended."""
+        """Give up late blocks, end a hanging or idle process, and remove an ended one."""
         status = process.process.poll()
         if status is not None:
             self._ended(process, status)
@@ -330,7 +330,7 @@ class Carrying:
             self._shut(process)
 
     def _ended(self, process: FetchProcess, status: int) -> None:
-        """A process is no more; what it had not finished is free again."""
+        """Remove an ended process, and free the rooms of its unfinished blocks."""
         self._shut(process)
         process.book.close(process.bytes)
         self._processes.remove(process)
@@ -349,7 +349,7 @@ def _takes_orders(kind: type) -> bool:
 
 
 def _is_silent(process: FetchProcess, now: float) -> bool:
-    """Has it not said a word for long, though it should?"""
+    """Return whether a busy process has been silent for long."""
     return bool(process.under_way) and now - process.heard >= _SILENT
 
 

@@ -1,4 +1,4 @@
-"""What was guessed for readers who have published nothing, and how right it was."""
+"""Views of readahead guesses, for readers without a published sequence, and how right they were."""
 
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -10,7 +10,7 @@ from cachefs_daemon.datasets.catalog import Dataset
 
 
 def guess_views(book: GuessBook, datasets: Iterable[Dataset]) -> list[GuessView]:
-    """By snapshot and rule, the snapshots of which something was guessed last first."""
+    """Return the counts by snapshot and rule, most recent snapshots first."""
     names = {known.id: dataset.record.name for dataset in datasets for known in dataset.record.snapshots}
     return [
         GuessView(dataset=names.get(snapshot, ""), snapshot=snapshot, rule=rule, counts=guess_counts(guesses))
@@ -19,5 +19,5 @@ def guess_views(book: GuessBook, datasets: Iterable[Dataset]) -> list[GuessView]
 
 
 def guess_counts(guesses: Guesses) -> GuessCounts:
-    """As a message."""
+    """Convert to a message."""
     return GuessCounts(**asdict(guesses))

@@ -1,5 +1,5 @@
-"""Parts of blocks that readers have got before the rest of the block: kept until the rest has come, so that no byte is
-fetched twice."""
+"""Partial blocks: bytes that readers got before the rest of their block. They are kept until the rest has arrived, so
+that no byte is fetched twice."""
 
 import asyncio
 from collections import OrderedDict
@@ -12,15 +12,15 @@ from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.origin.base import Data, ObjectRange
 from cachefs_daemon.origin.patience import Patience
 
-# Parts of one block. Each splits what is left of it, and takes a request of its own.
+# Parts kept per block. Each part splits the rest of the block, and each remaining range takes a request of its own.
 MOST_OF_BLOCK: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some bytes of a block."""
+    """A byte range of a block."""
 
-    begin: int  # in the block
+    begin: int  # offset in the block
     data: bytes
 
     @property
@@ -38,17 +38,19 @@ class _Block:
 
 
 class HeldParts:
-    """The parts of all blocks. Used on the event loop."""
+    """Keeps the parts of all blocks. Used on the event loop."""
 
     def __init__(self, room: int, dropped: Callable[[int], None]) -> None:
-        """room: bytes that are kept. dropped: is told the bytes of parts that are not kept, and are in no block."""
+        """room: bytes to keep. dropped: called with the bytes of parts that are dropped without becoming part of a
+        block."""
         self._room = room
         self._dropped = dropped
-        self._blocks: OrderedDict[bytes, _Block] = OrderedDict()  # by key, the oldest first
+        self._blocks: OrderedDict[bytes, _Block] = OrderedDict()  # by key, oldest first
         self._bytes = 0
 
     def add(self, key: bytes, begin: int, data: Data) -> None:
-        """A reader has got a part of a block. Nothing else keeps the memory of *data*: it may lie in a larger one."""
+        """Keep a copy of a part of a block. A copy, since *data* may lie in a larger buffer, which would stay in
+        memory."""
         block = self._blocks.setdefault(key, _Block())
         part = Part(begin, bytes(data))
         if len(block.parts) >= MOST_OF_BLOCK or any(one.begin < part.end and begin < one.end for one in block.parts):
@@ -60,12 +62,12 @@ class HeldParts:
             self.drop(next(iter(self._blocks)))
 
     def of(self, key: bytes) -> Sequence[Part]:
-        """Those of a block that are kept."""
+        """Return the kept parts of a block."""
         block = self._blocks.get(key)
         return block.parts if block is not None else ()
 
     def take(self, key: bytes) -> list[Part]:
-        """Those of a block, in the order of their bytes: they are not kept any more, and become a part of the block."""
+        """Remove and return the parts of a block, ordered by offset, to become a part of the block."""
         block = self._blocks.pop(key, None)
         if block is None:
             return []
@@ -73,13 +75,13 @@ class HeldParts:
         return sorted(block.parts, key=lambda part: part.begin)
 
     def drop(self, key: bytes) -> None:
-        """The block has come without them, or is not to come."""
+        """Drop the parts of a block: the block has arrived without them, or will not be fetched."""
         if parts := self.take(key):
             self._dropped(sum(len(part.data) for part in parts))
 
 
 def gaps(parts: Sequence[Part], length: int) -> Iterator[tuple[int, int]]:
-    """Begin and end of what a block of *length* bytes has besides the *parts*, which are in order."""
+    """Yield begin and end of each range of a block of *length* bytes outside of the *parts*, which must be in order."""
     begin = 0
     for part in parts:
         if part.begin > begin:
@@ -90,7 +92,7 @@ def gaps(parts: Sequence[Part], length: int) -> Iterator[tuple[int, int]]:
 
 
 class GaveUp(OriginUnavailable):
-    """A request failed that is not repeated; another attempt may be made after so many *seconds*."""
+    """Raised instead of a retry. *seconds*: pause after which a retry would have been made."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__("it is asked for in another way")
@@ -98,15 +100,15 @@ class GaveUp(OriginUnavailable):
 
 
 async def give_up(seconds: float) -> None:
-    """In place of another attempt after so many seconds."""
+    """Raise GaveUp: used as the pause between attempts where no retry is wanted."""
     raise GaveUp(seconds)
 
 
 async def completed(
     source: BlockSource, parts: Sequence[Part], patience: Patience, discard: Callable[[int], None], *, at_once: int
 ) -> Data:
-    """The whole block, of which the *parts* are here. discard: is told what has come where it fails. at_once: requests.
-    Raises as `Origin.read` does."""
+    """Return the whole block: fetch the gaps around the *parts*, with up to *at_once* concurrent requests. discard:
+    called with the bytes received if the fetch fails. Raises as `Origin.read` does."""
     data, one, turn = bytearray(source.length), source.range, asyncio.Semaphore(at_once)
     came = [len(part.data) for part in parts]
     failed: list[tuple[int, int, OriginUnavailable]] = []
@@ -122,11 +124,12 @@ async def completed(
     async def try_to_fill(begin: int, end: int) -> None:
         async with turn:
             try:
-                await fill(begin, end, Patience(patience.until, give_up))  # only one can use the block's own
+                # the block's own patience serves one request at a time
+                await fill(begin, end, Patience(patience.until, give_up))
             except OriginUnavailable as error:
                 failed.append((begin, end, error))
 
-    # One after the other they leave the link idle for the latency of each: LMDB of 79 MB waited 0.4 s longer.
+    # Sequential requests leave the link idle for the latency of each: LMDB of 79 MB waited 0.4 s longer.
     tasks = [asyncio.create_task(try_to_fill(begin, end)) for begin, end in gaps(parts, source.length)]
     try:
         await asyncio.gather(*tasks)

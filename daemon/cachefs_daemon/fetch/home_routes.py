@@ -1,6 +1,6 @@
-"""Routes of blocks that stay at home: those of which nobody has published who reads them when.
+"""Routes of blocks without a published plan, which stay at their home.
 
-The home of one block is computed when it is asked for, so nothing has to be known of its snapshot as a whole.
+The home of a block is computed per request, so no data about its snapshot as a whole is needed.
 """
 
 import time
@@ -19,21 +19,21 @@ from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.route import Route
 from cachefs_daemon.fetch.snapshot_lacks import SnapshotLacks
 
-# Seconds for which a block that has another home now may still be at the one before. By then it was read, or filling in
-# the background has moved it.
+# Seconds for which a block may still be at its former home after a change. By then it has been read, or filled in the
+# background.
 FORMER_SECONDS: Final = 600.0
-# Nodes that are asked before the origin for a block that they may have read while this node lacked the snapshot.
+# Nodes asked before the origin for a block that they may have read while this node lacked the snapshot.
 MOST_BEFORE_ORIGIN: Final = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Ring:
-    """The members that count for placement, in order of their ids."""
+    """The members that count for placement, ordered by id."""
 
     ids: tuple[str, ...]
     seeds: Hashes
     weights: Scores
-    # Equal numbers for those of one zone: second copies are in another one.
+    # Equal numbers for nodes of one zone: a second copy goes to another zone.
     zones: npt.NDArray[np.int32]
 
     @classmethod
@@ -43,7 +43,7 @@ class _Ring:
         return cls(ids, seeds, np.array([one.weight for one in view.placing], np.float64), _zones(view, replicas))
 
     def first_among(self, hashed: np.uint64, nodes: frozenset[str]) -> list[str]:
-        """The first few of these nodes in rendezvous order."""
+        """Return the first few of *nodes* in rendezvous order."""
         scores = scores_of_one(hashed, self.seeds, self.weights)
         numbers = [number for number in np.argsort(-scores, kind="stable").tolist() if self.ids[number] in nodes]
         return [self.ids[number] for number in numbers[:MOST_BEFORE_ORIGIN]]
@@ -56,14 +56,14 @@ class _Ring:
         )
 
     def first(self, hashed: np.uint64, without: frozenset[str] = frozenset()) -> tuple[str, str]:
-        """The home of a block, and who stands in for it: the node with the second copy, where there are two. Empty
-        where there is no such node. without: ids of nodes that are passed over."""
+        """Return the home of a block and its stand-in: the node with the second copy, if there are two. Either is empty
+        if there is no such node. without: ids of nodes to skip."""
         if not self.ids:
             return "", ""
         scores = scores_of_one(hashed, self.seeds, self.weights)
         if without:
             scores[[one in without for one in self.ids]] = -np.inf
-        home = int(np.argmax(scores))  # of equals the one with the smaller id
+        home = int(np.argmax(scores))  # ties go to the smaller id
         if scores[home] == -np.inf:
             return "", ""
         scores[self.zones == self.zones[home]] = -np.inf
@@ -72,8 +72,8 @@ class _Ring:
 
 
 def _zones(view: ClusterView, replicas: int) -> npt.NDArray[np.int32]:
-    """As `cachefs.planning.cluster.homes` has them: who has none is a zone for itself, and so is everybody where there
-    is only one zone, or one copy."""
+    """Return zone numbers as in `cachefs.planning.cluster.homes`: a node without a zone counts as a zone of its own,
+    and so does every node if there is only one zone, or one copy."""
     zones = [one.zone for one in view.placing]
     if replicas < 2 or len(set(zones)) < 2:
         return np.arange(len(zones), dtype=np.int32)
@@ -83,28 +83,29 @@ def _zones(view: ClusterView, replicas: int) -> npt.NDArray[np.int32]:
 
 
 class HomeRoutes:
-    """Used on the event loop."""
+    """Computes routes from the current and the former ring. Used on the event loop."""
 
     def __init__(self, membership: Membership, lacks: SnapshotLacks, replicas: int = 1) -> None:
-        """lacks: which nodes are passed over. replicas: copies of each block that the cluster keeps."""
+        """lacks: nodes to skip, by snapshot. replicas: copies of each block in the cluster."""
         self._lacks = lacks
-        # Does this node still fill up with what others have of a snapshot? It has just come then, or come back.
+        # Returns whether this node still fetches its share of a snapshot from other nodes, having just joined or come
+        # back.
         self.is_filling: Callable[[str], bool] = lambda snapshot: False
         self._replicas = replicas
         self._view = membership.view
         self._ring = self._former = _Ring.of(self._view, replicas)
-        self._changed = 0.0  # monotonic seconds at which the ring became another one
+        self._changed = 0.0  # monotonic time of the last change of the ring
         membership.listen(self._on_view)
 
     def route(self, source: BlockSource) -> Route | None:
-        """Of a block that is not on this node; None where no other node is to be asked."""
+        """Return the route of a block that is not on this node; None if no other node is to be asked."""
         hashed = key_hashes(np.frombuffer(source.key, np.uint8))[0]
         first, second = self._ring.first(hashed, self._lacks.nodes(source.snapshot))
         if not first:
-            return None  # no node is known to count, or none of them has the snapshot
+            return None  # no node counts for placement, or none of them has the snapshot
         me, home, after = self._view.me, self._view.get(first), self._view.get(second)
         others, readers = list(self._before(hashed)), self._lacks.readers(source.snapshot)
-        # While this node was away, or lacked the snapshot, the next one in order stood in for it.
+        # While this node was away, or lacked the snapshot, the next node in order stood in for it.
         if self._replicas > 1 or (first == me and (readers or self.is_filling(source.snapshot))):
             others.insert(0, second)
         records = [self._view.get(one) for one in others if one != first]
@@ -119,7 +120,7 @@ class HomeRoutes:
         return route if route.leads_elsewhere else None
 
     def _before(self, hashed: np.uint64) -> Sequence[str]:
-        """Who was the block's home before this one, and had the second copy, if they may still have it."""
+        """Return the former home of the block and holder of the second copy, if they may still have it."""
         if self._former is self._ring:
             return ()
         if time.monotonic() - self._changed > FORMER_SECONDS:

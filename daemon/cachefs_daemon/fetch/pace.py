@@ -1,4 +1,4 @@
-"""How often fetching ahead looks for work: soon after there is news, and now and then without any."""
+"""Paces the steps of fetching ahead: soon after news, and at a slow interval without any."""
 
 import asyncio
 import contextlib
@@ -11,29 +11,29 @@ from cachefs.planning.sequences.plan import Plan
 
 log = logging.getLogger(__name__)
 
-# Seconds between two steps, at most and at least. A step takes 0.5 ms, whether it finds 5 blocks or 25.
+# Longest and shortest interval between two steps, in seconds. A step takes 0.5 ms, whether it finds 5 blocks or 25.
 SLOWEST: Final = 0.05
 FASTEST: Final = 0.01
-# Seconds between two looks while no future is known. A published job wakes the step at once.
+# Seconds between two checks while no plan is published. A published job wakes the step at once.
 IDLE: Final = 0.5
-# Seconds without a step after one has failed.
+# Pause after a failed step, in seconds.
 PAUSE: Final = 1.0
 
 
 class Pace:
-    """Repeats the steps of all who fetch ahead, while somebody's future is known. Used on the event loop."""
+    """Repeats the steps of all components that fetch ahead while a plan is published. Used on the event loop."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._news: list[asyncio.Event] = []  # one for each step that is repeated
+        self._news: list[asyncio.Event] = []  # one for each repeated step
 
     def wake(self) -> None:
-        """Somebody has read on, or a block has come: there may be something to do."""
+        """Trigger a step soon: a reader has read on, or a block has arrived."""
         for news in self._news:
             news.set()
 
     async def repeat(self, step: Callable[[], Awaitable[None]]) -> None:
-        """Runs as long as the daemon. What happens during a step leads to another one."""
+        """Repeat *step* as long as the daemon runs. A `wake` during a step triggers another one."""
         news = asyncio.Event()
         self._news.append(news)
         while True:
@@ -42,7 +42,7 @@ class Pace:
                 if not self._plan.is_empty:
                     await step()
                 await asyncio.sleep(FASTEST)
-                if not news.is_set():  # a timeout takes longer than to look
+                if not news.is_set():  # the timeout below costs more than this check
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(IDLE if self._plan.is_empty else SLOWEST):
                             await news.wait()

@@ -1,10 +1,9 @@
-"""Who reads here and there in large files gets its bytes first, and the rest of their blocks comes behind them.
+"""Reads parts of large blocks for random readers, and fetches the rest of these blocks later.
 
-A block of 4 MiB takes 105 ms on a link of 40 MB/s, and a record of 100 KB in it 3 ms. Who goes through a file enters
-each block at its beginning, so a read that begins elsewhere in a block which is not here comes from a reader that will
-be elsewhere next. It gets the pieces around its bytes with a request of their own. The rest of the block follows when
-it costs no reader anything: in the order in which the blocks were read, and no more of them at once than
-`cachefs.planning.prefetch.background` has it.
+A block of 4 MiB takes 105 ms on a link of 40 MB/s, and a record of 100 KB in it 3 ms. A sequential reader enters each
+block at its beginning, so a read that begins elsewhere in an absent block comes from a random reader. Such a read gets
+the pieces around its bytes with a request of their own. The rest of the block follows when it costs no reader anything:
+in the order of the reads, and limited by `cachefs.planning.prefetch.background`.
 """
 
 import asyncio
@@ -32,20 +31,20 @@ from cachefs_daemon.origin.patience import Patience
 
 log = logging.getLogger(__name__)
 
-# Bytes of a block that is read in parts, at least; and how many times the part it has, at least. (The kernel asks for
-# up to 1 MiB around a page that a program touches in a mapped file.)
+# Smallest block that is read in parts, in bytes; and the smallest ratio of block to part. (The kernel asks for up to 1
+# MiB around a page that a program touches in a mapped file.)
 LEAST_BLOCK: Final = 1 << 20
 LEAST_TIMES: Final = 3
-# Blocks of a file that is read in parts, at least. A smaller one has come as a whole before many parts of it are read,
-# and they only delay that: LMDB of 25 blocks waited 3.2 s with parts, and 2.9 without.
+# Fewest blocks of a file that is read in parts. A smaller file has arrived as a whole before many parts of it are read,
+# and parts only delay that: LMDB of 25 blocks waited 3.2 s with parts, and 2.9 without.
 LEAST_BLOCKS: Final = 32
-# Blocks whose rest is to come, at most. Those that were read before these are left as they are.
+# Blocks whose rest is queued, at most. The oldest beyond that are dropped.
 MOST_RESTS: Final = 4096
-# Seconds until it is looked again whether readers wait.
+# Seconds between checks whether readers wait.
 _LOOK: Final = 0.05
 _MEASURE: Final = 1.0
 
-# Is told the part; or None where the block has to come in the usual way.
+# Called with the part; or with None if the block has to be fetched in the usual way.
 Tell = Callable[[PassingBlock | None], None]
 
 
@@ -54,30 +53,30 @@ class _PartRead:
     """A part of a block that readers wait for."""
 
     source: BlockSource
-    # Loop time at which the first of the readers has asked for it.
+    # Loop time of the first reader's request.
     since: float
-    # The readers.
+    # Callbacks of the readers.
     told: list[Tell] = field(default_factory=list)
     has_slot: bool = False
 
 
 class PartReads:
-    """Used on the event loop."""
+    """Part reads in flight, and queued rests of blocks. Used on the event loop."""
 
     def __init__(self, bringing: Bringing, slots: FetchSlots) -> None:
         self._bringing = bringing
         self._slots = slots
-        # Parts that are being read, by key of the block, then by offset and length.
+        # Part reads in flight, by key of the block, then by offset and length.
         self._reading: dict[bytes, dict[tuple[int, int], _PartRead]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._rests: OrderedDict[bytes, BlockSource] = OrderedDict()  # blocks whose rest is to come, the oldest first
-        self._in_flight = 0  # bytes of blocks whose rest is under way
+        self._rests: OrderedDict[bytes, BlockSource] = OrderedDict()  # blocks whose rest is queued, oldest first
+        self._in_flight = 0  # bytes of blocks whose rest is in flight
         self._background = Background(0.0)
         self._measured = 0.0  # loop time
         self._timer: asyncio.TimerHandle | None = None
 
     def takes(self, ref: BlockRef, source: BlockSource) -> bool:
-        """Is a part of the block to be read, for a reader that waits for it?"""
+        """Return whether to read only a part of the block, for a waiting reader."""
         if ref.start <= 0 or ref.size <= 0 or source.length < LEAST_BLOCK:
             return False
         block_size = source.range.offset // source.number if source.number else source.length
@@ -89,12 +88,12 @@ class PartReads:
         if wanted.length * LEAST_TIMES > source.length:
             return False
         if any(part.end + source.range.offset == wanted.offset for part in held):
-            return False  # it goes through the block
+            return False  # a sequential reader of the block
         reading = self._reading.get(source.key, {})
         return (wanted.offset, wanted.length) in reading or len(held) + len(reading) < MOST_OF_BLOCK
 
     def ask(self, ref: BlockRef, source: BlockSource, until: float, tell: Tell) -> None:
-        """Read what `takes` has said yes to. until: loop time."""
+        """Read a part for which `takes` returned True. until: loop time."""
         wanted = _wanted(ref, source)
         now = asyncio.get_running_loop().time()
         reading = self._reading.setdefault(source.key, {})
@@ -106,7 +105,7 @@ class PartReads:
             task.add_done_callback(self._tasks.discard)
 
     def waiting_reads(self, since: float) -> list[WaitingRead]:
-        """Parts that reads have waited for since *since* (loop time) or longer."""
+        """Return the parts that reads have waited for since *since* (loop time) or longer."""
         return [
             WaitingRead(key, one.source.snapshot, one.source.origin.endpoint, one.since, has_slot=one.has_slot)
             for key, parts in self._reading.items()
@@ -115,7 +114,7 @@ class PartReads:
         ]
 
     async def close(self) -> None:
-        """Cancel what is under way."""
+        """Cancel all part reads."""
         if self._timer is not None:
             self._timer.cancel()
         self._rests.clear()
@@ -127,7 +126,7 @@ class PartReads:
         part: PassingBlock | None = None
         begin, asked = wanted.offset - source.range.offset, asyncio.get_running_loop().time()
         try:
-            # Two readers may want parts that begin alike, and of one key only one can wait.
+            # Two readers may want parts that begin alike, and a key must be unique among waiting reads.
             key = source.key + begin.to_bytes(8, "big") + wanted.length.to_bytes(8, "big")
             async with (
                 asyncio.timeout_at(until),
@@ -151,7 +150,8 @@ class PartReads:
                 tell(part)
 
     def _keep(self, source: BlockSource, part: PassingBlock, asked: float) -> None:
-        """Until the rest of the block has come, unless all of it has been asked for since *asked* (loop time)."""
+        """Keep a part until the rest of its block arrives, unless the whole block was requested since *asked* (loop
+        time)."""
         if self._bringing.is_flying(source.key) or self._bringing.known(source, asked, ahead=True) is not source:
             self._bringing.tally.add(ORIGIN, Became.PASSED, len(part.data))
             return
@@ -159,17 +159,17 @@ class PartReads:
         self._rests.setdefault(source.key, source)
         if len(self._rests) > MOST_RESTS:
             self._bringing.parts.drop(self._rests.popitem(last=False)[0])
-        asyncio.get_running_loop().call_soon(self._bring_rests)  # once its reader has been told
+        asyncio.get_running_loop().call_soon(self._bring_rests)  # after its reader has been answered
 
     def _bring_rests(self) -> None:
-        """As many as may be under way."""
+        """Start as many queued rests as may be in flight."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         while self._rests and (self._in_flight == 0 or self._in_flight < self._most()):
             key, source = self._rests.popitem(last=False)
             if not self._bringing.parts.of(key):
-                continue  # all of it has come, or nothing is left of it
+                continue  # the whole block has arrived, or its parts were dropped
             flight = self._bringing.join(self._bringing.renewed(source), ahead=True, transient=True)
             self._in_flight += source.length
             flight.on_landing(partial(self._landed, source.length))
@@ -189,7 +189,7 @@ class PartReads:
 
 
 def _wanted(ref: BlockRef, source: BlockSource) -> ObjectRange:
-    """The whole pieces around what the reader waits for."""
+    """Return the range of whole pieces around the reader's bytes."""
     begin = ref.start // PIECE_SIZE * PIECE_SIZE
     end = min(source.length, -(-(ref.start + ref.size) // PIECE_SIZE) * PIECE_SIZE)
     one = source.range

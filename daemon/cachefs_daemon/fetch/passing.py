@@ -1,8 +1,7 @@
-"""Blocks that no tier can hold, on their way to the readers that wait for them.
+"""Bypass blocks: blocks that no tier can hold, served to waiting readers as bytes instead of a location in a tier.
 
-Memory is short or the disks are full, but a read is answered all the same: with its bytes instead of a place in a tier.
-A reader takes a large block piece by piece, so a few of the last blocks stay here for a moment: without, each piece
-would cost the origin the whole block.
+Used when memory is short or the disks are full. A reader takes a large block piece by piece, so the last few bypass
+blocks stay in memory for KEPT_SECONDS; otherwise each piece would cost the origin the whole block.
 """
 
 import asyncio
@@ -17,52 +16,53 @@ from cachefs_daemon.origin.base import Data
 
 log = logging.getLogger(__name__)
 
-# Seconds that a block stays. Not counted from its last use: the next fetch finds out whether a tier can hold it now.
+# Seconds that a block stays, counted from its arrival and not from its last use: the next fetch then finds out whether
+# a tier can hold it.
 KEPT_SECONDS: Final = 2.0
-# Seconds without such a block after which the next one is told in the log.
+# Seconds without a bypass block after which the next one is logged again.
 QUIET_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PassingBlock:
-    """One block, or some whole pieces of it."""
+    """The bytes of one block, or of a run of whole pieces of it."""
 
     data: Data
-    checksums: bytes  # of all its pieces, 8 bytes each; zeros of pieces before those that are here
-    begin: int = 0  # bytes of the block before *data*
+    checksums: bytes  # of all pieces of the block, 8 bytes each; zeros for pieces before *begin*
+    begin: int = 0  # offset of *data* in the block, in bytes
 
     @classmethod
     def of(cls, key: bytes, data: Data, checksums: bytes = b"") -> "PassingBlock":
-        """checksums: where they are known."""
+        """Return a whole block. checksums: computed if empty."""
         return cls(data, checksums or piece_checksums(key, data))
 
     @classmethod
     def of_part(cls, key: bytes, data: Data, begin: int) -> "PassingBlock":
-        """Whole pieces of a block, from *begin* on."""
+        """Return a part of a block: whole pieces that start at offset *begin*."""
         first = begin // PIECE_SIZE
         return cls(data, bytes(8 * first) + piece_checksums(key, data, first), begin)
 
     def pieces(self, start: int, size: int) -> memoryview:
-        """The whole pieces around the bytes [start, start + size): a reader can verify only these."""
+        """Return the whole pieces that cover the bytes [start, start + size); a reader can verify only whole pieces."""
         begin = start // PIECE_SIZE * PIECE_SIZE - self.begin
         return memoryview(self.data)[begin : -(-(start + size) // PIECE_SIZE) * PIECE_SIZE - self.begin]
 
 
 class Passing:
-    """The last few of these blocks, and how many there were. Used on the event loop."""
+    """Keeps the last few bypass blocks and counts all of them. Used on the event loop."""
 
     def __init__(self, room: int) -> None:
-        """room: bytes of the blocks that stay; the last one always does."""
+        """room: bytes of blocks to keep; the newest block is kept even if it is larger."""
         self.count = 0  # since the daemon started
         self._room = room
         self._bytes = 0
-        # By key, oldest first, with the loop time at which it came.
+        # By key, oldest first, with the loop time of arrival.
         self._blocks: OrderedDict[bytes, tuple[PassingBlock, float]] = OrderedDict()
-        self._last = -math.inf  # loop time at which the last one came
+        self._last = -math.inf  # loop time of the last arrival
         self._sweep: asyncio.TimerHandle | None = None
 
     def add(self, key: bytes, block: PassingBlock, reason: str) -> None:
-        """A block has come. reason: why no tier has it."""
+        """Keep a block that has arrived. reason: why no tier holds it, for the log."""
         loop = asyncio.get_running_loop()
         if loop.time() - self._last > QUIET_SECONDS:
             log.warning("blocks go straight to their readers, as no tier can hold them: %s", reason)
@@ -77,12 +77,12 @@ class Passing:
             self._sweep = loop.call_later(KEPT_SECONDS, self._drop_old)
 
     def get(self, key: bytes) -> PassingBlock | None:
-        """The block, if it is still here."""
+        """Return the block if it is still kept."""
         found = self._blocks.get(key)
         return found[0] if found is not None else None
 
     def close(self) -> None:
-        """Let go of all blocks."""
+        """Drop all blocks."""
         self._blocks.clear()
         if self._sweep is not None:
             self._sweep.cancel()

@@ -1,4 +1,4 @@
-"""One fetch process (see cachefs_daemon.fetch_process), as the daemon has it: started, told, listened to, ended."""
+"""The daemon's side of one fetch process (see cachefs_daemon.fetch_process): start, commands, reports, end."""
 
 import os
 import socket
@@ -16,15 +16,15 @@ from cachefs_daemon.origin.ledger import ChildBook
 from cachefs_daemon.origin.order import Way
 from cachefs_daemon.store.reserved_rooms import OpenSegment, Room
 
-# Ways that it remembers. The process itself remembers a few more, those used last.
+# Ways that are remembered. The process itself remembers a few more, the most recently used.
 _WAYS: Final = 32
 
 
 def start(longest: float) -> "FetchProcess":
-    """A new process. To be called in a thread that lives as long as the daemon, as the process ends with it. Raises
-    OSError.
+    """Start a new process. Call in a thread that lives as long as the daemon, as the process ends with that thread.
+    Raises OSError.
 
-    longest: seconds after which it gives up a block.
+    longest: seconds after which the process gives up a block.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -56,39 +56,39 @@ def start(longest: float) -> "FetchProcess":
 
 @dataclass(slots=True, eq=False)
 class FetchProcess:
-    """Used on the event loop."""
+    """A running fetch process, and the blocks that it is fetching. Used on the event loop."""
 
     process: subprocess.Popen[bytes]
     channel: Channel[Batch, Report]
-    # The requests that it sends.
+    # Counts the requests that the process sends.
     book: ChildBook
-    # Has it said that it is ready?
+    # Whether the process has sent a first report.
     ready: bool = False
-    # Is it not told anything any more? Was that since there was nothing to do?
+    # Whether the channel is closed; and whether that was because the process was idle.
     closed: bool = False
     retired: bool = False
-    # Loop time at which it was started; since when it should have said something; and at which it was told of a block.
+    # Loop times: of the start; since when the process has been silent; and of the last command.
     started: float = 0.0
     heard: float = 0.0
     used: float = 0.0
-    # Blocks that it has written, and their bytes.
+    # Blocks written so far, and their bytes.
     blocks: int = 0
     bytes: int = 0
-    # What it is to bring, and where, by number.
+    # Blocks in progress, with their rooms, by number.
     under_way: dict[int, tuple[Load, Room]] = field(default_factory=dict)
     _ways: OrderedDict[Way, int] = field(default_factory=OrderedDict)
     _next: int = 0
 
     def send(self, loads: Sequence[tuple[Load, Room]], segments: Sequence[OpenSegment], now: float) -> bool:
-        """Tell it to bring blocks into their rooms, which are in these segments. False where it could not be told;
-        then it writes nothing. now: in loop time."""
+        """Send a batch of blocks to fetch into their rooms, which lie in these segments. Returns False if it could not
+        be sent; the process then writes nothing. now: loop time."""
         places = {(segment.tier, segment.number): at for at, segment in enumerate(segments)}
         ways: list[NumberedWay] = []
         last, way = None, 0
         wanted: list[Wanted] = []
         for load, room in loads:
             order = load.order
-            if order.way is not last:  # most are the same one, and to compare them takes 5 us
+            if order.way is not last:  # most are the same object, and a comparison takes 5 us
                 last = order.way
                 if last not in self._ways:
                     ways.append(NumberedWay(self._name(last), last))
@@ -104,14 +104,14 @@ class FetchProcess:
         if told:
             self.used = now
             if not self.under_way:
-                self.heard = now  # who has nothing to do is silent
+                self.heard = now  # an idle process is rightly silent
             self.under_way.update(zip((one.number for one in wanted), loads, strict=True))
         else:
-            self._ways.clear()  # it has not heard of the new ones
+            self._ways.clear()  # the process has not received the new ones
         return told
 
     def answers(self) -> Iterator[tuple[Load, Room, Done | Failed]]:
-        """What it has said since. Raises Closed."""
+        """Yield all results received since the last call. Raises Closed."""
         while (message := self.channel.receive()) is not None:
             report, _ = message
             self.ready = True
@@ -123,11 +123,11 @@ class FetchProcess:
                 yield *known, answer
 
     def kill(self) -> None:
-        """Do not wait for its end: one that hangs at a disk ends when that answers."""
+        """Kill the process without waiting for its end: a process that hangs at a disk ends when the disk responds."""
         self.process.kill()
 
     def _name(self, way: Way) -> int:
-        """The next number, from now on that of the *way*."""
+        """Assign the next number to *way*."""
         self._next += 1
         self._ways[way] = self._next
         if len(self._ways) > _WAYS:

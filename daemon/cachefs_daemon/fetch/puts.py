@@ -1,11 +1,11 @@
-"""Fetched blocks on their way into the store: all that have come while a thread was busy go there in one batch. Blocks
-whose readers have their bytes already gather for a moment.
+"""Batches fetched blocks on their way into the store.
 
-To hand one block to a thread and back costs as much as to store it: two wake-ups, and twice a wait for the interpreter
-lock. While nothing else is on its way, a block does not wait for others.
+All blocks that arrive while a thread is busy are stored in one batch. Blocks whose readers already have their bytes
+gather for a moment. To hand one block to a thread and back costs as much as to store it: two wake-ups, and two waits
+for the interpreter lock. While no batch is in progress, an urgent block does not wait for others.
 
-On the event loop a block of 110 KB would be in memory in 0.19 ms in place of 0.38. But GETs wait meanwhile: beside a
-reader at full speed (and a load of 20 from other work) 580 blocks came in a second so, and 700 in this way.
+Stored on the event loop, a block of 110 KB would be in memory in 0.19 ms instead of 0.38. But GETs wait meanwhile:
+beside a reader at full speed (and a load of 20 from other work) that gave 580 blocks per second, and threads give 700.
 """
 
 import asyncio
@@ -17,21 +17,21 @@ from cachefs.block import Location
 from cachefs.errors import StoreFull
 from cachefs_daemon.store.block_store import BlockStore, Put
 
-# What came of a block; None where no tier's policy wants it.
+# Result for a block; None if no tier's policy wants it.
 Stored = Location | StoreFull | None
-# Where a batch takes as long as this, more are stored at once: it may wait for a disk, which concerns nobody whose
-# block goes to memory, and a disk that hangs is found out by those that try it (see `Tier.write`).
+# Seconds after which more batches are started beside a slow one: it may wait for a disk, which must not delay blocks
+# that go to memory. A disk that hangs is found by the writes that try it (see `Tier.write`).
 _LONG_SECONDS: Final = 0.05
 _MOST_BATCHES: Final = 8
-# Blocks of one batch, and their bytes where it has more than one. Their readers wait until the whole batch is stored:
-# 16 blocks of 4 MiB take half a second on a disk of 130 MB/s.
+# Blocks of one batch, and their bytes if more than one. Readers wait until the whole batch is stored: 16 blocks of 4
+# MiB take half a second on a disk of 130 MB/s.
 _MOST: Final = 16
 _MOST_BYTES: Final = 4 << 20
-# Blocks that nobody waits for any more gather for so many seconds, or until there are so many: stored one by one they
-# took 22 % more processor time of threads.
+# Blocks without waiting readers gather for so many seconds, or until there are so many: stored one by one they took 22
+# % more processor time of threads.
 _GATHER_SECONDS: Final = 0.005
 _GATHERED: Final = 8
-# Blocks that wait here without a slot, at most.
+# Blocks that may wait here without a slot, at most.
 _FEW: Final = 32
 
 _Run = Callable[[Callable[[Sequence[Put]], list[Stored]], Sequence[Put]], Awaitable[list[Stored]]]
@@ -41,8 +41,8 @@ class Puts:
     """One queue of blocks to be stored. Used on the event loop."""
 
     def __init__(self, store: BlockStore, run: _Run, at_once: int = 2) -> None:
-        """run: calls a function in a thread; at_once: batches that are stored at once. Where nobody waits, one: two
-        threads wait for each other's locks."""
+        """run: calls a function in a thread; at_once: concurrent batches. Use one where no reader waits: two threads
+        wait for each other's locks."""
         self._at_once = at_once
         self._store = store
         self._run = run
@@ -53,11 +53,11 @@ class Puts:
 
     @property
     def has_room(self) -> bool:
-        """May one more block wait here that no longer counts as one in flight?"""
+        """Whether one more block may wait here after giving back its slot."""
         return len(self._waiting) < _FEW
 
     async def put(self, block: Put, *, urgent: bool = True) -> Stored:
-        """What came of the block. Raises what the store raises for it. urgent: somebody waits for it."""
+        """Store the block and return the result. Raises as the store does. urgent: a reader waits for it."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Stored] = loop.create_future()
         self._waiting.append((block, future))
@@ -70,7 +70,7 @@ class Puts:
         return await future
 
     def _begin_another(self) -> None:
-        """Blocks have waited for long."""
+        """Start another batch beside slow ones."""
         self._look = None
         if self._waiting and len(self._batches) < _MOST_BATCHES:
             self._begin()
@@ -110,7 +110,8 @@ class Puts:
             stored = await self._run(self._store.put_many, [block for block, _ in batch])
         except Exception as error:
             if len(batch) > 1:
-                # What is wrong with one is not wrong with the others. Those that were stored are found there.
+                # Store each block by itself, so that a bad one does not fail the others. Blocks stored before are found
+                # there.
                 for one in batch:
                     await self._store_batch([one])
             elif not batch[0][1].done():
@@ -119,5 +120,5 @@ class Puts:
         if len(stored) != len(batch):
             raise AssertionError(f"of {len(batch)} blocks, the store has said what came of {len(stored)}")
         for (_, future), outcome in zip(batch, stored, strict=True):
-            if not future.done():  # else nobody waits any more
+            if not future.done():  # otherwise the caller was cancelled
                 future.set_result(outcome)

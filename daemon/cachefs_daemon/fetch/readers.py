@@ -1,4 +1,4 @@
-"""What fetching ahead asks and tells those parts of the node that know its readers."""
+"""Interfaces between fetching ahead and the parts of the node that know its readers."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -8,22 +8,22 @@ from cachefs.planning.pagecache.orders import FileBlocks
 
 @dataclass(frozen=True, slots=True)
 class Readers:
-    """Functions of the parts that know consumers and mounts, so that fetching need not know those parts."""
+    """Functions of the parts that know consumers and mounts, so that fetching need not depend on those parts."""
 
-    # By consumer, seconds by which it may be ahead of where the plan has it.
+    # Returns, by consumer, the seconds by which it may be ahead of its planned position.
     margins: Callable[[], Mapping[str, float]]
-    # Is told of a consumer (its key in the plan), of a block that was fetched for its sake (its number in the space of
-    # what the consumer reads, and its bytes), and what has brought it: empty for an origin.
+    # Called for each fetched block with its consumer (key in the plan), its number in the consumer's space, its bytes,
+    # and its source: empty for an origin.
     fetched: Callable[[str, int, int, str], None]
-    # True while pages are pushed to mounts straight from the SSD tier, so that a copy in memory would be one too many.
+    # Whether pages are being pushed to mounts straight from the SSD tier, so that a copy in memory would be redundant.
     pushing: Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class PageCaches:
-    """Functions of the part that knows the pushers of mounts, so that guessing need not know that part."""
+    """Functions of the part that knows the pushers of mounts, so that guessing need not depend on that part."""
 
-    # Are pages pushed to the mount with this id?
+    # Returns whether pages are pushed to the mount with this id.
     takes: Callable[[str], bool]
-    # Has blocks of so many bytes stored in that mount's page cache.
+    # Pushes blocks of so many bytes into the mount's page cache.
     push: Callable[[str, FileBlocks, int], None]

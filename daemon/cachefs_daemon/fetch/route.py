@@ -1,4 +1,4 @@
-"""Which nodes of the cluster may have a block, and which one is to bring it from the origin."""
+"""Routes of blocks: which nodes of the cluster may have a block, and which one fetches it from the origin."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from cachefs_daemon.cluster.view import NodeRecord
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a block that is not on this node may be. None of the nodes named is this one."""
+    """Nodes that may have, or can fetch, a block that is not on this node. This node is never among them."""
 
     # Asked in this order whether they have it. That costs them a look-up.
     may_have: tuple[NodeRecord, ...] = ()
@@ -17,12 +17,12 @@ class Route:
     stands_in: NodeRecord | None = None
     # Is this node to keep it? Else it is a copy of another's.
     is_mine: bool = False
-    # Asked in this order whether they have it, before this node asks the origin, for itself or for another node.
+    # Asked in this order whether they have the block, before this node asks the origin, for itself or for a peer.
     before_origin: tuple[NodeRecord, ...] = ()
 
     @property
     def leads_elsewhere(self) -> bool:
-        """Is any other node to be asked?"""
+        """Whether any other node is to be asked."""
         return self.brings is not None or bool(self.may_have or self.before_origin)
 
     @classmethod
@@ -34,16 +34,18 @@ class Route:
         after: NodeRecord | None = None,
         before: tuple[NodeRecord, ...] = (),
     ) -> "Route":
-        """me: id of this node. holder: keeps the cluster's copy. home: brings it from the origin. Who holds a block
-        changes all the time, and nodes may differ about it for a moment; the home of a block is the same to all. after:
-        the next one in rendezvous order. before: others that may have the block. For each of them None, or a record of
-        this node, stands for this node."""
+        """Build a route from records; None, or a record of this node, stands for this node.
+
+        me: id of this node. holder: keeps the cluster's copy; holders change all the time, and nodes may briefly differ
+        about them. home: fetches the block from the origin; the same for all nodes. after: next node in rendezvous
+        order. before: others that may have the block.
+        """
         holder, home, after = (one if one is not None and one.id != me else None for one in (holder, home, after))
         others = [one for one in before if one.id != me]
-        # A home that holds it is asked once, to bring it if need be, unless others may have it.
+        # A home that is also the holder gets a single request, to give or fetch the block, unless others may have it.
         first = [holder, *others] if others or holder is not home else []
         may_have = {one.id: one for one in first if one is not None}
-        # A node that leaves gives what it holds to the home.
+        # A leaving node hands its blocks to their home.
         is_leaving = holder is not None and holder.state not in ("active", "joining")
         is_mine = holder is None or (is_leaving and home is None)
         return cls(tuple(may_have.values()), home, after if after is not home else None, is_mine)

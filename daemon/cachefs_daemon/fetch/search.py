@@ -1,8 +1,8 @@
-"""The search for one block among the nodes of a cluster, from one to the next until one gives it.
+"""Searches the nodes of a cluster for one block, one peer after the other, until one gives it.
 
-One that is late has the next one asked beside it, and what comes first counts: of those that live, for 2 % of all
-questions at most; of one that gives no sign of life, for each reader. Where none gives the block, the origin is asked.
-So no reader waits long for a peer while there is another source.
+If a peer is late, the next one is asked beside it, and the first block to arrive counts. Hedges beside live peers are
+limited to 2 % of all requests; beside a peer without heartbeat, each reader asks the next one. If no peer gives the
+block, the origin is asked. So no reader waits long for a peer while there is another source.
 """
 
 import asyncio
@@ -33,39 +33,40 @@ from cachefs_daemon.peers.answers import (
     Why,
 )
 
-# Seconds that a peer has at most to give a block that it has, and the part of the time that is left. One that is well
+# Longest time in seconds for a peer to give a block that it has, also as a fraction of the time left. A healthy peer
 # takes 0.3 ms for 110 KB.
 HERE_SECONDS: Final = 2.0
 HERE_PART: Final = 0.25
-# The part of the time that a peer may take that is to bring the block, and seconds where a reader waits: so many at
-# least, and so many times what is late. What is left then is for the origin.
+# Longest time for a peer that fetches the block, as a fraction of the time left; with a waiting reader also the larger
+# of FETCH_SECONDS and FETCH_TIMES the late threshold. The rest of the time is for the origin.
 FETCH_PART: Final = 0.5
 FETCH_SECONDS: Final = 5.0
 FETCH_TIMES: Final = 3.0
-# Seconds after which an answer is late, at least, and while nobody knows how long answers take. A busy machine lets
-# a process wait for 20 ms at times.
+# Seconds after which a response is late: at least, and while no response times are known. On a busy machine a process
+# waits for 20 ms at times.
 LEAST_LATE: Final = 0.02
 FIRST_LATE: Final = 1.0
-# The same where no other node may have the block, so that another read of the origin would come of it.
+# The same where the next source is the origin, so that a hedge would cost another read of the origin.
 ORIGIN_LATE: Final = 1.0
-# Seconds by which the loop may be late. After a longer pause, what peers have sent meanwhile is read first.
+# Seconds by which a timer of the loop may be late. After a longer pause, the messages that peers sent meanwhile are
+# read first.
 HELD_UP: Final = 0.1
-# Second questions, as a share of all.
+# Hedged requests as a fraction of all requests.
 HEDGED: Final = 0.02
-# Seconds after a reader has come to wait for a block that a peer brings without haste, until the peer is told so.
+# Seconds after a reader begins to wait for an unhurried fetch by a peer until the peer is told.
 ASKED_AGAIN: Final = 0.05
-# Seconds until peers are asked anew where two nodes did not agree on who is in the cluster: the one that has missed a
-# change, or a restart, asks for it meanwhile. For so many seconds reads wait for that; then they agree, or they never
-# will until somebody mends a list.
+# Seconds until peers are asked again after two nodes disagreed on cluster membership: the node that missed a change or
+# a restart fetches the news meanwhile. Reads wait so for at most AGREEING seconds; a disagreement that lasts longer
+# needs an operator, and is not waited for until AT_ODDS seconds have passed.
 AGREED: Final = 0.3
 AGREEING: Final = 2.0
 AT_ODDS: Final = 60.0
-# Seconds until the origin is asked beside nodes that may wait for the snapshot, once one has said that it lacks it:
-# from the question to that one on, and from its answer on at least, so that the next node can bring the block. Only the
-# first node is told to wait; nodes of earlier releases all do.
+# Seconds until the origin is asked beside peers that may wait for the snapshot, once one has said that it lacks it:
+# LACKING_SECONDS from that request, plus STAND_IN_SECONDS for the next node to fetch the block, counted from its
+# response at least. Only the first node is told to wait; nodes of earlier releases always wait.
 LACKING_SECONDS: Final = AWAITED_SECONDS
 STAND_IN_SECONDS: Final = 0.5
-# Reasons for which the origin is asked next, and no other peer. The peer lives; and another one would ask the origin.
+# Failures after which the origin is asked next: the peer is alive, and another peer would ask the origin too.
 _FOR_ORIGIN: Final = (Why.FAILED, Why.LATE, Why.WRONG)
 _TOO_LATE: Final = Failed("it has not answered in time", Why.LATE)
 
@@ -73,61 +74,61 @@ Steps = list[tuple[NodeRecord, bool]]
 
 
 class Asking(Protocol):
-    """A question to a peer."""
+    """A request to a peer."""
 
     def cancel(self) -> None:
-        """Nobody waits for the answer any more."""
+        """Cancel the request; no reader waits for the response."""
 
 
 class Peers(Protocol):
-    """What asks peers: see `cachefs_daemon.peers.client.PeerClient`."""
+    """Client for requests to peers: see `cachefs_daemon.peers.client.PeerClient`."""
 
     def ask(self, node: NodeRecord, wanted: Wanted, how: How, answer: Callable[[PeerAnswer], None], /) -> Asking:
-        """*answer* is called once, in a later turn of the loop."""
+        """Send a request. *answer* is called once, in a later turn of the loop."""
 
     def usable(self, node_id: str, /) -> bool:
-        """Does it answer, as far as is known?"""
+        """Return whether the node responds, as far as is known."""
 
     def expected_seconds(self, node: NodeRecord, length: int, /) -> float:
-        """For a block of so many bytes that the node has."""
+        """Return the expected seconds for a block of *length* bytes that the node has."""
 
     def last_sign(self, node_id: str, /, *, fetch: bool) -> float:
-        """Loop time at which it last showed that it gives blocks (fetch: that it brings them)."""
+        """Return the loop time of the node's last sign that it gives blocks (fetch: that it fetches them)."""
 
     def doubt(self, node_id: str, /) -> None:
-        """It gives no sign: find out whether it lives."""
+        """Probe the node: it gives no heartbeat."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Found:
-    """A peer gave the block."""
+    """A block that a peer gave."""
 
     node: NodeRecord
     block: PeerBlock
-    # Loop time at which it was asked.
+    # Loop time of the request.
     asked: float
 
 
 @dataclass(slots=True)
 class SearchCounts:
-    """Questions to peers since the daemon started."""
+    """Counts requests to peers since the daemon started."""
 
-    # All of them; those that were answered without a block; those that failed.
+    # All requests; those answered without a block; those that failed.
     asked: int = 0
     not_here: int = 0
     failed: int = 0
-    # Those, and reads of an origin, that came beside one that was late.
+    # Requests to peers and origins sent beside a late one.
     hedged: int = 0
-    # The same beside one that gave no sign of life.
+    # Requests sent beside a peer without heartbeat.
     silent: int = 0
-    # Those that were given back, since the peer was behind and this node was not; and blocks that this node has given
-    # to others for the same reason.
+    # Requests that an overloaded peer handed back for this node to fetch; and blocks that this node, while overloaded,
+    # handed to other nodes.
     taken: int = 0
     given: int = 0
 
 
 class Experience:
-    """What is learned from all searches. Times are loop times."""
+    """State shared by all searches: peer health, response times and hedge budget. All times are loop times."""
 
     def __init__(self, peers: Peers, lacks: SnapshotLacks) -> None:
         self.peers = peers
@@ -136,29 +137,30 @@ class Experience:
         self.stuck = StuckPeers()
         self._silent = SilentPeers()
         self._budget = HedgeBudget(HEDGED)
-        self._disagreed: dict[str, float] = {}  # by id of a node: loop time since when it has not agreed with this one
-        # How long it takes to get a block: of peers that had it, and of those that were to bring it.
+        self._disagreed: dict[str, float] = {}  # by node id: loop time of the first disagreement with this node
+        # Seconds to get a block: from peers that had it (False), and from peers that fetched it (True).
         self._times = {False: TimesBySize(), True: TimesBySize()}
 
     def keep(self, is_known: Callable[[str], bool]) -> None:
-        """Forget nodes that have left the cluster: those of which *is_known* says no by their id."""
+        """Forget nodes for whose id *is_known* returns False: they have left the cluster."""
         self.stuck.keep(is_known)
         self._silent.keep(is_known)
         self._disagreed = {node: since for node, since in self._disagreed.items() if is_known(node)}
 
     def may_agree(self, node_id: str, now: float) -> bool:
-        """A node did not agree with this one. Will it in a moment?"""
+        """Return whether a node that disagrees about membership is likely to agree soon."""
         since = self._disagreed.get(node_id, -math.inf)
         if now - since > AT_ODDS:
             since = self._disagreed[node_id] = now
         return now - since < AGREEING and self.peers.usable(node_id)
 
     def can_ask(self, node: NodeRecord, length: int, seconds: float) -> bool:
-        """May it answer within so many seconds?"""
+        """Return whether the node may respond within *seconds*."""
         return self.peers.usable(node.id) and self.peers.expected_seconds(node, length) < seconds
 
     def silent_nodes(self) -> dict[str, float]:
-        """Nodes that gave no sign of life when they were last asked: when that was noticed, by id."""
+        """Return the time at which each silent node was noticed, by id: nodes without a heartbeat since the last
+        request."""
         found: dict[str, float] = {}
         for node, fetch, noticed in self._silent.noticed_at():
             if self.peers.last_sign(node, fetch=fetch) <= noticed:
@@ -166,37 +168,37 @@ class Experience:
         return found
 
     def gives_signs(self, node_id: str, now: float, *, fetch: bool) -> bool:
-        """Does it, as far as is known, or is it time for a reader to try?"""
+        """Return whether the node gives heartbeats, as far as is known, or is due for a try by a reader."""
         return self._silent.may_ask(node_id, now, self.peers.last_sign(node_id, fetch=fetch), fetch=fetch)
 
     def silent_at(self, node_id: str, length: int, asked: float, *, fetch: bool) -> float:
-        """When it will have given no sign for so long, since it was asked, that it is not waited for alone."""
+        """Return the time at which the node counts as silent, so that it is no longer waited for alone."""
         known = self._times[fetch].of(length).late_after
         longest = SILENT_FETCH if fetch else max(SILENT_HERE, known if known < HERE_SECONDS else 0.0)
         return max(asked, self.peers.last_sign(node_id, fetch=fetch)) + longest
 
     def noticed_silence(self, node_id: str, asked: float, now: float, *, fetch: bool) -> None:
-        """It has given no sign for that long: another one is asked beside it."""
+        """Record that the node gave no heartbeat since *asked*, so that another node is asked beside it."""
         self._silent.noticed(node_id, asked, now, fetch=fetch)
         self.counts.silent += 1
         self.peers.doubt(node_id)
 
     def sent(self) -> None:
-        """A question was sent."""
+        """Count a request."""
         self.counts.asked += 1
         self._budget.sent()
 
     def late_after(self, length: int, *, fetch: bool) -> float:
-        """Seconds after which a block is late."""
+        """Return the seconds after which a block is late."""
         known = self._times[fetch].of(length).late_after
         return max(LEAST_LATE, known) if known < math.inf else FIRST_LATE
 
     def came(self, length: int, seconds: float, now: float, *, fetch: bool) -> None:
-        """A block has come after so many seconds."""
+        """Record how many *seconds* a block took."""
         self._times[fetch].of(length).add(length, seconds, now)
 
     def may_hedge(self) -> bool:
-        """May another one be asked beside one that is late? If so, it is counted."""
+        """Return whether another request may be sent beside a late one. If so, it is counted."""
         if not self._budget.take():
             return False
         self.counts.hedged += 1
@@ -205,76 +207,77 @@ class Experience:
 
 @dataclass(slots=True, eq=False)
 class _Question:
-    """To one peer."""
+    """A request to one peer."""
 
     node: NodeRecord
-    # Whether the peer is to bring the block where it does not have it; whether a reader waited as it was asked.
+    # Whether the peer is to fetch the block if it does not have it; whether a reader waited at the time of the request.
     fetch: bool
     hurried: bool
-    # Loop times: when it was asked, is late, and must have answered; and when it is told that a reader waits.
+    # Loop times: of the request, when it is late, when it times out, and when to tell the peer that a reader waits.
     asked: float
     late: float
     until: float
     again: float = math.inf
-    # When it is looked at whether the peer gives any sign.
+    # Loop time of the next check for a heartbeat.
     doubted: float = math.inf
     asking: Asking = field(init=False)
     is_over: bool = False
 
     def end(self) -> None:
-        """Its answer is not waited for any more."""
+        """Cancel the request."""
         self.is_over = True
         self.asking.cancel()
 
 
 @dataclass(slots=True, eq=False)
 class Search:
-    """For one block. It does nothing until `begin`. Used on the event loop."""
+    """The search for one block. It starts with `begin`. Used on the event loop."""
 
     wanted: Wanted
-    # Whom to ask in turn, and whether to have them bring it from the origin; and the same as of later.
+    # Nodes to ask in turn, each with whether it should fetch the block from the origin; and a function that computes
+    # them anew.
     steps: Steps
     steps_anew: Callable[[], Steps]
-    # Among reads from peers.
+    # Slot among reads from peers.
     slot: Slot
-    # Does a reader wait?
+    # Whether a reader waits.
     hurried: bool
-    # Loop time until which the block must have come, from wherever.
+    # Deadline for the block from any source, in loop time.
     until: float
-    # Would this node bring it from the origin in place of a peer that is behind?
+    # Returns whether this node would fetch the block from the origin in place of an overloaded peer.
     may_take: Callable[[], bool]
-    # Is called with the block; or, at most once and before that, with None: the origin is to be asked, and the block
-    # may come from a peer all the same.
+    # Called with the block; or, at most once and before that, with None: ask the origin too. A peer may still give the
+    # block afterwards.
     found: Callable[[Found | None], None]
     experience: Experience
-    # Ask all of them until one gives it: this node cannot.
+    # Ask all nodes until one gives the block, as this node cannot get it from the origin.
     insists: bool = False
-    _questions: list[_Question] = field(default_factory=list)  # that are not answered yet
-    _asked: set[tuple[str, bool]] = field(default_factory=set)  # ids of nodes, and whether they were to bring it
+    _questions: list[_Question] = field(default_factory=list)  # requests in flight
+    _asked: set[tuple[str, bool]] = field(default_factory=set)  # (node id, fetch) of all requests so far
     _timer: asyncio.TimerHandle | None = None
-    _waits_until: float = math.inf  # for its slot, in loop time; inf once it has one
-    _anew: float = math.inf  # loop time at which others are asked, since two nodes did not agree
-    _passes_until: float = math.inf  # loop time at which the origin is asked, since nodes lack the snapshot
-    _stays: bool = False  # has nobody else bring it
+    _waits_until: float = math.inf  # deadline for the slot, in loop time; inf once admitted
+    _anew: float = math.inf  # loop time at which to retry after a membership disagreement
+    _passes_until: float = math.inf  # loop time at which to ask the origin, as nodes lack the snapshot
+    _stays: bool = False  # no other node may fetch the block
     _gave_up: bool = False
     _is_over: bool = False
 
     @property
     def asked(self) -> tuple[str, ...]:
-        """Names of the nodes whose answers it waits for."""
+        """Names of the nodes with requests in flight."""
         return tuple(question.node.name for question in self._questions)
 
     def begin(self) -> None:
-        """Look for it, once there is a slot. Where nobody can be asked, `found` is called at once."""
+        """Start once a slot is free. Calls `found` at once if no node can be asked."""
         now = _now()
         self._waits_until = now + FETCH_PART * (self.until - now)
         if self.slot.ask(self._admitted):
             self._admitted()
         else:
-            self._set_timer()  # reads from a peer that hangs may have all slots
+            self._set_timer()  # reads from a hanging peer may hold all slots
 
     def hurry(self) -> None:
-        """A reader waits for it from now on."""
+        """Raise the priority: a reader waits from now on."""
         if self._is_over or self._gave_up:
             return
         was_hurried, self.hurried = self.hurried, True
@@ -294,14 +297,14 @@ class Search:
         self._set_timer()
 
     def stay(self) -> None:
-        """Have no other node bring it any more: it may be waiting for this one to bring it."""
+        """Stop other nodes from fetching the block: one of them may be waiting for this node to fetch it."""
         self._stays = True
         self.steps = [(node, fetch) for node, fetch in self.steps if not fetch]
         if self._waits_until < math.inf or any(question.fetch for question in self._questions):
             self._give_up()
 
     def cancel(self) -> None:
-        """Nobody wants it any more, or it has come."""
+        """End the search: the block has arrived, or is no longer wanted."""
         self._is_over = True
         self._stop_timer()
         self.slot.leave()
@@ -317,7 +320,7 @@ class Search:
             self._next()
 
     def _next(self) -> None:
-        """Ask the next one."""
+        """Send a request to the next usable node."""
         now = _now()
         while self.steps:
             node, fetch = self.steps.pop(0)
@@ -330,7 +333,7 @@ class Search:
         self._give_up()
 
     def _may_ask(self, node: NodeRecord, now: float, *, fetch: bool) -> bool:
-        """Is it worth to wait for that one?"""
+        """Return whether the node is healthy enough to wait for."""
         if self.insists:
             return True
         if self.hurried and not self.experience.gives_signs(node.id, now, fetch=fetch):
@@ -342,7 +345,7 @@ class Search:
         return self.experience.silent_at(node, self.wanted.length, question.asked, fetch=question.fetch)
 
     def _patience(self, fetch: bool, now: float) -> float:
-        """Seconds that a peer may take."""
+        """Return the seconds that a peer may take."""
         left = self.until - now
         if not fetch:
             return min(HERE_SECONDS, HERE_PART * left)
@@ -368,7 +371,7 @@ class Search:
         self._set_timer()
 
     def _give_up(self) -> None:
-        """It is up to the origin."""
+        """Leave the block to the origin."""
         self.steps = []
         if not self._gave_up:
             self._gave_up = True
@@ -405,13 +408,13 @@ class Search:
             self._pass_over(question)
         elif question.fetch and not (self.insists or _is_for_others(answer)):
             self._give_up()
-        elif not self._questions:  # else the next one was asked already, beside this one
+        elif not self._questions:  # otherwise the next node has been asked already
             self._next()
 
     def _pass_over(self, question: _Question) -> None:
-        """A node lacks the snapshot: have the next one in rendezvous order bring the block."""
+        """Skip a node that lacks the snapshot: the next one in rendezvous order fetches the block."""
         self.experience.lacks.note(self.wanted.ref.snapshot, question.node.id)
-        if self._gave_up or self._questions:  # another one was asked already, beside this one
+        if self._gave_up or self._questions:  # another node has been asked already
             return
         if not self.insists:
             self._renew_steps()
@@ -421,7 +424,7 @@ class Search:
         self._next()
 
     def _renew_steps(self) -> None:
-        """Begin again with the nodes that come into question now."""
+        """Compute the nodes to ask anew."""
         self.steps = [(node, fetch) for node, fetch in self.steps_anew() if not (fetch and self._stays)]
 
     def _note_whether_stuck(self, question: _Question, answer: PeerAnswer) -> None:
@@ -432,7 +435,7 @@ class Search:
             stuck.late(node, question.asked, now, fetch=question.fetch)
 
     def _measure(self, question: _Question) -> None:
-        # What a peer brings without haste may wait long for its turn there.
+        # An unhurried fetch may wait long for its turn at the peer.
         if question.hurried or not question.fetch:
             now = _now()
             self.experience.came(self.wanted.length, now - question.asked, now, fetch=question.fetch)
@@ -454,7 +457,7 @@ class Search:
             self._timer = None
 
     def _look(self) -> None:
-        """Something is late."""
+        """Act on requests that are late or timed out."""
         now = _now()
         held_up = self._timer is not None and now - self._timer.when() > HELD_UP
         if now >= min(self._waits_until, self._passes_until):
@@ -476,7 +479,7 @@ class Search:
             self._set_timer()
 
     def _look_at_last(self, question: _Question, now: float, *, held_up: bool) -> None:
-        """Is another one to be asked beside the one that was asked last?"""
+        """Ask another node if the last one asked is silent or late."""
         if now >= question.doubted:
             silent_at = self._silent_at(question)
             if held_up or now < silent_at:
@@ -492,7 +495,7 @@ class Search:
                 self._next()
 
     def _ask_again(self, question: _Question, now: float) -> None:
-        """Let a peer that brings the block without haste know that a reader waits."""
+        """Repeat the request, to tell a peer with an unhurried fetch that a reader waits."""
         question.again = math.inf
         if self.experience.can_ask(question.node, self.wanted.length, question.until - now):
             question.end()
@@ -501,12 +504,12 @@ class Search:
 
 
 def _is_for_others(answer: PeerAnswer) -> bool:
-    """Should another peer bring the block, since the one that was asked cannot, and others will ask that one too?"""
+    """Return whether to try another peer: this one cannot fetch the block, and other nodes would find the same."""
     return isinstance(answer, Busy) or (isinstance(answer, Failed) and answer.why not in _FOR_ORIGIN)
 
 
 def _is_disagreement(answer: PeerAnswer) -> bool:
-    """Do two nodes not agree on who is in the cluster?"""
+    """Return whether the response says that two nodes disagree on cluster membership."""
     return isinstance(answer, Failed) and answer.why in (Why.EPOCH, Why.STRANGER)
 
 

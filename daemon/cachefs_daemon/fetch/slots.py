@@ -1,7 +1,8 @@
-"""How many origin reads run at once, and which comes next: first what somebody waits for, then what is needed soonest.
-Those who wait take turns, so that nobody waits until thousands of reads of another one are done.
+"""Limits concurrent origin reads, and decides which read is admitted next.
 
-A read asks for a slot, waits until it is admitted, holds the slot while it runs, and gives it back.
+Reads on demand (a reader waits) come first, in turns between askers, so that no asker waits behind thousands of reads
+of another. Reads ahead follow in the order of the time at which they are needed. A read asks for a slot, waits until it
+is admitted, holds the slot while it runs, and gives it back.
 """
 
 import asyncio
@@ -16,52 +17,53 @@ from typing import Final, Protocol
 
 from cachefs.planning.requests.ahead_bytes import LEAST
 
-# Reads that no longer wait, and are remembered all the same; and those who have waited.
+# Stale queue entries, turns and idle servers that are kept before they are cleaned up.
 _FEW: Final = 256
-# While somebody waits, reads ahead of one server have this part of the bytes that they may otherwise have. It is still
-# twice what keeps the link busy, so that it is noticed where the link takes more (see AheadBytes).
+# While a read on demand waits or runs, reads ahead from its server may have this fraction of their usual bytes. That is
+# still twice what keeps the link busy, so AheadBytes notices where the link takes more.
 _BESIDE_DEMAND: Final = 2
-# Who has just waited waits again: a worker reads its next block while its first one is decoded.
+# Seconds after a read on demand during which its server still counts as waited for: a worker reads its next block while
+# its first one is decoded.
 _MOMENT: Final = 0.25
 
-# On whose behalf the code runs that asks for slots. Tasks inherit it, so nobody on the way to here need pass it on.
+# Id of the asker on whose behalf the current code requests slots. Tasks inherit it, so no call has to pass it on.
 ASKER: Final = ContextVar("ASKER", default=0)
 
 
 class Server(Protocol):
-    """What is read from."""
+    """A server that blocks are read from, with its current limits."""
 
     @property
     def width(self) -> int:
-        """Reads that it takes at once now; at least 1."""
+        """Reads that the server takes at once now; at least 1."""
 
     @property
     def ahead_bytes(self) -> float:
-        """Bytes that reads ahead may have under way there; one read may be larger where there is no other."""
+        """Bytes that reads ahead may have in flight to the server. A single read may be larger."""
 
 
 class _Queue:
-    """Reads that wait, in the order of their ranks; those of one rank as they came."""
+    """Priority queue of waiting reads, by rank; first come, first served within one rank."""
 
     __slots__ = ("by_key", "order")
 
     def __init__(self) -> None:
         self.by_key: dict[bytes, Slot] = {}
-        # (rank, number, key). Some of them no longer wait here.
+        # Heap of (rank, number, key). Entries whose read no longer waits are skipped lazily.
         self.order: list[tuple[float, int, bytes]] = []
 
     def add(self, request: "Slot") -> None:
         if not self.by_key:
             self.order.clear()
         elif len(self.order) > 2 * len(self.by_key) + _FEW:
-            # Of those that no longer wait, the ones behind others that do would stay for ever.
+            # Stale entries behind live ones would otherwise stay for ever.
             self.order = [(one.rank, one.number, key) for key, one in self.by_key.items()]
             heapq.heapify(self.order)
         heapq.heappush(self.order, (request.rank, request.number, request.key))
         self.by_key[request.key] = request
 
     def first(self) -> "Slot":
-        """Of those that wait; there is one."""
+        """Return the waiting read with the lowest rank. The queue must not be empty."""
         while True:
             _, number, key = self.order[0]
             request = self.by_key.get(key)
@@ -71,36 +73,37 @@ class _Queue:
 
 
 class _Lane:
-    """The reads from one server."""
+    """Queues and counts of the reads from one server."""
 
     __slots__ = ("ahead", "bytes_ahead", "bytes_in_use", "demand", "in_use", "in_use_ahead", "server", "waited")
 
     def __init__(self, server: Server, waited: float) -> None:
         self.server = server
-        self.waited = waited  # when a read on demand ended last, in monotonic seconds
-        self.demand = _Queue()  # by turns
-        self.ahead = _Queue()  # what is needed soonest first
-        self.in_use = self.in_use_ahead = 0  # slots taken, and those of them that reads ahead have
-        self.bytes_in_use = self.bytes_ahead = 0  # of those that have slots, and of those of them that are reads ahead
+        self.waited = waited  # monotonic time at which the last read on demand ended
+        self.demand = _Queue()  # ordered by turns
+        self.ahead = _Queue()  # ordered by the time at which the block is needed
+        self.in_use = self.in_use_ahead = 0  # slots taken, in all and by reads ahead
+        self.bytes_in_use = self.bytes_ahead = 0  # bytes of reads with slots, in all and of reads ahead
 
     @property
     def is_idle(self) -> bool:
         return not (self.in_use or self.bytes_in_use or self.demand.by_key or self.ahead.by_key)
 
     def queue_of(self, request: "Slot") -> _Queue:
-        """Where it waits, or would."""
+        """Return the queue in which the read waits or would wait."""
         return self.ahead if request.ahead else self.demand
 
     @property
     def has_room(self) -> bool:
-        """Would the server take one more read?"""
+        """Whether the server would take one more read."""
         return self.in_use < self.server.width
 
     def has_room_ahead(self, size: int) -> bool:
-        """Would it take one more of *size* bytes, without the room that is kept for demand?
+        """Return whether the server would take one more read ahead of *size* bytes, outside of the slots reserved for
+        demand.
 
-        While somebody waits there are fewer, as they would take the link from that read. But never fewer than on a link
-        of which nothing is known, and whatever is waited for: that may hang.
+        While a read on demand waits or runs, reads ahead get fewer bytes, as they would take the link from it. They
+        always get LEAST bytes, the start value for an unknown link, since the read on demand may hang.
         """
         width = self.server.width
         if self.in_use >= width or self.in_use_ahead >= _part_ahead(width):
@@ -112,100 +115,102 @@ class _Lane:
 
     @property
     def is_waited_for(self) -> bool:
-        """Does somebody wait for one of these reads, or did a moment ago?"""
-        # A read whose bytes come along with those of another one has no slot.
+        """Whether a reader waits for a read from this server, or did within the last _MOMENT."""
+        # A read whose bytes come with another read's request holds bytes but no slot.
         if self.in_use > self.in_use_ahead or self.bytes_in_use > self.bytes_ahead or self.demand.by_key:
             return True
         return time.monotonic() < self.waited + _MOMENT
 
 
 def _part_ahead(slots: int) -> int:
-    """Of so many slots, those that reads ahead may take."""
+    """Return how many of *slots* reads ahead may take."""
     return max(1, slots - max(1, slots // 4))
 
 
 class FetchSlots:
     """Admits a limited number of reads at once, with a limited number of bytes between them.
 
-    A quarter of the slots (at least one, where there are several) is kept from reads ahead, so that a read on demand
-    never finds all of them taken by reads ahead. Reads ahead are admitted in the order in which they will be needed,
-    reads on demand in turns: one of each asker, and then the next one of each. A read larger than the whole capacity is
-    admitted when no other one runs.
+    A quarter of the slots (at least one, where there are several) is reserved for reads on demand, so that reads ahead
+    never take all slots. Reads ahead are admitted in the order in which they are needed; reads on demand in turns, one
+    read of each asker per round. A read larger than the whole capacity is admitted when no other read runs.
 
-    A server that takes fewer reads at once than there are slots gets no more than it takes, in the same order and with
-    the same quarter. What waits for it holds up nothing else. Reads ahead have no more bytes under way than keep its
-    link busy: all of them share the link, so with more what is needed first would come as late as what is needed last.
+    A server whose width is below the number of slots gets no more reads than its width, in the same order and with the
+    same reserved quarter. Reads that wait for one server do not block reads from others. Reads ahead have no more bytes
+    in flight than keep the server's link busy: with more, blocks needed first would arrive as late as those needed
+    last.
 
-    Reads of an origin that hangs may hold all slots until their deadline. So that reads of other origins need not wait
-    as long, each server has an eighth of the slots and bytes, at least one read, for reads on demand alone: where no
-    slot is free, they are admitted on top of the limits.
+    Reads from an origin that hangs may hold all slots until their deadline. So that reads from other origins need not
+    wait as long, each server has a reserve for reads on demand: an eighth of the slots and bytes, at least one read,
+    admitted on top of the limits when no slot is free.
     """
 
     def __init__(self, slots: int, capacity: int) -> None:
-        """slots: reads at once; capacity: their bytes."""
+        """slots: reads at once; capacity: their total bytes."""
         self._slots = slots
         self.ahead_slots = _part_ahead(slots)  # slots that reads ahead may take
         self.capacity = capacity
-        self._lanes: dict[Server, _Lane] = {}  # those of which any read waits or runs
+        self._lanes: dict[Server, _Lane] = {}  # servers with reads that wait or run
         self._numbers = itertools.count()
         self._demand_queued = 0  # reads on demand that wait for a slot
-        self._turn = 0.0  # of the last read on demand that has waited and was admitted
-        self._turns: dict[int, float] = {}  # of those who wait, and have waited: whose next turn it is when
-        self._most_turns = _FEW  # of so many; then those are forgotten who do not wait any more
+        self._turn = 0.0  # rank of the last read on demand that was admitted from the queue
+        self._turns: dict[int, float] = {}  # by asker: rank of its next read on demand
+        self._most_turns = _FEW  # size of _turns at which askers without waiting reads are dropped
         self.ahead_queued = 0  # reads ahead that wait for a slot
-        self._ahead_in_use = 0  # slots taken by reads ahead
-        self.in_use = 0  # slots taken
-        self.bytes_in_use = 0  # bytes of the reads that have them
-        self._bytes_on_demand = 0  # bytes of those of them that were admitted as reads on demand
-        self._waited: dict[Server, float] = {}  # when a read on demand of a server ended last, which has no lane now
-        self._timer: asyncio.TimerHandle | None = None  # after the moment in which it has just been waited for
+        self._ahead_in_use = 0  # slots held by reads ahead
+        self.in_use = 0  # slots held
+        self.bytes_in_use = 0  # bytes of the reads that hold slots
+        self._bytes_on_demand = 0  # bytes of the reads that were admitted as reads on demand
+        # by server without a lane: monotonic time at which its last read on demand ended
+        self._waited: dict[Server, float] = {}
+        self._timer: asyncio.TimerHandle | None = None  # admits reads ahead again after _MOMENT
 
     @property
     def most_planned(self) -> int:
-        """Reads ahead of which it is known when they are needed, and that are to be here at once: those that have slots
-        and half as many that wait, so that no slot is free until somebody looks again for what comes next."""
+        """How many planned reads ahead to have here at once: those with slots, and half as many waiting, so that no
+        slot is idle until the planner runs again."""
         return self.ahead_slots + self.ahead_slots // 2
 
     def slot(self, key: bytes, size: int, server: Server, *, ahead: bool, needed: float = math.inf) -> "Slot":
-        """As a context manager it waits for a slot, and holds it.
+        """Return a slot: an async context manager that waits for admission and holds the slot.
 
-        key: names the read to `promote`, and must be unique among those that wait; size: bytes of the read; server:
-        what is read from; ahead: nobody waits for it yet; needed: loop time at which somebody will.
+        key: identifies the read to `promote`; unique among waiting reads. size: bytes of the read. server: the server
+        it reads from. ahead: no reader waits for it yet. needed: loop time at which a reader will.
         """
         return Slot(self, key, size, server, ahead, needed)
 
     @property
     def count(self) -> int:
-        """Reads at once."""
+        """Limit on concurrent reads."""
         return self._slots
 
     @property
     def is_waited_for(self) -> bool:
-        """Does somebody wait for a slot, or for a read that had its slot on demand?
+        """Whether a reader waits for a slot, or for a read that was admitted as a read on demand.
 
-        A read ahead that somebody has come to wait for since it began is no reason to hold back others that nobody
-        waits for: it shows that they come too late. (Three copies of 100 small files each, on a busy machine: 42 reads
-        waited, and 56 where it was.)
+        A read ahead that a reader began to wait for only after its admission does not count, and does not hold back
+        other reads ahead: it shows that reads ahead come too late. (Three copies of 100 small files each, on a busy
+        machine: 42 reads waited; 56 when it counted.)
         """
         return self._demand_queued > 0 or self._bytes_on_demand > 0
 
     def waiting(self, server: Server) -> tuple[int, int]:
-        """Reads of the *server* that wait for a slot, and those that have one."""
+        """Return how many reads from the *server* wait for a slot, and how many hold one."""
         lane = self._lanes.get(server)
         return (len(lane.demand.by_key) + len(lane.ahead.by_key), lane.in_use) if lane is not None else (0, 0)
 
     def is_idle(self, server: Server) -> bool:
-        """Has the *server* more free slots than others, and does nobody wait for it?"""
+        """Return whether no read waits for the *server*, and more slots are free for its reads than they hold."""
         waiting, running = self.waiting(server)
         return not waiting and self.free(server) > running
 
     def free(self, server: Server) -> int:
-        """Slots that reads of the *server* could have now."""
+        """Return how many slots reads from the *server* could take now."""
         lane = self._lanes.get(server)
         return max(0, min(self._slots - self.in_use, server.width - (lane.in_use if lane is not None else 0)))
 
     def promote(self, key: bytes) -> None:
-        """Somebody waits now for what the read *key* brings, which was asked for ahead, or by somebody else."""
+        """Raise the priority of the waiting read *key*: the current asker now waits for it. It was queued ahead, or by
+        another asker."""
         for lane in self._lanes.values():
             request = lane.ahead.by_key.get(key)
             if request is None and (request := lane.demand.by_key.get(key)) and not self._is_sooner(request):
@@ -218,7 +223,7 @@ class FetchSlots:
                 return
 
     def want(self, request: "Slot") -> None:
-        """For `Slot`."""
+        """For `Slot`: count a running read ahead as a read on demand."""
         lane = self._lanes[request.server]
         self._count(request, lane, -1)
         request.ahead = False
@@ -226,8 +231,8 @@ class FetchSlots:
         self._admit()
 
     def take_along(self, key: bytes, server: Server) -> bool:
-        """Admit the read *key* in the slot of another read of the *server*, which brings its bytes too. False where it
-        does not wait, or where its bytes are too many."""
+        """Admit the waiting read *key* without a slot of its own: another read of the *server* brings its bytes too.
+        Returns False if it does not wait, or if its bytes exceed the capacity."""
         lane = self._lanes.get(server)
         request = (lane.ahead.by_key.get(key) or lane.demand.by_key.get(key)) if lane is not None else None
         if lane is None or request is None or self.bytes_in_use + request.size > self.capacity:
@@ -238,7 +243,7 @@ class FetchSlots:
         return True
 
     def ask(self, request: "Slot", admitted: Callable[[], None]) -> bool:
-        """For `Slot`. True where it has it at once; else *admitted* is called when it has."""
+        """For `Slot`: return True if admitted at once; otherwise *admitted* is called upon admission."""
         lane = self._lanes.get(request.server)
         if lane is None:
             lane = self._lanes[request.server] = _Lane(request.server, self._waited.pop(request.server, -math.inf))
@@ -252,14 +257,14 @@ class FetchSlots:
         return False
 
     def leave(self, request: "Slot") -> None:
-        """For `Slot`: it waits no longer."""
+        """For `Slot`: remove the read from its queue."""
         lane = self._lanes.get(request.server)
         if lane is not None and lane.queue_of(request).by_key.get(request.key) is request:
             self._drop(request, lane)
             self._forget(lane)
 
     def release(self, request: "Slot") -> None:
-        """For `Slot`."""
+        """For `Slot`: return a held slot."""
         lane = self._lanes[request.server]
         self._count(request, lane, -1)
         if request.on_demand:
@@ -278,7 +283,7 @@ class FetchSlots:
         self._admit()
 
     def _is_next(self, request: "Slot", lane: _Lane) -> bool:
-        """Nobody goes before it, and it fits."""
+        """Return whether the request fits and no waiting read goes before it."""
         if self._demand_queued or not lane.has_room:
             return False
         if request.ahead and (
@@ -289,7 +294,7 @@ class FetchSlots:
 
     def _queue(self, request: "Slot", lane: _Lane) -> None:
         queue = lane.queue_of(request)
-        # One of the same key may be left that has just been given up: it waits for its end, and for no slot.
+        # A cancelled read of the same key may still be queued: it waits for its end, and not for a slot.
         is_new = request.key not in queue.by_key
         request.number = next(self._numbers)
         if request.ahead:
@@ -301,7 +306,7 @@ class FetchSlots:
         queue.add(request)
 
     def _next_turn(self, asker: int) -> float:
-        """When it is the turn of one more read of *asker*."""
+        """Return the rank of the next read of *asker*."""
         if not self._demand_queued:
             self._turns.clear()
         elif len(self._turns) > self._most_turns:
@@ -313,11 +318,11 @@ class FetchSlots:
         return turn
 
     def _is_sooner(self, request: "Slot") -> bool:
-        """Would a read on demand that waits have its turn sooner if the one asked for it who asks now?"""
+        """Return whether a waiting read on demand would be admitted sooner on behalf of the current asker."""
         return max(self._turn, self._turns.get(ASKER.get(), 0.0)) < request.rank
 
     def _drop(self, request: "Slot", lane: _Lane) -> None:
-        """It does not wait any more."""
+        """Remove a waiting read from its queue."""
         del lane.queue_of(request).by_key[request.key]
         if request.ahead:
             self.ahead_queued -= 1
@@ -345,7 +350,7 @@ class FetchSlots:
         while self._demand_queued and (lane := self._next_demand()):
             request = lane.demand.first()
             if not self._fits(request.size):
-                # Demand that does not fit yet stops reads ahead too: small ones would otherwise starve it.
+                # Demand that does not fit yet also stops reads ahead: small ones would otherwise starve it.
                 self._admit_reserved()
                 return
             self._turn = max(self._turn, request.rank)
@@ -359,19 +364,19 @@ class FetchSlots:
             self._let_in(request, lane)
 
     def _next_demand(self) -> _Lane | None:
-        """Where the next read on demand waits that its server would take."""
+        """Return the lane with the next read on demand that its server would take."""
         lanes = [lane for lane in self._lanes.values() if lane.demand.by_key and lane.has_room]
         return min(lanes, key=_first_demand) if len(lanes) > 1 else lanes[0] if lanes else None
 
     def _next_ahead(self) -> _Lane | None:
-        """Where the next read ahead waits that its server would take."""
+        """Return the lane with the next read ahead that its server would take."""
         lanes = [
             lane for lane in self._lanes.values() if lane.ahead.by_key and lane.has_room_ahead(lane.ahead.first().size)
         ]
         return min(lanes, key=_first_ahead) if len(lanes) > 1 else lanes[0] if lanes else None
 
     def _admit_reserved(self) -> None:
-        """Admit reads on demand of the servers that have not got what is kept for each."""
+        """Admit reads on demand of servers whose reserve is not used up."""
         for lane in self._lanes.values():
             for request in self._within_reserve(lane):
                 self._drop(request, lane)
@@ -409,7 +414,7 @@ def _first_ahead(lane: _Lane) -> tuple[float, int]:
 
 
 class Slot:
-    """The slot of one read: waited for, held, or given back for a while."""
+    """A permit for one read: waited for, held, or given back for a while."""
 
     __slots__ = (
         "_slots", "admitted", "ahead", "asker", "held", "key", "needed", "number", "on_demand", "rank", "server",
@@ -421,23 +426,23 @@ class Slot:
         self.key = key
         self.size = size
         self.server = server
-        self.ahead = ahead  # it waits, or was admitted, as a read ahead, and nobody has come to wait for it since
+        self.ahead = ahead  # waits, or was admitted, as a read ahead, and no reader has come to wait for it since
         self.needed = needed
         self.held = False
-        self.on_demand = False  # it is held, and was admitted as a read on demand
+        self.on_demand = False  # held, and admitted as a read on demand
         self.asker = ASKER.get()
-        self.rank = 0.0  # among those that wait: the lowest goes first
-        self.number = 0  # of those that had to wait, in the order in which they came
-        self.slots = 1  # that it takes: none where it has come along with another read
-        self.admitted: Callable[[], None] | None = None  # while it waits: is called once it is admitted
+        self.rank = 0.0  # lowest goes first among waiting reads
+        self.number = 0  # sequence number among reads that had to wait
+        self.slots = 1  # slots it takes: 0 if its bytes come with another read
+        self.admitted: Callable[[], None] | None = None  # called upon admission, set while waiting
         self._slots = slots
 
     def ask(self, admitted: Callable[[], None]) -> bool:
-        """True where it is held from now on; else *admitted* is called when it is."""
+        """Return True if the slot is held from now on; otherwise *admitted* is called upon admission."""
         return self._slots.ask(self, admitted)
 
     async def take(self, *, ahead: bool, needed: float = math.inf) -> None:
-        """Wait for it. See FetchSlots.slot."""
+        """Wait for the slot. See FetchSlots.slot."""
         self.ahead, self.needed = ahead, needed
         await self._wait()
 
@@ -445,7 +450,7 @@ class Slot:
         come: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def admitted() -> None:
-            if not come.done():  # else it is about to leave
+            if not come.done():  # otherwise cancelled, and about to leave
                 come.set_result(None)
 
         if self.ask(admitted):
@@ -457,27 +462,27 @@ class Slot:
             raise
 
     def promote(self) -> None:
-        """Somebody waits now for what it is for."""
+        """Raise the priority of the waiting read: a reader waits for its block now."""
         self._slots.promote(self.key)
 
     def want(self) -> None:
-        """Somebody waits now for what it is held for: it counts as a read on demand."""
+        """Count a held slot as a read on demand: a reader waits for its block now."""
         if self.held and self.ahead:
             self._slots.want(self)
 
     def leave(self) -> None:
-        """Hold it no longer, nor wait for it."""
+        """Give the slot back, or stop waiting for it."""
         self._slots.leave(self)
         self.give_back()
 
     def hand_over(self) -> "Slot":
-        """Another one that counts as a slot in place of this one, which keeps its bytes. Both are to be given back."""
+        """Return a second Slot that takes over the slot, while this one keeps its bytes. Both must be given back."""
         other = Slot(self._slots, self.key, 0, self.server, self.ahead, self.needed)
         other.held, other.asker, other.slots, self.slots = self.held, self.asker, self.slots, 0
         return other
 
     def give_back(self) -> None:
-        """Let others have it. Does nothing where it is not held."""
+        """Release the slot. Does nothing if it is not held."""
         if self.held:
             self.held = False
             self._slots.release(self)

@@ -1,20 +1,20 @@
-"""Which nodes have said that they do not have a snapshot, so that blocks of that snapshot are not asked of them.
+"""Records which nodes lack a snapshot, so that they are not asked for its blocks.
 
-Such a node is passed over in rendezvous order. All nodes that read hear the same of it, so all turn to the same next
-node. Only the first node that is asked may wait for the snapshot: the waits of all nodes would add up. A node that
-lacks a snapshot remembers which nodes asked it for blocks: they read these blocks, so they may have them later, and are
-asked before the origin. So each block still leaves the origin once.
+Such a node is skipped in rendezvous order. It tells all reading nodes the same, so all turn to the same next node. Only
+the first node asked may wait for the snapshot: the waits of all nodes would add up. A node that lacks a snapshot
+remembers which nodes asked it for blocks: as they read these blocks, they may have them later, and are asked before the
+origin. So each block still leaves the origin once.
 """
 
 import asyncio
 from typing import Final
 
-# Seconds for which such an answer holds. Then the node is asked again, since the snapshot may have come.
+# Seconds for which such a response holds. Then the node is asked again, since the snapshot may have arrived.
 LACKS_SECONDS: Final = 5.0
-# Seconds for which nodes remember that one of them has lacked a snapshot: no node is to wait for it again, and the
-# nodes that read its blocks meanwhile may have them.
+# Seconds for which a lack is remembered: meanwhile no node waits for the snapshot again, and the nodes that read its
+# blocks may have them.
 REMEMBERED_SECONDS: Final = 600.0
-# Snapshots of which this is remembered, and nodes that have asked this one for blocks of one of them.
+# Snapshots remembered, and reading nodes remembered per snapshot.
 MOST_SNAPSHOTS: Final = 1024
 MOST_READERS: Final = 64
 
@@ -22,16 +22,16 @@ _NO_NODES: Final[frozenset[str]] = frozenset()
 
 
 class SnapshotLacks:
-    """Used on the event loop."""
+    """Nodes that lack snapshots, and nodes that read without this one. Used on the event loop."""
 
     def __init__(self) -> None:
-        self._until: dict[str, dict[str, float]] = {}  # by snapshot and id of the node, in loop time
-        self._noted: dict[str, float] = {}  # by snapshot: loop time of the last answer, latest at the end
-        # By snapshot that this node has lacked, and id of the node that was told so: loop time, latest at the end.
+        self._until: dict[str, dict[str, float]] = {}  # by snapshot and node id: expiry in loop time
+        self._noted: dict[str, float] = {}  # by snapshot: loop time of the last response, latest last
+        # By snapshot that this node lacked, and id of the asking node: loop time, latest last.
         self._readers: dict[str, dict[str, float]] = {}
 
     def note(self, snapshot: str, node_id: str) -> None:
-        """That node has just said that it does not have the snapshot."""
+        """Record that the node has just said that it lacks the snapshot."""
         now = asyncio.get_running_loop().time()
         self._noted.pop(snapshot, None)
         self._noted[snapshot] = now
@@ -42,16 +42,16 @@ class SnapshotLacks:
             self._until.pop(oldest, None)
 
     def is_known(self, snapshot: str) -> bool:
-        """Has any node said lately that it does not have the snapshot?"""
+        """Return whether any node said lately that it lacks the snapshot."""
         noted = self._noted.get(snapshot)
         return noted is not None and asyncio.get_running_loop().time() - noted < REMEMBERED_SECONDS
 
     def nodes(self, snapshot: str) -> frozenset[str]:
-        """Ids of the nodes that lack the snapshot, as far as is known."""
+        """Return the ids of the nodes known to lack the snapshot."""
         return _nodes_later(self._until, snapshot, 0.0)
 
     def note_reader(self, snapshot: str, node_id: str) -> None:
-        """This node has just told that node that it does not have the snapshot."""
+        """Record that this node has just told the other that it lacks the snapshot."""
         readers = self._readers.pop(snapshot, {})
         readers.pop(node_id, None)
         readers[node_id] = asyncio.get_running_loop().time()
@@ -62,13 +62,13 @@ class SnapshotLacks:
             del self._readers[next(iter(self._readers))]
 
     def readers(self, snapshot: str) -> frozenset[str]:
-        """Ids of the nodes that have read blocks of the snapshot lately without this node, as that lacked it."""
+        """Return the ids of the nodes that lately read blocks of the snapshot without this node, which lacked it."""
         return _nodes_later(self._readers, snapshot, REMEMBERED_SECONDS)
 
 
 def _nodes_later(times: dict[str, dict[str, float]], snapshot: str, ago: float) -> frozenset[str]:
-    """Return the ids of the nodes whose time is later than so many seconds *ago*, and forget the other nodes of the
-    snapshot. times: by snapshot and id of the node, in loop time."""
+    """Return the ids of nodes whose time is less than *ago* seconds past, and forget the snapshot's other nodes. times:
+    loop time by snapshot and node id."""
     if not times or snapshot not in times:
         return _NO_NODES
     moment = asyncio.get_running_loop().time() - ago

@@ -1,6 +1,6 @@
-"""Fetching the rest of files and directories that seem to be wanted (cachefs.planning.prefetch.sweeping).
+"""Fetches the rest of files and directories that readers seem to want (cachefs.planning.prefetch.sweeping).
 
-It is done a few blocks at a time, and not while anything else waits that is fetched ahead.
+A few blocks at a time, and only while no other read ahead waits for a slot.
 """
 
 import functools
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Sweeper:
-    """Used on the event loop."""
+    """Feeds misses and reads into `Sweeping`, and fetches the blocks that it chooses. Used on the event loop."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Sweeper:
         held: Callable[[str], Snapshot | None],
         book: GuessBook,
     ) -> None:
-        """held: a snapshot that is held, by its id."""
+        """held: returns a held snapshot by its id."""
         self._fetcher = fetcher
         self._threads = threads
         self._held = held
@@ -46,39 +46,41 @@ class Sweeper:
         self._areas = Areas(lambda key: blocks.get(key) is not None)
         self._sweeping = Sweeping(book)
         self._background = Background(-math.inf)
-        self._queue: deque[tuple[Swept, float]] = deque()  # to be fetched, with loop times at which no tier had them
+        # blocks to fetch, with the loop time at which no tier had them
+        self._queue: deque[tuple[Swept, float]] = deque()
         self._in_flight = 0  # bytes
-        self._on_end: Callable[[], None] = lambda: None  # is called when a fetch has ended
+        self._on_end: Callable[[], None] = lambda: None  # called when a fetch has ended
 
     @property
     def is_idle(self) -> bool:
-        """Is nothing to be done without news?"""
+        """Whether there is nothing to do until news arrives."""
         return not self._sweeping.sweeps and not self._queue
 
     def begin_anew(self) -> None:
-        """After a bug."""
+        """Reset all state, after a bug."""
         self._sweeping = Sweeping(self._book)
         self._queue.clear()
 
     def wake_by(self, on_end: Callable[[], None]) -> None:
-        """Have *on_end* called whenever a fetch has ended."""
+        """Set the function that is called whenever a fetch has ended."""
         self._on_end = on_end
 
     def missed(self, name: Name, size: int, key: bytes, now: float) -> bool:
-        """A reader waits for a block that no stream explains. True where there is something to do."""
+        """Record that a reader waits for a block that no stream explains. Returns whether there is something to do."""
         return self._sweeping.missed(name, size, key, now)
 
     def seen(self, keys: Sequence[bytes], now: float) -> bool:
-        """Blocks with these keys were read. True where there is something to do."""
+        """Record reads of blocks. Returns whether there is something to do."""
         return self._sweeping.seen(keys, now)
 
     def look_back(self, now: float) -> None:
-        """To be called every second or so."""
+        """Measure the background rate and forget idle sweeps. Call about once a second."""
         self._background.measure(self._fetcher.fetched_bytes, now)
         self._sweeping.forget_idle(now)
 
     async def step(self, room: int, looked: float, now: float) -> None:
-        """room: bytes that are free, or taken by what may be evicted; looked: loop time."""
+        """Place new misses, search for missing blocks, and fetch some. room: bytes that are free or evictable; looked:
+        loop time of the search."""
         missed = self._sweeping.take_missed()
         if missed:
             self._sweeping.placed(await self._threads.background(self._place, missed), now)
@@ -95,7 +97,7 @@ class Sweeper:
         return self._background.most(is_waited_for=self._fetcher.is_waited_for)
 
     async def _fetch_some(self) -> None:
-        """As many as may be on their way."""
+        """Start as many queued fetches as may be in flight."""
         most, chosen, oldest = self._most, list[Swept](), math.inf
         while self._queue and (self._in_flight < most):
             swept, looked = self._queue.popleft()
