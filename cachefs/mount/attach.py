@@ -1,7 +1,7 @@
-"""The first question of a mount to its daemon, before anything is mounted.
+"""Registers a mount with its daemon before anything is mounted.
 
-So a daemon that is not there, or that does not know the dataset, is an error of the command and not a mount that hangs.
-A child process asks it, since a process that has used gRPC must not fork any more.
+A missing daemon or an unknown dataset is then an error of the command instead of a mount that hangs. A child process
+makes the call, since a process that has used gRPC must not fork any more.
 """
 
 import os
@@ -25,7 +25,7 @@ _ERROR: Final = b"-"
 
 
 def attach(options: MountOptions, report: MountReport) -> NodeView:
-    """Tell the daemon of the mount. Returns what the daemon says of its node. Raises CachefsError."""
+    """Report the mount to the daemon. Returns the daemon's view of its node. Raises CachefsError."""
     reader, writer = os.pipe()
 
     def ask() -> None:
@@ -47,13 +47,14 @@ def attach(options: MountOptions, report: MountReport) -> NodeView:
 
 
 def _call(options: MountOptions, report: MountReport) -> NodeView:
-    """Ask until a daemon is there, for which it may need a moment, as at boot. Raises CachefsError."""
+    """Call until the daemon answers, for at most `daemon_wait` seconds: at boot it may start later. Raises
+    CachefsError."""
     client = DaemonClient(options.socket)
     deadline = time.monotonic() + options.daemon_wait
     while True:
         try:
             view = client.call(REPORT, report, timeout=_TIMEOUT)
-            # That the daemon cannot be asked for blocks is not to be found out by a reader.
+            # Fails here rather than at the first read where the daemon does not serve blocks.
             trio.run(fetch_channel.check, options.socket)
             return view
         except DaemonUnavailable:

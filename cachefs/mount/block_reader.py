@@ -1,7 +1,7 @@
-"""Bytes of files, out of this node's tiers; where a block is in none of them, after the daemon has brought it there.
+"""Reads bytes of files from this node's tiers; a block that no tier has is first fetched through the daemon.
 
-A warm read is one index look-up, one pread into a buffer of ours and one checksum, all on the trio thread. Only a read
-that would wait (for a cold SSD page, or for a block that is not on the node) is done elsewhere.
+A warm read is one index look-up, one pread into this module's buffer and one checksum, all on the trio thread. Only a
+read that would wait (for a cold SSD page, or for a block that is not on the node) leaves that thread.
 """
 
 import logging
@@ -36,27 +36,27 @@ from cachefs.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
-# Reads that wait at once in one worker, for a disk, the daemon or the origin. One more fails at once: a reader of what
-# is on the node must not wait behind those that an origin has left waiting. A waiting read takes 35 KiB.
+# Most reads of one worker that wait at once for a disk, the daemon or the origin; further reads fail at once. Otherwise
+# readers of resident blocks would queue behind readers that wait for an origin. A waiting read takes 35 KiB.
 MOST_WAITING: Final = 4096
-# Blocks asked for ahead of a reader that goes through a large file: 16 MiB at the default block size hides 80 ms of
-# origin latency from a reader of 200 MB/s.
+# Blocks requested ahead of a reader that goes through a large file: 16 MiB at the default block size hides 80 ms of
 BLOCKS_AHEAD: Final = 4
-# Seconds between tries of a block that the daemon says is there and that we cannot read, as in a tier that we may not
-# open.
+# Seconds between tries of a block that is resident according to the daemon but cannot be read here, as in a tier that
+# this process may not open.
 UNREADABLE_PAUSE: Final = 0.01
-# Between two reports at most so many keys of blocks that were read are kept; a report is due at once when there are
-# MUCH_ACCESSED of them, or REPORT_SHARE of what the tiers hold was read.
+# MAX_ACCESSED: most keys of read blocks that are kept between two reports. A report is due at once after MUCH_ACCESSED
+# keys, or after reads of REPORT_SHARE of the tiers' capacity.
 MAX_ACCESSED: Final = 1_000_000
 MUCH_ACCESSED: Final = 32
-# Stalls that are kept between two reports, at most.
+# Most stalls that are kept between two reports.
 MAX_STALLS: Final = 100_000
-# Blocks of a file that are located before others are let in: a look-up takes 1.3 us.
+# Blocks of a file that are located before other tasks may run: a look-up takes 1.3 us.
 _LOCATED_AT_ONCE: Final = 512
 
 
 class BlockReader:
-    """Reads for one worker of a mount, from the look-up to the wait for a fetch, and what is to be reported of them."""
+    """Performs the reads of one worker of a mount, from the look-up to the wait for a fetch, and records their
+    report."""
 
     def __init__(
         self,
@@ -69,12 +69,12 @@ class BlockReader:
         needs_index: bool = True,
     ) -> None:
         """counters: of all requests of this worker; marks: where blocks that are read are marked; failures: see
-        Fetches; needs_index: see TierView. Raises CachefsError where it needs an index and that cannot be read."""
+        Fetches; needs_index: see TierView. Raises CachefsError where the index is needed and cannot be read."""
         self.counters = counters
         self.accessed: dict[bytes, None] = {}  # keys of the blocks read since the last report, oldest first
         self.much_accessed = trio.Event()  # set once a report of them is due
         self._bytes_accessed = 0  # read since the last report
-        self._most_accessed = math.inf  # bytes after which a report is due
+        self._most_accessed = math.inf  # bytes of reads after which a report is due
         self.stalls: list[Stall] = []  # reads that have waited since the last report
         self.snapshots: set[str] = set()  # ids of the snapshots that were read since the last report
         self._marks = marks
@@ -84,12 +84,12 @@ class BlockReader:
         self._segments = SegmentReader(self._tiers.directories, self._tiers.index.owner)
         self._cold = ColdReads(self._tiers.directories, self._tiers.index.owner)
         self._fetches = Fetches(channel, failures, self._note_stall)
-        self._read_deadline = view.read_deadline  # seconds that a read may wait in all
-        self._waiting = 0  # reads that wait now
+        self._read_deadline = view.read_deadline  # most seconds that a read may wait in all
+        self._waiting = 0  # number of reads that wait now
 
     @property
     def has_index(self) -> bool:
-        """False while the index cannot be opened: no block is found then, and the daemon is asked for each."""
+        """False while the index cannot be opened: each block is then requested from the daemon."""
         return self._tiers.index.is_open
 
     @property
@@ -98,7 +98,7 @@ class BlockReader:
         return self._waiting > 0
 
     def follow(self, view: NodeView) -> None:
-        """Use what a daemon, which may have restarted, says of its index and its tiers. Raises as TierView.follow."""
+        """Adopt the index and tiers of *view*; the daemon may have restarted. Raises as TierView.follow."""
         if self._tiers.follow(view):
             self._segments.close()
             self._segments = SegmentReader(self._tiers.directories, self._tiers.index.owner)
@@ -108,7 +108,8 @@ class BlockReader:
         self._most_accessed = view.capacity * REPORT_SHARE or math.inf
 
     async def locate(self, snapshot: Snapshot, number: int, most: int) -> list[Location | None]:
-        """Where each of the first *most* blocks of file *number* is now; None for a block that is not on this node."""
+        """Return the location of each of the first *most* blocks of file *number*; None for a block not on this
+        node."""
         size, content = snapshot.file(number)
         found: list[Location | None] = []
         for block in range(min(most, block_count(size, snapshot.block_size))):
@@ -118,7 +119,7 @@ class BlockReader:
         return found
 
     async def read(self, snapshot: Snapshot, number: int, offset: int, size: int) -> bytes | memoryview:
-        """Bytes [offset, offset + size) of file *number*, fewer at its end.
+        """Return bytes [offset, offset + size) of file *number*, fewer at the end of the file.
 
         A memoryview is valid until the caller next awaits. Raises CachefsError with the errno for the reader.
         """
@@ -131,7 +132,7 @@ class BlockReader:
         key = block_key(content, block)
         if start == 0:
             if size == MAX_READ or offset + size == length:
-                # Only of a block that is read from its start do all pages come into the page cache.
+                # All pages of a block come into the page cache only where it is read from its start.
                 self._marks.set(key)
             if block > 0:
                 self._ask_ahead(snapshot, number, key)
@@ -144,7 +145,7 @@ class BlockReader:
         return await self._read_blocks(snapshot, number, offset, size)
 
     async def _read_blocks(self, snapshot: Snapshot, number: int, offset: int, size: int) -> bytes:
-        """Of several blocks."""
+        """Read a range that spans several blocks."""
         deadline = trio.current_time() + self._read_deadline
         _, content = snapshot.file(number)
         block, start = divmod(offset, snapshot.block_size)
@@ -161,7 +162,7 @@ class BlockReader:
         return b"".join(parts)
 
     def _read_here(self, key: bytes, start: int, size: int) -> memoryview | None:
-        """Verified bytes of a block, if they can be had without waiting."""
+        """Return verified bytes of a block, or None where that would wait."""
         location = self._tiers.index.get(key)
         if location is None or size > MAX_READ:
             return None
@@ -177,7 +178,7 @@ class BlockReader:
     async def _read_waiting(
         self, snapshot: Snapshot, number: int, key: bytes, start: int, size: int, deadline: float
     ) -> memoryview:
-        """deadline: by trio's clock, from the moment in which the request has come."""
+        """deadline: by trio's clock, counted from the arrival of the request."""
         if self._waiting >= MOST_WAITING:
             raise CachefsError(f"{MOST_WAITING} reads of this worker wait already; is an origin or a disk hanging?")
         self._waiting += 1
@@ -218,8 +219,8 @@ class BlockReader:
             if data is not None:
                 self._note_access(key, size)
                 return data
-            # It was evicted again before we could read it, or written badly: the daemon finds out which. Or we have
-            # shared the call of a read of other bytes of a block that no tier can hold.
+            # The block was evicted before this read, or written badly (the daemon finds out which), or this read shared
+            # the call of a read of other bytes of a block that no tier can hold.
             ref = msgspec.structs.replace(ref, bad=answer.location, slow=slow)
             await trio.sleep(UNREADABLE_PAUSE)
             if trio.current_time() > deadline:
@@ -227,7 +228,7 @@ class BlockReader:
                 raise CachefsError(f"block {ref.number} of {name} could not be read within the deadline")
 
     async def _copy(self, key: bytes, location: Location, start: int, size: int, deadline: float) -> memoryview | None:
-        """Verified bytes in a buffer of ours; None where the copy in the tier is not right. Raises TierAiling."""
+        """Return verified bytes in this reader's buffer; None where the copy in the tier is bad. Raises TierAiling."""
         if size <= MAX_READ:
             try:
                 return self._segments.read(key, location, start, size, self._buffer, wait=location.tier == MEMORY)
@@ -241,7 +242,7 @@ class BlockReader:
                 self._note_stall(key, began, "ssd")
 
     def _blame(self, key: bytes, location: Location) -> bytes:
-        """The location of bytes that are wrong, packed; empty where the block was evicted while we read it."""
+        """Return the packed location of a bad copy; empty where the block was evicted during the read."""
         if self._tiers.index.get(key) != location:
             return b""
         self.counters.bad += 1
@@ -252,7 +253,7 @@ class BlockReader:
         return location.pack()
 
     def take_accessed(self) -> list[bytes]:
-        """Returns the keys of the blocks that were read since the last call, oldest first."""
+        """Return the keys of the blocks read since the last call, oldest first."""
         accessed, self.accessed, self._bytes_accessed = list(self.accessed), {}, 0
         self.much_accessed = trio.Event()
         return accessed
@@ -270,8 +271,8 @@ class BlockReader:
             self.stalls.append(Stall(key, trio.current_time() - began, source))
 
     def _ask_ahead(self, snapshot: Snapshot, number: int, key: bytes) -> None:
-        """Have the blocks after the block *key* brought to the node. To be called where a reader comes to the start of
-        a later block: it is going through the file."""
+        """Start fetches of the blocks after block *key*. To be called when a reader reaches the start of a later block,
+        which shows that it goes through the file."""
         size, content = snapshot.file(number)
         first = block_number(key) + 1
         last = min(first + BLOCKS_AHEAD, block_count(size, snapshot.block_size))
@@ -285,7 +286,7 @@ class BlockReader:
 
 
 def _passed(key: bytes, answer: FetchedBlock, start: int, size: int) -> memoryview | None:
-    """Verified bytes of a block that no tier can hold, out of the daemon's answer; None where it has others."""
+    """Return verified bytes of a bypass block from the daemon's answer; None where the answer has other bytes."""
     pieces = memoryview(answer.data)
     first = start // PIECE_SIZE
     begin = first * PIECE_SIZE

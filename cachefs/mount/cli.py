@@ -1,7 +1,7 @@
-"""`mount.cachefs SPEC DIR [-o options]`: mounts, and returns when reads are answered.
+"""The command `mount.cachefs SPEC DIR [-o options]`: mounts, and returns when reads are answered.
 
-mount(8) runs this with an empty environment. A child goes to the background and does the work. The parent waits for the
-child's first word, so that an error is an error of the command.
+mount(8) runs the command with an empty environment. A child process serves in the background. The parent waits for the
+child's first message, so that a failure to mount is an error of the command.
 """
 
 import logging
@@ -28,14 +28,14 @@ from cachefs.mount.options import MountOptions, parse
 from cachefs.mount_spec import MountSpec
 
 READY: Final = "ready"
-# Seconds that the child may take, beside the time to wait for the daemon. The kernel alone has 20 (session.py), and a
-# snapshot of a million files is open in less than one.
+# Most seconds that the child may take, in addition to the wait for the daemon. The kernel alone has 20 (session.py),
+# and a snapshot of a million files opens in less than one.
 START_SECONDS: Final = 90.0
 # mount(8)'s exit status: 1 bad invocation, 32 mount failure.
 USAGE_STATUS: Final = 1
 FAILURE_STATUS: Final = 32
 SYSLOG_SECONDS: Final = 0.05
-# Lines that one process logs in a minute: an origin that fails fails thousands of reads in that time.
+# Most lines that one process logs per minute: a failing origin fails thousands of reads in that time.
 MOST_LINES: Final = 120
 
 
@@ -105,7 +105,7 @@ def main(  # noqa: PLR0913  # one for each option
         switches = ("no_zero_open",) * no_zero_open + (() if workers is None else (f"workers={workers}",))
         parsed = parse((*options, *switches))
         if not foreground:
-            # What the caller has open, such as a pipe or a lock, would stay open for as long as the mount.
+            # Descriptors that the caller has open, such as a pipe or a lock, would stay open as long as the mount.
             os.closerange(3, os.sysconf("SC_OPEN_MAX"))
         if find_spec("pyfuse3") is None:
             raise ConfigError(_lacks("pyfuse3"))
@@ -142,7 +142,7 @@ def _lacks(package: str | None) -> str:
 
 
 def _check_hides_nothing(place: Path, options: MountOptions) -> None:
-    """Raises CachefsError where the mount would cover what its own processes need: each would wait for the others."""
+    """Raise CachefsError where the mount would hide files that its own processes need: the processes would deadlock."""
     needed = {
         "the daemon's socket": options.socket,
         "cachefs itself": Path(__file__),
@@ -158,7 +158,7 @@ def serve(
 ) -> None:
     """Mount, and serve until unmounted. Raises CachefsError.
 
-    mounted: called when libfuse has mounted, before any process is forked that stays; ready: called when reads are
+    mounted: called when libfuse has mounted, before any long-lived process is forked; ready: called when reads are
     answered.
     """
     from cachefs.mount import zero_open
@@ -179,7 +179,7 @@ def serve(
 
 
 def in_background(spec: str, directory: Path, options: MountOptions, claim: int) -> int:
-    """The exit status of the command, once the child serves or has failed. claim: released when the child serves."""
+    """Return the command's exit status, once the child serves or has failed. claim: released when the child serves."""
     reader, writer = os.pipe()
     if child := os.fork():
         os.close(writer)
@@ -219,9 +219,10 @@ def in_background(spec: str, directory: Path, options: MountOptions, claim: int)
 
 
 def first_word(reader: int, child: int, seconds: float) -> str:
-    """What the process *child* says first, or why it says nothing. It is told to end where it takes too long."""
+    """Return the first message of process *child*, or the reason why there is none. Ends a child that takes too
+    long."""
     ended = os.pidfd_open(child)
-    # The end of the pipe does not come where the child dies, since processes of the mount have it open too.
+    # The pipe does not reach its end when the child dies, since other processes of the mount have it open too.
     some, _, _ = select.select([reader, ended], [], [], seconds)
     if reader in some and (word := os.read(reader, select.PIPE_BUF)):
         return word.decode(errors="replace")
@@ -232,7 +233,7 @@ def first_word(reader: int, child: int, seconds: float) -> str:
 
 
 def background_log(options: MountOptions) -> logging.Handler:
-    """Raises ConfigError where the file of the option cannot be written."""
+    """Return the log handler of a background mount. Raises ConfigError where the file of `log=` cannot be written."""
     if options.log is not None:
         try:
             return logging.FileHandler(options.log)
@@ -244,12 +245,12 @@ def background_log(options: MountOptions) -> logging.Handler:
 
 
 class Syslog(logging.handlers.SysLogHandler):
-    """Loses lines where the system's log takes none for SYSLOG_SECONDS: requests and readers must not wait for it."""
+    """Drops lines that the system log does not take within SYSLOG_SECONDS: requests must not wait for a log."""
 
     socket: socket.socket
 
     def _connect_unixsocket(self, address: str) -> None:
-        super()._connect_unixsocket(address)  # type: ignore[misc]  # where all its sockets are made
+        super()._connect_unixsocket(address)  # type: ignore[misc]  # creates every socket of the handler
         self.socket.settimeout(SYSLOG_SECONDS)
 
 

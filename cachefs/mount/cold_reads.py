@@ -1,8 +1,8 @@
-"""Reads that wait for a disk: in threads, and not for ever.
+"""Reads that wait for a disk: in threads, with a time limit.
 
-A disk may hang for minutes, and a thread that reads from it cannot be ended. So a read that gets no answer for a while
-is given up, and its thread left to itself. The block comes from the origin then. The tier is ailing from that moment
-on: nobody waits for it, but for one read in AILING_SECONDS that finds out whether it answers again.
+A disk may hang for minutes, and a thread that reads from it cannot be ended. A read without an answer is therefore
+abandoned together with its thread, and the block comes from the origin. The tier then counts as ailing: reads avoid it,
+except for one read every AILING_SECONDS that tests whether the tier answers again.
 """
 
 import logging
@@ -18,13 +18,13 @@ from cachefs.segment import SegmentReader
 
 log = logging.getLogger(__name__)
 
-# Threads that read from the disk at once, those that were left to themselves included.
+# Most threads that read from the disk at once, abandoned threads included.
 COLD_READS: Final = 32
-# Seconds that a read waits for the disk at most; less where the deadline of the read is near. A disk that is merely
-# busy answers the 32 reads of 1 MiB that can be ahead of a read in 0.3 s at 100 MB/s.
+# Most seconds that a read waits for the disk; less where the read's deadline is near. A disk that is merely busy
+# answers the 32 reads of 1 MiB that can be ahead of a read in 0.3 s at 100 MB/s.
 MOST_PATIENCE: Final = 5.0
 AILING_SECONDS: Final = 10.0
-# Seconds by which the loop may be late where the process did not stand still.
+# Delay of the loop, in seconds, up to which the process counts as not having stood still.
 _LATE: Final = 0.25
 
 
@@ -33,30 +33,30 @@ class TierAiling(Exception):
 
 
 class ColdReads:
-    """The reads of one worker that wait for a disk."""
+    """Performs the reads of one worker that wait for a disk."""
 
     def __init__(self, directories: Mapping[int, Path], owner: int) -> None:
-        """directories: tier number -> directory of its segments; owner: user id whose segments these must be."""
+        """directories: tier number -> directory of its segments; owner: user id that must own the segments."""
         self.use(directories, owner)
         self._limiter = trio.CapacityLimiter(COLD_READS)
-        # Tier number -> when to ask it again (time of trio's clock), of the tiers that do not answer.
+        # Tier number -> when to try an ailing tier again (time of trio's clock).
         self._ailing: dict[int, float] = {}
-        self._answered: dict[int, float] = {}  # tier number -> when it last answered (time of trio's clock)
+        self._answered: dict[int, float] = {}  # tier number -> time of its last answer (trio's clock)
 
     def use(self, directories: Mapping[int, Path], owner: int) -> None:
-        """Read from these tiers from now on, see `__init__`."""
+        """Read from these tiers from now on; the arguments are those of `__init__`."""
         self._directories = directories
         self._owner = owner
 
     async def read(self, key: bytes, location: Location, start: int, size: int, deadline: float) -> memoryview | None:
-        """As SegmentReader.read, into a buffer of its own. deadline: of the whole read, by trio's clock.
+        """Read as SegmentReader.read does, into a new buffer. deadline: of the whole read, by trio's clock.
 
-        Raises TierAiling where there is no answer within half of the time that is left.
+        Raises TierAiling where the tier does not answer within half of the remaining time.
         """
         tier, now = location.tier, trio.current_time()
         if self._ailing.get(tier, -math.inf) > now:
             raise TierAiling
-        if tier in self._ailing:  # this read finds out for all
+        if tier in self._ailing:  # this read tests the tier on behalf of all reads
             self._ailing[tier] = now + AILING_SECONDS
         give_up = now + (deadline - now) / 2
         while True:
@@ -68,7 +68,7 @@ class ColdReads:
                 if self._ailing.pop(tier, None) is not None:
                     log.info("the %s tier answers again", TIER_NAMES[tier])
                 return data
-            # A disk that has answered others meanwhile is busy; and where our own process stood still, nobody knows.
+            # A disk that answered other reads meanwhile is busy. After a stop of this process its state is unknown.
             stood_still = trio.current_time() - asked > patience + _LATE
             is_alive = stood_still or self._answered.get(tier, -math.inf) >= asked
             if not is_alive or trio.current_time() >= give_up:

@@ -1,14 +1,16 @@
-"""`.cachefs/publish`: where a program in any language says what it is going to read, by writing lines of JSON.
+"""The control directory `.cachefs` of a mount: programs in any language publish by writing JSON lines to `publish`.
 
-It is a FIFO, since the kernel lets nobody write to a regular file of a read-only mount. The kernel moves the bytes. We
-only see that a name is looked up; then a process of the mount opens the FIFO as any program would, and reads it until
-all writers have closed it (cachefs.mount.control_process). It is not kept open, since that would keep the mount busy,
-so that nobody could unmount it. Answers go through further FIFOs, of which each caller names one
-(cachefs.control_calls): nothing is kept for them, as the name says the inode number. Such a FIFO belongs to the user
-who has looked its name up first. The kernel keeps that with the inode as long as the caller has the FIFO open, and the
-process that reads the control file asks the kernel whose it is: so it knows who calls, which no line could prove.
+`publish` is a FIFO, since the kernel does not allow writes to a regular file of a read-only mount. The workers of the
+mount only see a look-up of the name. A process of the mount (cachefs.mount.control_process) then opens the FIFO, and
+reads until all writers have closed it. The FIFO is not kept open, since an open file would prevent an unmount. Answers
+go through further FIFOs, one named by each caller (cachefs.control_calls). They need no state: the name determines the
+inode number.
 
-This is what the workers have to do with it: any of them may be asked for the name.
+An answer FIFO belongs to the user who first looked its name up. The kernel keeps the owner with the inode as long as
+the caller has the FIFO open. The process that reads the control file asks the kernel for that owner: it authenticates
+the caller, which no content of a line could.
+
+This module is the workers' part: any worker may be asked for the names.
 """
 
 import os
@@ -21,10 +23,10 @@ from cachefs.inodes import ROOT
 from cachefs.mount import process
 from cachefs.mount.namespace import Namespace
 
-# Inode numbers, which are smaller than those of any snapshot.
+# Inode numbers, all smaller than those of any snapshot.
 DIRECTORY: Final = 2
 PUBLISH: Final = 3
-# The FIFO with token t for answers has the inode number _ANSWERS + t.
+# The answer FIFO with token t has the inode number _ANSWERS + t.
 _ANSWERS: Final = 4
 _BEYOND: Final = _ANSWERS + (1 << TOKEN_BITS)
 # The last of the four user ids of a thread (proc_pid_status(5)).
@@ -34,12 +36,12 @@ PUBLISH_NAME: Final = b"publish"
 
 
 def is_control(inode: int) -> bool:
-    """Is it the control directory, or a FIFO in it?"""
+    """Return whether *inode* is the control directory or a FIFO in it."""
     return DIRECTORY <= inode < _BEYOND
 
 
 def is_answers(inode: int) -> bool:
-    """Is it a FIFO for answers?"""
+    """Return whether *inode* is an answer FIFO."""
     return _ANSWERS <= inode < _BEYOND
 
 
@@ -51,13 +53,14 @@ class Control:
     """The control directory of one mount."""
 
     def __init__(self, namespace: Namespace, wanted: int) -> None:
-        """wanted: an eventfd of the mount, which is set where somebody wants to write to the FIFO."""
+        """wanted: an eventfd of the mount, set when a program is about to write to the FIFO."""
         self._namespace = namespace
         self._wanted = wanted
 
     def find(self, parent: int, name: bytes, thread: int) -> int:
-        """The inode of *name* in the directory *parent*, 0 where that is not ours. A dataset's own `.cachefs` comes
-        first. thread: of whoever asks.
+        """Return the inode of *name* in directory *parent*, or 0 where the name is not part of the control directory.
+
+        A dataset's own `.cachefs` takes precedence. thread: id of the calling thread.
         """
         if parent == DIRECTORY:
             if name == PUBLISH_NAME:
@@ -65,7 +68,7 @@ class Control:
                     os.eventfd_write(self._wanted, 1)
                 return PUBLISH
             if (token := token_in(name)) is not None:
-                # Only a caller makes a FIFO for answers: it would else belong to the mount.
+                # Only a caller may create an answer FIFO: after a look-up by the mount, the mount would own the FIFO.
                 return 0 if process.is_sibling(thread) else _ANSWERS + token
             return {b".": DIRECTORY, b"..": ROOT}.get(name, 0)
         if parent != ROOT or name != DIRECTORY_NAME:
@@ -78,11 +81,14 @@ class Control:
 
 
 def user_of(thread: int, user: int) -> int:
-    """Returns the user id with which a thread opens files. *user* is what the kernel says with the request, which is
-    right but behind a shield: an overlayfs asks with the rights of the user who has mounted it."""
+    """Return the user id with which *thread* opens files.
+
+    *user* is the id that the kernel sent with the request. Behind a shield that id is wrong: an overlayfs sends
+    requests with the credentials of the user who mounted it.
+    """
     try:
         status = Path(f"/proc/{thread}/status").read_bytes()
-    except OSError:  # it is in another pid namespace, or has ended
+    except OSError:  # the thread is in another pid namespace, or has ended
         return user
     found = _FILE_SYSTEM_USER.search(status)
     return int(found[1]) if found else user

@@ -1,6 +1,6 @@
-"""Answers to calls through the control file: each is a line in the FIFO that the caller has named.
+"""Answers to calls through the control file: each is one line, written to the FIFO that the caller named.
 
-Nobody waits for a caller. Where he does not read, or has gone, the answer is dropped.
+A caller that does not read or has gone loses its answer; the mount does not wait for it.
 """
 
 import contextlib
@@ -16,15 +16,15 @@ from cachefs.errors import CachefsError
 from cachefs.job_messages import JobView
 from cachefs.messages import Message
 
-# Characters of an error that are told.
+# Most characters of an error that an answer has.
 _MOST_TEXT: Final = 500
 
 
 class Answers:
-    """The FIFOs for answers of one mount."""
+    """Writes to the answer FIFOs of one mount."""
 
     def __init__(self, directory: Path) -> None:
-        """directory: that of the control file."""
+        """directory: the control directory."""
         self._directory = directory
 
     async def give(self, token: str, answer: Answer) -> None:
@@ -34,7 +34,7 @@ class Answers:
 
     def _write(self, token: str, line: bytes) -> None:
         with contextlib.suppress(OSError):
-            # Without a reader this fails, and so does a write to a FIFO that is full: neither waits.
+            # Neither call blocks: the open fails without a reader, the write fails where the FIFO is full.
             fd = os.open(self._directory / answers_name(token), os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             try:
                 os.write(fd, line)
@@ -43,12 +43,12 @@ class Answers:
 
 
 def replied(number: int, reply: Message) -> Answer:
-    if isinstance(reply, JobView):  # the caller needs its name and its state, and a thousand ranks fill no line
+    if isinstance(reply, JobView):  # the caller needs only name and state; a thousand ranks do not fit into a line
         reply = msgspec.structs.replace(reply, consumers=[], dataset="", snapshot="", source="", reason="")
     return Answer(number, reply=msgspec.msgpack.encode(reply))
 
 
 def failed(number: int, error: CachefsError) -> Answer:
-    """What is not printable, which a caller may have sent, becomes a question mark."""
+    """Return an error answer. Unprintable characters, which a caller may have sent, become question marks."""
     text = "".join(one if one.isprintable() else "?" for one in str(error)[:_MOST_TEXT])
     return Answer(number, error=type(error).__name__, text=text)

@@ -1,4 +1,4 @@
-"""What a line of the control file says, and the call to the daemon that it stands for."""
+"""Decodes lines of the control file into calls to the daemon."""
 
 import os
 from collections.abc import Mapping
@@ -14,28 +14,28 @@ from cachefs.messages import Message
 from cachefs.planning.sequences.sampler_spec import SamplerSpec
 from cachefs.rpc import JOB_EPOCH, JOB_PROGRESS, JOB_PUBLISH, Method, encode
 
-# What the daemon shows as the source of a job that was published so.
+# The source that the daemon shows for a job published through the control file.
 SOURCE: Final = "control file"
-# Errors that decoding may raise, as anybody may write anything: besides its own errors, msgspec passes on those of text
-# that is not UTF-8, of numbers that are too large, and of values nested too deep.
+# Errors that decoding untrusted lines may raise: besides its own errors, msgspec passes on those of text that is not
+# UTF-8, of numbers that are too large, and of values nested too deep.
 _NO_SENSE: Final = (msgspec.MsgspecError, UnicodeError, OverflowError, RecursionError)
 
-# The daemon would refuse longer names too, but only after they have waited for it.
+# The daemon would refuse longer names too, but only after a wait in the queue.
 _JobName = Annotated[str, msgspec.Meta(max_length=MAX_JOB_NAME)]
 _ConsumerName = Annotated[str, msgspec.Meta(max_length=MAX_CONSUMER_NAME)]
 
 
 class Publish(msgspec.Struct, tag_field="op", tag="publish", forbid_unknown_fields=True):
-    """A consumer says what it will read. Fields without a comment mean what they mean in JobPublish."""
+    """A consumer's publication. Fields without a comment mean the same as in JobPublish."""
 
     job: _JobName
     # May be left out in a mount of one dataset.
     dataset: str = ""
     consumer: _ConsumerName = "0"
     sampler: SamplerSpec | None = None
-    # Paths relative to the dataset, one per sample; none for all files, in order of their paths.
+    # Paths relative to the dataset, one per sample; empty: all files, in order of their paths.
     files: list[str] = []
-    # The samples are records of the files: `npy`, `tar`, `tfrecord` or `fixed:<bytes>`.
+    # Format of the records that are the samples: `npy`, `tar`, `tfrecord` or `fixed:<bytes>`.
     records: str = ""
     rank: int = 0
     world_size: int = 1
@@ -72,18 +72,18 @@ _decode: Final = msgspec.json.Decoder(Line).decode
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a line says."""
+    """The call to the daemon that a line stands for."""
 
     job: str
     consumer: str
     method: Method[Any, Any]
     request: Message
-    # The call that waits for an answer; None where nobody does.
+    # The call that waits for an answer; None where the line asks for none.
     call: Call | None = None
 
 
 def read(line: bytes) -> Line:
-    """Raises ConfigError with what is wrong with the line."""
+    """Decode a line. Raises ConfigError with the reason where that fails."""
     try:
         said: Line = _decode(line)
     except _NO_SENSE as error:
@@ -92,7 +92,7 @@ def read(line: bytes) -> Line:
 
 
 def understand(said: Publish | Epoch | Progress, datasets: Mapping[str, str]) -> Said:
-    """datasets: name -> id of the snapshot shown. Raises CachefsError with what is wrong with the line."""
+    """Translate a line into a call. datasets: name -> id of the snapshot shown. Raises CachefsError with the reason."""
     try:
         method, request = _call(said, datasets)
         encode(request)
@@ -104,8 +104,11 @@ def understand(said: Publish | Epoch | Progress, datasets: Mapping[str, str]) ->
 
 
 def understand_call(call: Call, encoded: bytes, datasets: Mapping[str, str], user: int | None = None) -> Said:
-    """encoded: the request; user: who has sent it, as the kernel says, None where that is not known. Raises
-    CachefsError with what is wrong with it; the daemon looks at the rest."""
+    """Translate a call of cachefs.control_calls; only its names, dataset and snapshot are checked here.
+
+    encoded: the request; user: the sender according to the kernel, None where unknown. Raises CachefsError with the
+    reason.
+    """
     method = METHODS.get(call.method)
     if method is None:
         raise ConfigError(f"no call {call.method!r:.80} goes through the control file")
@@ -127,7 +130,7 @@ def understand_call(call: Call, encoded: bytes, datasets: Mapping[str, str], use
 
 def _call(said: Publish | Epoch | Progress, datasets: Mapping[str, str]) -> tuple[Method[Any, Any], Message]:
     if isinstance(said, Epoch):
-        import numpy  # 0.1 s of the start of every mount, and few get orders
+        import numpy  # would take 0.1 s of the start of every mount, and few mounts get orders
 
         order = numpy.array(said.order, dtype="<u4").tobytes()
         return JOB_EPOCH, JobEpoch(job=said.job, consumer=said.consumer, epoch=said.epoch, order=order)

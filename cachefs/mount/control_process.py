@@ -1,8 +1,10 @@
-"""The process that reads the control FIFO of a mount: started where somebody wants to write, gone when nobody does.
+"""The process that reads the control FIFO of a mount, started when a program wants to write, ended when no writer is
+left.
 
-It is none of the workers, since anybody may write anything: a line of 64 MiB takes up to 3.4 s and half a gigabyte to
-decode, and requests must not wait for that. Where memory is short, the kernel ends this process before any other. One
-that does nothing is replaced: writers who have the FIFO open get EPIPE then, and those who open it wait for the next.
+It is separate from the workers since lines are untrusted: a line of 64 MiB takes up to 3.4 s and half a gigabyte to
+decode, and requests must not wait for that. When memory is short, the kernel kills this process before any other. A
+process without a heartbeat is replaced: writers who have the FIFO open get EPIPE, and writers who open it wait for the
+next process.
 """
 
 import contextlib
@@ -28,50 +30,51 @@ from cachefs.mount.restarts import Restarts
 from cachefs.mount.worker import Mount
 from cachefs.rpc import DaemonClient
 
-# A process that says nothing for so many seconds is killed and replaced, as writers wait for it. The slowest line takes
-# 3.4 s (64 MiB of empty paths).
+# A process without a heartbeat for this long is killed and replaced, as writers wait for it. The slowest line takes 3.4
+# s (64 MiB of empty paths).
 SILENT_SECONDS: Final = 10
 BEAT_SECONDS: Final = 1.0
-# Lines about the control file that are logged in a second, of which anybody can cause as many as he likes.
+# Most lines about the control file that are logged per second: untrusted users can trigger them.
 MOST_LINES: Final = 10
 
 log = logging.getLogger(__name__)
 
 
 class ControlProcess:
-    """The process, as the mount's supervisor keeps it."""
+    """Starts, watches and replaces the process. Used by the mount's supervisor."""
 
     def __init__(self, mount: Mount) -> None:
         self._mount = mount
         self._pid: int | None = None
         self._pidfd = -1
         self._restarts = Restarts()
-        self._beats = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # the process counts it up while it is well
-        self._silent = 0  # seconds since it last did
+        self._beats = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # counted up by each heartbeat
+        self._silent = 0  # seconds since the last heartbeat
 
     @property
     def wakes(self) -> list[int]:
-        """Descriptors that can be read when `tend` has something to do."""
+        """Descriptors that become readable when `tend` has something to do."""
         if self._pid is not None:
             return [self._pidfd]
         return [self._mount.wanted] if self._restarts.is_due else []
 
     def tend(self) -> None:
-        """To be called when one of `wakes` can be read, or every second or so; `wakes` is watched anew before."""
+        """Start or reap the process. To be called when one of `wakes` is readable, or about once a second. `wakes` must
+        be read anew before each wait."""
         if self._pid is not None:
             ended, status = os.waitpid(self._pid, os.WNOHANG)
             if not ended:
                 return
-            self._pid = None  # the next one is not started before its descriptor is watched no more
+            self._pid = None  # the next process starts only once no selector watches the old descriptor
             if status:
                 how = os.waitstatus_to_exitcode(status)
                 self._restarts.end(f"the process that reads the control file ended with {how}")
-                # Writers that it has known of may wait still, and do not look the name up again.
+                # Writers that the process knew may still wait, and do not look the name up again.
                 os.eventfd_write(self._mount.wanted, 1)
             return
         if self._pidfd >= 0:
-            # Closed only once no selector has it registered: where another process of the mount has inherited it, the
-            # kernel would keep the registration, and report it for ever.
+            # Closed only once no selector has it registered: where another process of the mount has inherited the
+            # descriptor, the kernel would keep the registration, and report it for ever.
             os.close(self._pidfd)
             self._pidfd = -1
         if self._restarts.is_due and select.select([self._mount.wanted], [], [], 0)[0]:
@@ -84,7 +87,8 @@ class ControlProcess:
                 self._silent = 0
 
     def kill_silent(self) -> None:
-        """To be called once a second. These calls are counted, as in WorkerPool.replace_silent."""
+        """Kill a process without heartbeats. To be called once a second; the calls are the clock, as in
+        WorkerPool.replace_silent."""
         try:
             os.eventfd_read(self._beats)
             self._silent = 0
@@ -130,7 +134,7 @@ class ControlProcess:
         client.close()
 
     async def _beat(self) -> None:
-        """Run in the loop that reads, as in a worker."""
+        """Send heartbeats from the loop that reads, as a worker does."""
         while True:
             os.eventfd_write(self._beats, 1)
             await trio.sleep(BEAT_SECONDS)

@@ -1,9 +1,9 @@
-"""Reading the control FIFO of a mount, whatever the daemon does: who writes to it never waits for the daemon.
+"""Reads the control FIFO of a mount independently of the daemon, so that writers never wait for the daemon.
 
-Lines are taken out of the FIFO as they come, and wait in a queue for the daemon. Those of one job are sent one after
-the other, and jobs do not wait for each other. Of heartbeats only the latest of each consumer waits. While the daemon
-is away, lines are dropped once they are CALL_SECONDS old; the log says so. Where the queue is full, the user who has
-most of it loses a line. Lines that are no calls do not say who writes them, and share the part of one user.
+Lines are taken out of the FIFO as they come, and queued for the daemon. The lines of one job are sent in order, and
+jobs do not wait for each other. Of a consumer's heartbeats only the latest is queued. While the daemon is away, lines
+are dropped and logged once they are CALL_SECONDS old. When the queue is full, the user who has most of it loses a line.
+Lines that are not calls do not identify their writer; together they have the share of one user.
 """
 
 import contextlib
@@ -31,51 +31,51 @@ from cachefs.mount.daemon_link import DaemonLink
 
 log = logging.getLogger(__name__)
 
-# Seconds within which a writer that has looked the name up opens it.
+# Seconds within which a writer that has looked up the FIFO's name opens the FIFO.
 IDLE_SECONDS: Final = 2.0
-# Seconds that a line may wait for the daemon's answer.
+# Most seconds that a line may wait for the daemon's answer.
 CALL_SECONDS: Final = 30.0
 MAX_LINE: Final = 64 << 20
-# Lines that wait for the daemon, and their bytes.
+# Most lines that are queued for the daemon, and their bytes.
 MOST_LINES: Final = 4096
 MOST_BYTES: Final = 128 << 20
-# Tokens of callers whose users are kept.
+# Most tokens of callers whose users are remembered.
 MOST_TOKENS: Final = 1024
 _PIPE: Final = 1 << 16
-# Characters of a line, and of what is wrong with it, that are logged.
+# Most characters of a line, and of its error, that are logged.
 _MOST_TEXT: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """A line that waits for the daemon."""
+    """A line queued for the daemon."""
 
     said: Said
-    # Bytes that it had.
+    # Bytes of the line.
     size: int
-    # When it was read, by trio's clock.
+    # When the line was read, by trio's clock.
     read: float
-    # Who has written it; None where that is not known.
+    # The writer; None where unknown.
     user: int | None
 
 
 class Outbox:
-    """The lines that wait for the daemon."""
+    """The queue of lines for the daemon."""
 
     def __init__(self, link: DaemonLink, nursery: trio.Nursery, answers: Answers) -> None:
-        """nursery: in which jobs are sent."""
-        self.empty = trio.Event()  # replaced where it is not
+        """nursery: runs the tasks that send."""
+        self.empty = trio.Event()  # replaced when a line is queued
         self.empty.set()
         self._link = link
         self._nursery = nursery
         self._answers = answers
-        # Name of a job -> its lines, oldest first. A job is here as long as its lines are being sent.
+        # Job name -> its lines, oldest first. A job stays here as long as a task sends its lines.
         self._jobs: dict[str, OrderedDict[object, _Waiting]] = {}
         self._lines = 0
         self._bytes = 0
 
     def put(self, said: Said, size: int, user: int | None = None) -> None:
-        """Raises DaemonUnavailable where there is no room for a line of this *user*."""
+        """Queue a line. Raises DaemonUnavailable where there is no room for a line of this *user*."""
         job = self._jobs.get(said.job)
         if isinstance(said.request, JobProgress):
             key: object = said.consumer, said.request.ended
@@ -99,7 +99,8 @@ class Outbox:
         return chain.from_iterable(job.values() for job in self._jobs.values())
 
     def _drop_one_of(self, user: int | None, asking: int | None) -> None:
-        """Drop a line of *user* for one of the user *asking*. Raises DaemonUnavailable where both are one user."""
+        """Drop a line of *user* to make room for the user *asking*. Raises DaemonUnavailable where both are the
+        same."""
         full = DaemonUnavailable("too many lines wait for the daemon; is it running?")
         found = ((job, key) for job in self._jobs.values() for key, one in job.items() if one.user == user)
         job, key = next(found, (None, None))
@@ -118,7 +119,7 @@ class Outbox:
         self._bytes += sign * waiting.size
 
     async def _send(self, name: str, job: OrderedDict[object, _Waiting]) -> None:
-        """Send the lines of one job until there are none."""
+        """Send the lines of one job until none is left."""
         while job:
             _, waiting = job.popitem(last=False)
             call = waiting.said.call
@@ -145,19 +146,19 @@ class Outbox:
 
 
 class ControlReader:
-    """Reads the FIFO, as long as there are writers."""
+    """Reads the FIFO as long as there are writers."""
 
     def __init__(self, path: Path, wanted: int, datasets: Callable[[], Mapping[str, str]]) -> None:
-        """path: of the FIFO; wanted: an eventfd that is set where somebody wants to write to it; datasets: what is
-        shown, name -> id of the snapshot."""
+        """path: of the FIFO; wanted: an eventfd, set when a program is about to write to the FIFO; datasets: returns
+        the datasets shown, name -> id of the snapshot."""
         self._path = path
         self._wanted = wanted
         self._datasets = datasets
-        self._requests = Requests()  # that come in parts
-        self._users: OrderedDict[str, int] = OrderedDict()  # whose the latest tokens are
+        self._requests = Requests()  # requests that come in parts
+        self._users: OrderedDict[str, int] = OrderedDict()  # token -> its user, of the latest tokens
 
     async def run(self, link: DaemonLink) -> None:
-        """Read until nobody wants to write any more, and the daemon has got what was written."""
+        """Read until no writer is left and the daemon has answered all lines."""
         async with trio.open_nursery() as nursery:
             outbox = Outbox(link, nursery, Answers(self._path.parent))
             while True:
@@ -190,8 +191,9 @@ class ControlReader:
         fd = await self._open()
         try:
             while await self._read(fd, outbox) or self._is_wanted():
-                # Once a writer has gone, poll(2) says so for ever, and only a new descriptor waits for the next
-                # writer. The old one stays open until then: it keeps what the next writer has already written.
+                # Once a writer has gone, poll(2) keeps reporting it, and only a new descriptor waits for the next
+                # writer. The old one stays open until then: it keeps the bytes that the next writer has already
+                # written.
                 old, fd = fd, await self._open()
                 os.close(old)
         finally:
@@ -206,7 +208,7 @@ class ControlReader:
         return await trio.to_thread.run_sync(open_here, abandon_on_cancel=True)
 
     async def _read(self, fd: int, outbox: Outbox) -> bool:
-        """Take what writers write until the last one has closed the FIFO; False where no writer came."""
+        """Process lines until the last writer has closed the FIFO. Returns False where no writer came."""
         line, too_long = bytearray(), False
         while True:
             with trio.move_on_after(IDLE_SECONDS) as waiting:
@@ -232,7 +234,7 @@ class ControlReader:
                 return not waiting.cancelled_caught
 
     async def _user_of(self, token: str) -> int | None:
-        """Returns the user whom the kernel has seen to look the token's FIFO up; None where no caller has it open."""
+        """Return the user who looked up the token's FIFO, according to the kernel; None where no caller has it open."""
         user = self._users.get(token)
         if user is None:
             fifo = self._path.with_name(answers_name(token))
@@ -244,7 +246,7 @@ class ControlReader:
         return user
 
     async def _take(self, line: bytes, outbox: Outbox) -> None:
-        """What makes no sense is logged."""
+        """Process one line. An invalid line is logged, and refused where it is a call."""
         if not line.strip():
             return
         call: Call | None = None
@@ -266,5 +268,5 @@ class ControlReader:
 
 
 def _short(error: CachefsError) -> str:
-    """The error as it can be logged: who has written the line may have chosen parts of its text."""
+    """Return the error's text, safe to log: the writer of the line may have chosen parts of it."""
     return "".join(one if one.isprintable() else "?" for one in str(error)[:_MOST_TEXT])

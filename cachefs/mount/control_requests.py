@@ -1,9 +1,11 @@
-"""The requests that come in parts through the control file, until they are complete. Any user may write these lines.
+"""Collects requests that come in parts through the control file, until they are complete. Any user may write these
+lines.
 
-A pipe does not tell who has written a line, but a line names a token, and the kernel says which user the token belongs
-to (cachefs.mount.control). A token has room for a few requests. Where all room is taken, the user who has most of it
-loses the request that has waited longest for its next part. So no user takes the room of others: with as many requests
-as there is room for, each user keeps an equal part. Tokens without a user share the part of one.
+A pipe does not tell who wrote a line, but a line names a token, and the kernel knows which user the token belongs to
+(cachefs.mount.control). A token has room for a few requests. When all room is taken, the user who has most of it loses
+the request that has waited longest for its next part. Users therefore cannot take each other's room: with as many
+requests as there is room for, each user keeps an equal share. All tokens without a user together have the share of one
+user.
 """
 
 import zlib
@@ -14,11 +16,11 @@ from cachefs.control_calls import MAX_REQUEST, VERSION, Call, Part
 from cachefs.errors import Busy, ConfigError
 from cachefs.largest_user import largest
 
-# Requests that are not complete: of one caller, and of all; and their bytes.
+# Most incomplete requests of one caller, and of all callers; and the bytes of all.
 MOST_OF_CALLER: Final = 4
 MOST_BEGUN: Final = 256
 MOST_BYTES: Final = 128 << 20
-# Seconds after which one is dropped of which no further part comes.
+# Seconds without a further part after which a request is dropped.
 PART_SECONDS: Final = 30.0
 
 
@@ -27,21 +29,21 @@ class _Begun:
     # None where no user has looked the token up.
     user: int | None = None
     data: bytearray = field(default_factory=bytearray)
-    # When its last part came.
+    # Time of the last part.
     latest: float = 0.0
 
 
 class Requests:
-    """Requests that are not complete. *now* is seconds of a monotonic clock."""
+    """The incomplete requests. *now* is seconds of a monotonic clock."""
 
     def __init__(self) -> None:
-        # Token and number of the call -> what has come of it. The one that has waited longest for a part comes first.
+        # (token, call number) -> the parts so far. The request that has waited longest for a part comes first.
         self._begun: dict[tuple[str, int], _Begun] = {}
         self._bytes = 0
 
     def add(self, part: Part, now: float, user: int | None = None) -> None:
-        """Raises Busy where the part does not follow the last one, or its *user* has more than a fair part of the room,
-        and ConfigError where the request is too large."""
+        """Append a part. Raises Busy where the part does not follow the last one or its *user* exceeds a fair share of
+        the room, and ConfigError where the request is too large."""
         self._drop_old(now)
         key = part.answers, part.id
         begun = _Begun(user) if part.at == 0 else self._begun.get(key)
@@ -59,8 +61,8 @@ class Requests:
         self._bytes += len(begun.data)
 
     def complete(self, call: Call, now: float) -> bytes:
-        """All bytes of the request. Raises Busy where some are missing, and ConfigError where they are other ones
-        or the mount is too old for it."""
+        """Return all bytes of the request. Raises Busy where some are missing, and ConfigError where the bytes do not
+        match the call or the mount is too old for it."""
         self._drop_old(now)
         begun = self._drop((call.answers, call.id))
         request = bytes(begun.data) + call.data if begun is not None else call.data
@@ -78,8 +80,8 @@ class Requests:
         return request
 
     def _make_room(self, caller: str, user: int | None, size: int) -> None:
-        """Drop requests until there is room for another one of *size* bytes. Raises Busy where its own user has most of
-        the room, and no other request to drop."""
+        """Drop requests until *size* more bytes and one more request fit. Raises Busy where *user* has most of the room
+        and no other request to drop."""
         own = [key for key in self._begun if key[0] == caller]
         for key in own[: max(0, len(own) + 1 - MOST_OF_CALLER)]:
             self._drop(key)
@@ -89,7 +91,7 @@ class Requests:
             self._drop_one_of(largest(((begun.user, len(begun.data)) for begun in self._begun.values()), user, size))
 
     def _drop_one_of(self, user: int | None) -> None:
-        """Drop the request of the user that has waited longest. Raises Busy where there is none."""
+        """Drop the request of *user* that has waited longest. Raises Busy where the user has none."""
         key = next((key for key, begun in self._begun.items() if begun.user == user), None)
         if key is None:
             raise Busy("too many calls are on their way through the mount at once; try again")

@@ -1,4 +1,4 @@
-"""What a worker of a mount counts: cumulative since it started, and sent to the daemon with every report."""
+"""The counters of a mount's worker: cumulative since its start, and sent to the daemon with every report."""
 
 from dataclasses import asdict, dataclass
 
@@ -7,7 +7,7 @@ from cachefs.block import MEMORY
 
 @dataclass(slots=True)
 class Counters:
-    """The names of the counters are those that `cachectl` and the daemon know."""
+    """Counts requests. `cachectl` and the daemon use the same names."""
 
     # FUSE requests, all of them and by their kind.
     requests: int = 0
@@ -39,7 +39,7 @@ class Counters:
         return asdict(self)
 
     def hit(self, tier: int, size: int) -> None:
-        """A read of *size* bytes was answered from *tier* (cachefs.block)."""
+        """Count a read of *size* bytes answered from *tier* (cachefs.block)."""
         if tier == MEMORY:
             self.hits_memory += 1
             self.hit_bytes_memory += size

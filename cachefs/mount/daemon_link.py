@@ -1,7 +1,7 @@
-"""The mount's line to its daemon: gRPC calls that are awaited from trio.
+"""gRPC calls from a process of the mount to its daemon, awaited from trio.
 
 A call is a gRPC future whose completion wakes the waiting task, so that a hundred readers that wait for the origin take
-no threads. gRPC does not survive a fork: a link is to be made after the last one.
+no threads. gRPC does not survive a fork: a link must be created after the last one.
 """
 
 import contextlib
@@ -18,13 +18,13 @@ Reply = TypeVar("Reply", bound=Message)
 
 
 class DaemonLink:
-    """Calls of one process of the mount."""
+    """Makes the calls of one process of the mount."""
 
     def __init__(self, client: DaemonClient) -> None:
         self.client = client
 
     async def call(self, method: Method[Request, Reply], request: Request, seconds: float) -> Reply:
-        """The daemon's reply. Waits at most *seconds*, also for a daemon that is not there yet.
+        """Return the daemon's reply. Waits at most *seconds*, also for a daemon that has not started yet.
 
         Raises as DaemonClient.call does.
         """

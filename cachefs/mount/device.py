@@ -1,7 +1,7 @@
-"""A FUSE connection as the processes of a mount share it: clones of the device, requests handed out again, and its end.
+"""A FUSE connection shared by the processes of a mount: clones of the device, resent requests, and the end.
 
-A request that was read through a clone of the device belongs to that clone. It fails when the last descriptor of the
-clone is closed, and can be handed out again before that (FUSE_NOTIFY_RESEND, Linux 6.9). The connection itself ends
+A request that was read through a clone of the device belongs to that clone. The request fails when the last descriptor
+of the clone is closed, and can be handed out again before that (FUSE_NOTIFY_RESEND, Linux 6.9). The connection ends
 when all its devices are closed, or at once through its control file `abort`; without that file, by a forced unmount.
 """
 
@@ -27,7 +27,7 @@ _NEW_EPOCH: Final = struct.pack("<IiQ", 16, 8, 0)
 
 
 def descriptors() -> set[int]:
-    """The descriptors of the FUSE device that this process has, of all connections."""
+    """Return this process's descriptors of the FUSE device, of all connections."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -37,10 +37,10 @@ def descriptors() -> set[int]:
 
 
 def clone(device: int, *, blocking: bool) -> int:
-    """Another descriptor of the connection of *device*, with requests of its own.
+    """Return another descriptor of the connection of *device*, with requests of its own.
 
-    Where several processes wait for requests it must not be *blocking*: a request wakes all of them, and one gets it.
-    Raises OSError.
+    Where several processes wait for requests the descriptor must not be *blocking*: a request wakes all processes, and
+    one gets it. Raises OSError.
     """
     fresh = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC | (0 if blocking else os.O_NONBLOCK))
     try:
@@ -52,9 +52,9 @@ def clone(device: int, *, blocking: bool) -> int:
 
 
 def resend(device: int) -> bool:
-    """Have all requests that were taken and not answered handed out again; False where the kernel cannot do that.
+    """Have the kernel hand out again all taken and unanswered requests. Returns False where the kernel cannot.
 
-    A process that still works on such a request has its answer refused, which libfuse takes for an interrupted request.
+    A late answer of a process that still works on such a request is refused, which libfuse takes for an interrupt.
     """
     try:
         os.write(device, _RESEND)
@@ -64,23 +64,23 @@ def resend(device: int) -> bool:
 
 
 def forget_names(device: int) -> None:
-    """Have the kernel look up again each name that it remembers (FUSE_NOTIFY_INC_EPOCH, Linux 6.16; nothing before).
+    """Have the kernel look up again each cached name (FUSE_NOTIFY_INC_EPOCH, Linux 6.16; no effect before).
 
-    It must not be used below a shield: overlayfs answers ESTALE where a name below it is looked up anew.
+    Must not be used below a shield: overlayfs answers ESTALE where a name below it is looked up anew.
     """
     with contextlib.suppress(OSError):
         os.write(device, _NEW_EPOCH)
 
 
 def is_over(device: int) -> bool:
-    """Has the connection of *device* ended, as by an unmount? The kernel answers poll(2) with POLLERR then."""
+    """Return whether the connection of *device* has ended, as by an unmount: poll(2) then reports POLLERR."""
     poll = select.poll()
-    poll.register(device, 0)  # which asks for no requests, since errors are always told
+    poll.register(device, 0)  # 0 asks for no events; poll(2) always reports errors
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 class Connection:
-    """The FUSE connection of a mount, for a process that may have to end it. To be made while the mount is there."""
+    """The FUSE connection of a mount, for a process that may have to end it. To be created while the mount exists."""
 
     def __init__(self, number: int, directory: Path) -> None:
         """number: minor device number of the mount; directory: where it is mounted."""
@@ -90,36 +90,37 @@ class Connection:
 
     @property
     def has_abort(self) -> bool:
-        """Can the connection be ended also when it is mounted nowhere any more?"""
+        """True where the connection can be ended even when it is no longer mounted anywhere."""
         return self._control.has_abort
 
     @property
     def control_files(self) -> set[int]:
-        """Descriptors that this object needs."""
+        """Descriptors that this object keeps open."""
         return self._control.descriptors
 
     @property
     def is_seen(self) -> bool:
-        """Is this mount what programs see at its directory? Only then may the directory be unmounted: the mount may
-        have been detached (`umount --lazy`), and another one be in its place, or over it."""
+        """True where programs see this mount at its directory. Only then may the directory be unmounted: the mount may
+        be detached (`umount --lazy`), and another mount be in its place or over it."""
         return kernel.connection_number(self.directory) == self.number
 
     def has_waiting(self) -> bool:
-        """Does anybody wait for an answer? Yes where that cannot be known."""
+        """Return whether a request waits for an answer; True where that cannot be known."""
         try:
             return self._control.waiting() > 0
         except (OSError, ValueError):
             return True
 
     def allow_requests(self, most: int) -> None:
-        """Have the kernel's readahead keep up to *most* requests under way. Takes root; else it stays at 12."""
+        """Let the kernel's readahead have up to *most* requests under way. Needs root; otherwise the limit stays at
+        12."""
         try:
             self._control.allow_requests(most)
         except OSError as error:
             log.info("the kernel sends few requests at once: %s", error.strerror)
 
     def abort(self) -> None:
-        """End the connection: waiting readers get an error, processes that serve get ENODEV. The mount point stays."""
+        """End the connection: waiting readers get an error, serving processes get ENODEV. The mount point stays."""
         try:
             if self._control.has_abort:
                 self._control.abort()
