@@ -1,15 +1,15 @@
-"""Attributes of the job's objects, read as they lie there: no property, no `__getattr__` and no other code is run."""
+"""Reads attributes of the job's objects without running a property, `__getattr__` or any other code of the job."""
 
 from collections.abc import Iterator
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, Final
 
-# Stands for an attribute that an object does not have, or that only code of the job can tell.
+# Stands for an attribute that an object does not have, or that only code of the job can compute.
 MISSING: Final = object()
 
 
 def fields(thing: Any) -> dict[str, Any]:
-    """The object's own dictionary of attributes; empty where it has none, or a property in its place."""
+    """Return the object's `__dict__`; empty where the object has none, or a property in its place."""
     for kind in classes_of(thing):
         described = members_of(kind).get("__dict__")
         if described is not None and type(described) is not GetSetDescriptorType:
@@ -22,7 +22,7 @@ def fields(thing: Any) -> dict[str, Any]:
 
 
 def own(thing: Any) -> Iterator[tuple[str, Any]]:
-    """Names and values of the attributes that lie in the object: in its dictionary, and in slots."""
+    """Yield the names and values of attributes stored in the object: in its `__dict__` and in slots."""
     yield from ((name, value) for name, value in list(fields(thing).items()) if type(name) is str)
     for kind in classes_of(thing):
         for name, member in list(members_of(kind).items()):
@@ -35,7 +35,7 @@ def own(thing: Any) -> Iterator[tuple[str, Any]]:
 
 
 def value_of(thing: Any, name: str) -> Any:
-    """Reads one attribute that lies in an object or in its class. Returns MISSING where code would compute it."""
+    """Return one attribute stored in an object or in its class; MISSING where code would compute it."""
     if class_member(type(thing), "__getattribute__") is not object.__getattribute__:
         return MISSING
     found = class_member(type(thing), name)
@@ -53,13 +53,13 @@ def value_of(thing: Any, name: str) -> Any:
 
 
 def own_value(thing: Any, name: str) -> Any:
-    """Reads one attribute like `value_of`. Returns None where that returns MISSING."""
+    """Return one attribute like `value_of`, with None in place of MISSING."""
     value = value_of(thing, name)
     return None if value is MISSING else value
 
 
 def class_member(kind: type, name: str) -> Any:
-    """Returns what a class, or one that it is derived from, has of that name; MISSING where none has it."""
+    """Return the member *name* of a class or of its bases, in method resolution order; MISSING where none has it."""
     for owner in type.__dict__["__mro__"].__get__(kind):
         members = members_of(owner)
         if name in members:
@@ -68,18 +68,18 @@ def class_member(kind: type, name: str) -> Any:
 
 
 def classes_of(thing: Any) -> tuple[type, ...]:
-    """The class of an object, and those that it is derived from. The class of a class may have code of the job's, so
-    nothing is asked of a class itself."""
+    """Return the class of an object and its bases. Reads `type.__dict__` directly, since a metaclass may have code of
+    the job's."""
     found: tuple[type, ...] = type.__dict__["__mro__"].__get__(type(thing))
     return found
 
 
 def members_of(kind: type) -> Any:
-    """What a class itself has, by name."""
+    """Return the namespace of a class itself, without its bases."""
     return type.__dict__["__dict__"].__get__(kind)
 
 
 def module_of(kind: type) -> str:
-    """The module of a class, and empty where it is no text."""
+    """Return the module name of a class; "" where `__module__` is not a string."""
     module = type.__dict__["__module__"].__get__(kind)
     return module if type(module) is str else ""

@@ -1,9 +1,9 @@
-"""The training process's line to its helper. The process never waits for the helper, and survives its end.
+"""The training process's connection to its helper. The process never waits for the helper, and survives its end.
 
-A message is one packet of JSON on a socket. What is large (an order, a list of paths) goes into an anonymous file whose
+A message is one packet of JSON on a socket. Large data (an order, a list of paths) goes into an anonymous file whose
 descriptor travels with the packet, so that sending a million samples takes as long as copying them. The position of
-each consumer is on a page of memory that both processes map, so that setting it is one store. What the helper has to
-say comes back on that page, and the training process prints it: the helper has nothing of the job's open.
+each consumer is on a page of memory that both processes map, so that setting it is one store. The helper has none of
+the job's files open: it writes its log lines to that page, and the training process prints them.
 """
 
 import array
@@ -43,32 +43,32 @@ PYTHON_VARIABLE: Final = "CACHEFS_PYTHON"
 JOB_VARIABLE: Final = "CACHEFS_JOB"
 SOCKET_NAME: Final = "s"
 MAX_PACKET: Final = 60_000
-# Bytes that travel with a packet at most. The paths of ten million samples have fewer.
+# Maximum size in bytes of the data sent with a packet. The paths of ten million samples fit.
 MAX_BULK: Final = 2 << 30
-# A send waits so long at most. Only a helper that is stuck lets its socket fill up.
+# Maximum duration of a send. Only a helper that is stuck lets its socket fill up.
 SEND_SECONDS: Final = 2.0
-# A Python that needs longer to start counts as one that does not start. It usually takes 20 ms.
+# Timeout for starting Python, which usually takes 20 ms.
 START_SECONDS: Final = 10.0
-# The inode number of the pid namespace in which a machine starts (PROC_PID_INIT_INO of Linux).
+# Inode number of the pid namespace of a machine's first process (PROC_PID_INIT_INO of Linux).
 _FIRST_NAMESPACE: Final = 0xEFFFFFFC
-# A job may have restored the default action of SIGPIPE, which would end it.
+# MSG_NOSIGNAL: a job may have restored the default action of SIGPIPE, which would end it.
 _AT_ONCE: Final = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
-# Different lines that a process says of its loaders.
+# Maximum number of different lines that a process prints about its loaders.
 MOST_LINES: Final = 32
-# With this begin the names of claims.
+# Prefix of the names of claims.
 _CLAIM: Final = "rank-"
-# Attempts to lock the claims of a job, with so many seconds in between. A holder needs some microseconds.
+# Attempts to lock the claims of a job, and the pause between them in seconds. A holder needs some microseconds.
 _LOCK_ATTEMPTS: Final = 100
 _LOCK_PAUSE: Final = 0.01
-# Attempts to make a directory, where another process removes its parent meanwhile, and to remove one.
+# Attempts to make a directory whose parent another process may remove meanwhile, and to remove a directory.
 _ATTEMPTS: Final = 3
-# Steps of Slurm from this number on are no trainings: the batch script, and what Slurm itself runs.
+# Slurm steps from this number on are no trainings but the batch script, and processes of Slurm itself.
 _SPECIAL_STEPS: Final = 0xFFFF_FFF0
 _LAUNCH: Final = Path(__file__).with_name("launch.py")
 
 
 class Op(StrEnum):
-    """What a message says; the value of its field "op"."""
+    """The kind of a message: the value of its field "op"."""
 
     # A consumer begins, with the fields of Opening.
     OPEN = "open"
@@ -76,15 +76,15 @@ class Op(StrEnum):
     ORDER = "order"
     # The spec from which all epochs follow.
     SPEC = "spec"
-    # What a dataset lists.
+    # The columns of a dataset.
     COLUMNS = "columns"
     # The paths that were opened for some samples.
     OPENED = "opened"
     # Batches that a process has begun to load.
     BATCHES = "batches"
-    # What is not understood of a consumer (cachefs.publishing.notes).
+    # The reason why a consumer is not understood (cachefs.publishing.notes).
     NOTE = "note"
-    # The files of some samples, as another helper has learned them.
+    # The files of some samples, as learned by another helper.
     LEARNED = "learned"
     # A consumer ends.
     CLOSE = "close"
@@ -93,11 +93,11 @@ class Op(StrEnum):
 
 
 class Unheard(Exception):
-    """The helper is gone, or does not receive."""
+    """Raised where the helper has ended, or does not receive."""
 
 
 class Line:
-    """A connection to the helper that has this directory. Any process of the job may have one of its own.
+    """A connection to the helper in one directory. Each process of the job may have its own connection.
 
     Where the job has closed the connection's descriptor, the next message makes another connection.
     """
@@ -108,8 +108,10 @@ class Line:
         self._descriptor = _connected(directory)
 
     def send(self, message: dict[str, Any], bulk: Any = None, *, wait: bool = True) -> None:
-        """bulk: an object with a buffer (array, bytes). Raises Unheard; without *wait*, also where the helper is so far
-        behind that its socket is full.
+        """Send a message. Raises Unheard; without *wait*, also where the helper is so far behind that its socket is
+        full.
+
+        bulk: an object with a buffer (array, bytes).
         """
         fds: list[int] = []
         try:
@@ -126,7 +128,7 @@ class Line:
                 os.close(fd)
 
     def _send(self, packet: bytes, ancillary: list[Any], seconds: float) -> None:
-        """Raises OSError. What it waits for is that the helper receives."""
+        """Send a packet; wait up to *seconds* for the helper to receive. Raises OSError."""
         number = self._descriptor.number
         if number is None:
             self._descriptor = _connected(self._directory)
@@ -143,7 +145,7 @@ class Line:
 
     @property
     def was_hung_up(self) -> bool:
-        """Returns whether the helper has closed the connection. It sends nothing that could be received instead."""
+        """Return whether the helper has closed the connection. There is nothing else to receive from the helper."""
         number = self._descriptor.number
         if number is None:
             return False
@@ -162,7 +164,7 @@ class Line:
 
 
 class Channel:
-    """The helper of this process, the line to it, and the slots for consumers."""
+    """Owns the helper of this process, the connection to it, and the slots for consumers."""
 
     def __init__(self, job: str) -> None:
         """Start the helper. Raises OSError where it cannot be started."""
@@ -171,8 +173,8 @@ class Channel:
         self._owner = os.getpid()
         self._lock = threading.RLock()  # a signal handler of the job may come in between
         self._free = list(range(SLOTS))  # slots, the smallest first
-        self._released: deque[int] = deque()  # slots that are free too
-        self._heard = 0  # bytes that the helper has said and that were printed
+        self._released: deque[int] = deque()  # slots released since the last `slot`
+        self._heard = 0  # bytes of the helper's log lines that were printed
         self.is_closed = False
         try:
             self.page = self._start()
@@ -184,12 +186,12 @@ class Channel:
 
     @property
     def is_ours(self) -> bool:
-        """False in a forked child, which needs a channel of its own where it publishes."""
+        """Return whether this process made the channel. A forked child that publishes needs a channel of its own."""
         return os.getpid() == self._owner
 
     def claims(self, rank: int) -> bool:
-        """Returns whether this process is the one of its job on this node that has *rank*. Others may say so too: its
-        children, and trainings that a shell starts side by side under one job number."""
+        """Return whether this process holds its job's claim to *rank* on this node. Other processes may hold a claim to
+        the same rank: children, and trainings that a shell starts side by side under one job number."""
         claim = self.directory.parent / f"{_CLAIM}{rank}"
         with suppress_own(OSError), _locked(claim.parent):
             if stat.S_ISLNK(mode_of(claim, follow=False)):
@@ -204,18 +206,18 @@ class Channel:
         return False
 
     def slot(self) -> int:
-        """Takes the smallest free slot. Raises IndexError where all are taken."""
+        """Take the smallest free slot. Raises IndexError where all are taken."""
         with self._lock:
             while self._released:
                 heapq.heappush(self._free, self._released.popleft())
             return heapq.heappop(self._free)
 
     def release(self, slot: int) -> None:
-        """Gives a slot back. Takes no lock, since Python may be collecting garbage in the middle of `slot`."""
+        """Give a slot back. Takes no lock, since Python may be collecting garbage in the middle of `slot`."""
         self._released.append(slot)
 
     def hear(self) -> None:
-        """Print what the helper has said since the last call; it says each thing once."""
+        """Print the helper's log lines that were added since the last call."""
         said = self.page.said
         if said == self._heard or not self._lock.acquire(blocking=False):
             return
@@ -227,7 +229,7 @@ class Channel:
             say(line)
 
     def close(self) -> None:
-        """The process ends, and with it the helper."""
+        """End the helper, as the process ends."""
         if self.is_ours and not self.is_closed:
             try:
                 self.line.send({"op": Op.FINISH}, wait=False)
@@ -239,7 +241,7 @@ class Channel:
             self.line.close()
 
     def _start(self) -> Page:
-        """Start the helper, and return the page that is shared with it. Raises OSError."""
+        """Start the helper, and return the page shared with it. Raises OSError."""
         with contextlib.ExitStack() as closing, _packet_socket() as listener:
             listener.bind(str(self.directory / SOCKET_NAME))
             # From here on messages wait until the helper has come up.
@@ -255,39 +257,40 @@ class Channel:
 
 
 _channel: Channel | None = None
-# By process, as a child may be forked while another thread of its parent holds the lock: threads that make the channel.
+# Locks by process number, for the threads that make the channel. By process, since a child may be forked while another
+# thread of its parent holds the lock.
 _making: dict[int, threading.RLock] = {}
-# The process that makes its channel now.
+# Number of the process that is making its channel; 0 outside of that.
 _maker = 0
 
 
 def has_published() -> bool:
-    """Has this process itself a channel?"""
+    """Return whether this process has a channel of its own."""
     return _channel is not None and _channel.is_ours
 
 
-# Processes, by number, in which a DataLoader was iterated, and those of which one has read from a mount, or that have
-# asked for a channel. A forked child has its parent's numbers here, and not its own.
+# Numbers of processes in which a DataLoader was iterated, and of processes with a DataLoader that has read from a
+# mount, or that have asked for a channel. A forked child inherits its parent's numbers, without its own.
 iterated_loaders: Final[set[int]] = set()
 mount_readers: Final[set[int]] = set()
 
 
 def read_no_mount() -> bool:
-    """Returns whether this process has iterated DataLoaders, none of which has read from a mount."""
+    """Return whether this process has iterated DataLoaders, none of which has read from a mount."""
     return os.getpid() in iterated_loaders - mount_readers
 
 
 def hear_last() -> None:
-    """Print what the helper of this process has said since its channel was closed."""
+    """Print the helper's log lines that were added after the channel of this process was closed."""
     if _channel is not None and _channel.is_ours:
         _channel.hear()
 
 
 def channel() -> Channel:
-    """The channel of this process, which is made at the first call.
+    """Return the channel of this process. The first call makes the channel.
 
-    Raises OSError, also where this thread is making it, and a signal handler of the job that has interrupted that asks
-    for it: waiting would never end.
+    Raises OSError, also where a signal handler of the job has interrupted this thread while it was making the channel,
+    and calls this function: waiting would never end.
     """
     global _channel, _maker
     if _channel is not None and _channel.is_ours:
@@ -313,8 +316,11 @@ def channel() -> Channel:
 
 
 def job_name(command: Sequence[str] | None = None) -> str:
-    """The name of this job: as `cachefs run --job` or the environment says; else made of the number that the cluster's
-    scheduler has given it; else of the script and the process number. command: None for that of this process."""
+    """Return the name of this job: the one given by `cachefs run --job` or the environment; else made of the job number
+    of the cluster's scheduler; else of the script and the process number.
+
+    command: the job's command; None for that of this process.
+    """
     command = getattr(sys, "argv", []) if command is None else command
     named = os.environ.get(JOB_VARIABLE)
     for variable in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID"):
@@ -326,13 +332,13 @@ def job_name(command: Sequence[str] | None = None) -> str:
 
 
 def slurm_step() -> str:
-    """The step of Slurm that this process belongs to, which all ranks of one `srun` share; empty outside of steps."""
+    """Return the Slurm step of this process, which all ranks of one `srun` share; "" outside of steps."""
     step = os.environ.get("SLURM_STEP_ID", "")
     return f".{step}" if step.isdecimal() and int(step) < _SPECIAL_STEPS else ""
 
 
 def process_name() -> str:
-    """A name of this process that no other one of the node has: its number, and in a container also the inode number of
+    """Return a name that identifies this process on the node: its number, and in a container also the inode number of
     the pid namespace, as the first process of each container has number 1."""
     namespace = _FIRST_NAMESPACE
     with suppress_own(OSError):
@@ -345,8 +351,8 @@ _said: set[str] = set()
 
 
 def warn(problem: str) -> None:
-    """Print *problem* on stderr, unless this process has printed one already: publishing only makes a job faster, which
-    is not worth more than one line."""
+    """Print *problem* on stderr, unless this process has printed a problem already: publishing only makes a job faster,
+    which is not worth more than one line."""
     global _warned
     if not _warned:
         _warned = True
@@ -354,20 +360,20 @@ def warn(problem: str) -> None:
 
 
 def say_once(line: str) -> None:
-    """Print this line, unless this process has printed it already. There are MOST_LINES at most."""
+    """Print a line, unless this process has printed it already, or has printed MOST_LINES different lines."""
     if line not in _said and len(_said) < MOST_LINES:
         _said.add(line)
         say(line)
 
 
 def say(line: str) -> None:
-    """Print a line that is about no problem."""
+    """Print a line on stderr."""
     stderr.write_line(f"cachefs: {line}")
 
 
 def _connected(directory: Path) -> OwnDescriptor:
-    """A connection to the helper. Fails at once, and does not wait, where too many connections wait to be accepted.
-    Raises OSError."""
+    """Return a connection to the helper. Fails at once, without waiting, where too many connections wait to be
+    accepted. Raises OSError."""
     made = _packet_socket()
     try:
         made.setblocking(False)
@@ -379,17 +385,17 @@ def _connected(directory: Path) -> OwnDescriptor:
 
 @contextlib.contextmanager
 def _borrowed(number: int) -> Iterator[socket.socket]:
-    """A socket of Python with this descriptor, which stays open."""
+    """Yield a Python socket for this descriptor, which stays open."""
     line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET, 0, number)
     try:
-        line.setblocking(False)  # whatever the job's default timeout is
+        line.setblocking(False)  # the job may have set a default timeout
         yield line
     finally:
         line.detach()
 
 
 def _is_ready(number: int, event: int, seconds: float) -> bool:
-    """Waits until the descriptor is ready for *event*, or its other side is gone."""
+    """Wait until the descriptor is ready for *event*, or its other side is gone."""
     poll = select.poll()
     poll.register(number, event)
     return bool(poll.poll(round(1000 * seconds)))
@@ -402,8 +408,8 @@ def _packet_socket() -> socket.socket:
 
 
 def _above_stderr(fd: int) -> int:
-    """The descriptor, moved where it would be one of the first three, which a job may have closed: neither it nor the
-    helper may take ours for its stdout. Raises OSError."""
+    """Return the descriptor, moved to a number above 2. The job may have closed its first three descriptors, and
+    neither the job nor the helper may take one of ours for its stdout. Raises OSError."""
     if fd > 2:
         return fd
     try:
@@ -413,7 +419,7 @@ def _above_stderr(fd: int) -> int:
 
 
 def _anonymous_file(bulk: Any) -> int:
-    """A descriptor of a new file with these bytes. Raises OSError."""
+    """Return the descriptor of a new file with these bytes. Raises OSError."""
     view = memoryview(bulk).cast("B")
     if len(view) > MAX_BULK:
         raise OSError(f"{len(view) >> 20} MiB at once; the limit is {MAX_BULK >> 20} MiB")
@@ -428,21 +434,21 @@ def _anonymous_file(bulk: Any) -> int:
 
 
 def _helper_directory(job: str) -> Path:
-    """A new directory for the helper, beside those of the job's other processes on this node that use the same daemon.
-    It is private to the user. Raises OSError.
+    """Make a directory for the helper, private to the user, beside those of the job's other processes on this node that
+    use the same daemon. Raises OSError.
     """
     daemon = os.environ.get(SOCKET_VARIABLE) or ""
     of_job = hashlib.blake2b(f"{job}\0{daemon and absolute(daemon)}".encode(), digest_size=8).hexdigest()
     try:
         return _new_directory(Path("/dev/shm", f"cachefs-{os.geteuid()}", of_job))
-    except OSError as error:  # there is none, or it is full
+    except OSError as error:  # /dev/shm is missing or full
         if is_foreign(error):
             raise
         return _new_directory(Path(tempfile.gettempdir(), f"cachefs-{os.geteuid()}", of_job))
 
 
 def _new_directory(of_job: Path) -> Path:
-    """A new directory in one that is private to the user, and whose parent is. Raises OSError."""
+    """Make a directory in *of_job*, which like its parent is private to the user. Raises OSError."""
     attempts = _ATTEMPTS
     while True:
         try:
@@ -450,7 +456,7 @@ def _new_directory(of_job: Path) -> Path:
             _make_private(of_job)
             return Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=of_job))
         except FileNotFoundError as error:
-            # A helper that was the job's last has removed the directory of the job at the same moment.
+            # The last other helper of the job has removed the directory of the job at the same moment.
             if is_foreign(error):
                 raise
             attempts -= 1
@@ -459,7 +465,7 @@ def _new_directory(of_job: Path) -> Path:
 
 
 def remove(directory: Path) -> None:
-    """Remove the directory of a helper, and those of the job and of the user if it was the last one in them."""
+    """Remove the directory of a helper, and the directories of the job and of the user where they become empty."""
     for _ in range(_ATTEMPTS):  # another process may be removing the same files
         with suppress_own(OSError):
             shutil.rmtree(directory)
@@ -476,7 +482,8 @@ def remove(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(of_job: Path) -> Iterator[None]:
-    """Keeps the job's other processes from changing its claims. Raises OSError where one of them has stopped at it."""
+    """Lock the job's claims against its other processes. Raises OSError where one of them has stopped with the lock
+    held."""
     fd = os.open(of_job, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for attempt in range(_LOCK_ATTEMPTS):
@@ -488,24 +495,23 @@ def _locked(of_job: Path) -> Iterator[None]:
                     raise
                 select.select((), (), (), _LOCK_PAUSE)
         yield
-        fcntl.flock(fd, fcntl.LOCK_UN)  # a process that was just forked may have it open too
+        fcntl.flock(fd, fcntl.LOCK_UN)  # a process that was just forked may have the directory open too
     finally:
         os.close(fd)
 
 
 def _holder(directory: Path) -> str:
-    """What a claim says of its holder: a path that leads nowhere, as the claim is no directory of a helper."""
+    """Return the target of a claim's symbolic link, which leads nowhere, as the claim is no directory of a helper."""
     return f"holder/{directory.name}"
 
 
 def _is_in_use(directory: Path) -> bool:
-    """Returns whether the helper's directory belongs to another process that runs."""
+    """Return whether the helper's directory belongs to another process that runs."""
     owner = directory.name.partition("-")[0]
     return bool(mode_of(directory) and owner != str(os.getpid()) and mode_of(f"/proc/{owner}"))
 
 
 def _make_private(directory: Path) -> None:
-    """Raises OSError."""
     with suppress_own(FileExistsError):
         directory.mkdir(0o700)
     found = directory.lstat()
@@ -514,8 +520,8 @@ def _make_private(directory: Path) -> None:
 
 
 def _launch(directory: Path, arguments: Sequence[str], fds: tuple[int, int, int]) -> None:
-    """Run launch.py, which becomes the helper, or leaves it behind. It gets a session of its own, since it must outlive
-    a Ctrl-C: it ends with its owner. Raises OSError.
+    """Run launch.py, which becomes the helper, or leaves it behind. launch.py gets a session of its own, since the
+    helper must outlive a Ctrl-C: the helper ends with its owner. Raises OSError.
     """
     environment = dict(os.environ)
     if environment.get(SOCKET_VARIABLE):
@@ -523,7 +529,7 @@ def _launch(directory: Path, arguments: Sequence[str], fds: tuple[int, int, int]
     command = command_of("helper", *arguments)
     try:
         said = run_unseen(command, environment, fds, START_SECONDS)
-    except (ImportError, OSError) as error:  # a filter of system calls may refuse what that needs
+    except (ImportError, OSError) as error:  # a filter of system calls may refuse `run_unseen`
         if is_foreign(error):
             raise
         _launch_child([*command, "child"], fds, environment)
@@ -535,19 +541,19 @@ def _launch(directory: Path, arguments: Sequence[str], fds: tuple[int, int, int]
 
 
 def command_of(module: str, *arguments: str) -> list[str]:
-    """Returns the command that runs a module of cachefs.publishing in a process beside this one (see launch.py)."""
+    """Return the command that runs a module of cachefs.publishing in a process beside this one (see launch.py)."""
     return [os.environ.get(PYTHON_VARIABLE) or sys.executable, "-I", "-S", str(_LAUNCH), module, *arguments]
 
 
 def run_unseen(
     command: Sequence[str], environment: Mapping[str, str], fds: Sequence[int], seconds: float
 ) -> bytes | None:
-    """Runs a program that is no child of this process, and waits for what it says first.
+    """Run a program that is no child of this process, and return its first output.
 
-    It gets *fds*, three at most, and the descriptor of a pipe whose number follows its arguments. Returns its first
-    words there, empty where it has ended without any; None where it was killed, since it had said nothing for
-    *seconds*. Raises OSError where it cannot be run, and ImportError where there was no compiler when cachefs was
-    installed.
+    The program gets *fds*, three at most, and the descriptor of a pipe whose number follows its arguments. Returns the
+    first bytes that it writes to the pipe, empty where it has ended without writing; None where it was killed after
+    *seconds* without output. Raises OSError where the program cannot be run, and ImportError where there was no
+    compiler when cachefs was installed.
     """
     from cachefs import _process
 
@@ -575,7 +581,7 @@ def run_unseen(
 
 
 def _launch_child(command: Sequence[str], fds: Sequence[int], environment: dict[str, str]) -> None:
-    """The same where nothing was compiled, or that is refused: as a child, for a moment. Raises OSError."""
+    """Run launch.py as a short-lived child, where `run_unseen` is not compiled or is refused. Raises OSError."""
     started = subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,

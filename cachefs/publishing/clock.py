@@ -1,9 +1,10 @@
-"""The clocks of the code that runs in a job's process.
+"""Clocks for the code that runs in a job's process.
 
 A job may replace the functions of the module `time`, by hand or with a library for tests such as freezegun, which also
-replaces references to them in all loaded modules. A wait or a budget in seconds that used those would never end where
-the job's clock stands still. The functions here belong to an instance of the module `time` that only this module has,
-so the job's clock does not reach them. No other module of cachefs.hooks and cachefs.publishing imports `time`.
+replaces references to them in all loaded modules. A wait or a budget in seconds that used the replaced functions would
+never end where the job's clock stands still. The functions here belong to an instance of the module `time` that only
+this module has, so the job's clock does not reach them. No other module of cachefs.hooks and cachefs.publishing imports
+`time`.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from typing import Any, Final
 
 
 def _own_time() -> ModuleType:
-    """Makes another instance of the module `time`, which some builds of Python have in a file."""
+    """Make another instance of the module `time`, which some builds of Python have in a file."""
     spec = BuiltinImporter.find_spec("time") or PathFinder.find_spec("time")
     if spec is None or spec.loader is None:
         raise ImportError("Python has no module time", name="time")
@@ -26,12 +27,12 @@ def _own_time() -> ModuleType:
 
 _time: Final[Any] = _own_time()
 
-# Seconds and nanoseconds of the machine's monotonic clock. Libraries that replace time.monotonic in C leave them alone.
+# Seconds and nanoseconds of the machine's monotonic clock. Libraries that replace time.monotonic in C do not replace
+# clock_gettime.
 monotonic: Final[Callable[[], float]] = partial(_time.clock_gettime, _time.CLOCK_MONOTONIC)
 monotonic_ns: Final[Callable[[], int]] = partial(_time.clock_gettime_ns, _time.CLOCK_MONOTONIC)
-# Seconds for which this thread has had a processor: a budget of these is as much work on a busy machine as on an idle
-# one.
+# Processor seconds of this thread: a budget in them allows as much work on a busy machine as on an idle one.
 thread_time: Final[Callable[[], float]] = partial(_time.clock_gettime, _time.CLOCK_THREAD_CPUTIME_ID)
-# Seconds since 1970, as the times of files are.
+# Seconds since 1970, like the times of files.
 since_1970: Final[Callable[[], float]] = partial(_time.clock_gettime, _time.CLOCK_REALTIME)
 sleep: Final[Callable[[float], None]] = _time.sleep

@@ -1,7 +1,7 @@
-"""Which files the processes of a job read cold while they load batches, for consumers whose files nobody lists.
+"""Learns which files the processes of a job read while they load batches, for consumers whose dataset lists no files.
 
-Libraries in C open files without Python's knowledge. The daemon is asked what processes read: mounts see that, unless
-it is in the page cache.
+Libraries in C open files without Python's knowledge. This module asks the daemon for the reads of the job's processes:
+mounts see every read that the page cache does not answer.
 """
 
 import os
@@ -18,15 +18,15 @@ from cachefs.publishing.inference import Observed
 from cachefs.read_messages import FileRead, ReadsAsked
 from cachefs.rpc import ASK_READS, DaemonClient
 
-# Processes of which it is asked, at most, and seconds without a batch after which one is not asked for any more.
+# Maximum number of processes asked about, and seconds without a batch after which a process is dropped.
 MOST_PROCESSES: Final = 1024
 SILENT_SECONDS: Final = 120.0
-# A daemon that does not answer is asked again after so many seconds; so long it has for an answer.
+# Pause in seconds before a daemon that did not answer is asked again, and timeout of a call.
 RETRY_SECONDS: Final = 1.0
 TIMEOUT: Final = 2.0
-# Directories above a mount that are looked for: a container may see a part of what a mount shows elsewhere.
+# Directories above a mount that are searched: a container may mount a part of a dataset elsewhere.
 MOST_ABOVE: Final = 8
-# Files that are found nowhere, after which only the places are looked at where others were found.
+# Number of files that were not found, after which only places where others were found are searched.
 MOST_LOST: Final = 64
 
 
@@ -34,16 +34,16 @@ MOST_LOST: Final = 64
 class _Process:
     """A process that loads batches."""
 
-    # When it began one last (monotonic seconds).
+    # When the process last began a batch (monotonic seconds).
     heard: float
     correlation: Correlation = field(default_factory=Correlation)
 
 
 class ColdReads:
-    """Those of one job's processes on this node."""
+    """The files that one job's processes on this node read cold."""
 
     def __init__(self, client: DaemonClient, namespace: int) -> None:
-        """namespace: the pid namespace of the job's processes, 0 where nobody knows it."""
+        """namespace: the pid namespace of the job's processes; 0 where it is unknown."""
         self._client = client
         self._namespace = namespace
         self._name = uuid.uuid4().hex
@@ -52,7 +52,8 @@ class ColdReads:
         self._quiet_until = 0.0  # monotonic seconds
 
     def begin(self, slot: int, message: dict[str, Any]) -> None:
-        """A process of the consumer in this slot has begun batches. Raises anything for what makes no sense."""
+        """Record that a process of the consumer in this slot has begun batches. Raises any exception for an invalid
+        message."""
         now, ways = clock.monotonic(), (bool(message["one_by_one"]), bool(message["is_prompt"]))
         begun = [Batch(int(began), slot, tuple(map(int, samples)), *ways) for began, samples in message["begun"]]
         if message["ended"]:
@@ -66,11 +67,11 @@ class ColdReads:
         process.correlation.begin(int(message["thread"]), begun)
 
     def observed(self, heard_until: int) -> Iterator[tuple[int, Observed]]:
-        """Ask the daemon, where processes load batches. Tells the files that samples of consumers have, each with its
-        consumer's slot.
+        """Ask the daemon, where processes load batches, and yield the files of samples, each with its consumer's slot.
 
-        heard_until: all batches that began before were told to `begin`, in nanoseconds of the monotonic clock. On busy
-        machines that is long ago, and what later batches read must not be taken for files of those before.
+        heard_until: all batches that began before this time were passed to `begin`, in nanoseconds of the monotonic
+        clock. On busy machines this time is long ago, and reads of later batches must not be taken for files of earlier
+        ones.
         """
         now = clock.monotonic()
         for number, process in list(self._processes.items()):
@@ -93,17 +94,17 @@ class ColdReads:
             asked = ReadsAsked(asker=self._name, namespace=self._namespace, pids=list(self._processes))
             return self._client.call(ASK_READS, asked, TIMEOUT).reads
         except CachefsError:
-            # Another line says so where that matters: the reporter's.
+            # The reporter logs the failure, where it matters.
             self._quiet_until = now + RETRY_SECONDS
             return []
 
 
 class _Paths:
-    """Where the files that mounts tell of are for this job: below the same mount, or below a part of it that a
-    container has elsewhere. That it is the same file, its inode number says."""
+    """Resolves paths that mounts report to paths in this job: below the same mount, or below a part of it that a
+    container has elsewhere. The inode number confirms that it is the same file."""
 
     def __init__(self) -> None:
-        # Where files were found: a mount's path, and how many directories of the told path are above it.
+        # Where files were found: a mount's path, and how many leading directories of the reported path lie above it.
         self._found: list[tuple[str, int]] = []
         self._lost = 0
 
@@ -125,7 +126,8 @@ class _Paths:
 
 
 def _below(point: str, above: int, told: list[str], inode: int) -> str | None:
-    """The file below a mount, without so many directories of the told path; None where it is not there."""
+    """Return the file below a mount, without the first *above* directories of the reported path; None where it is
+    missing."""
     path = os.path.join(point, *told[above:])
     try:
         return path if os.lstat(path).st_ino == inode else None

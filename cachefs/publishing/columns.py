@@ -1,7 +1,7 @@
-"""What a dataset lists: its columns, as they lie in its attributes and in those of the objects that it has.
+"""Finds the columns that a dataset lists in its attributes and in those of its member objects.
 
-No property and no other code of the job's is run. What is looked at are dictionaries and slots of objects, and the
-entries of containers whose type is exactly one of Python's, numpy's, pandas' or torch's own.
+No property and no other code of the job's is run: only dictionaries and slots of objects are read, and the entries of
+containers whose type is exactly one of Python's, numpy's, pandas' or torch's own.
 """
 
 import os
@@ -24,24 +24,26 @@ from cachefs.publishing.attributes import MISSING, class_member, classes_of, mem
 from cachefs.publishing.foreign import is_foreign, suppress_own
 from cachefs.publishing.in_memory import is_in_memory
 
-# Objects that are looked into, attributes of all of them, and how deep: dataset.reader.base.samples is the third.
+# Maximum number of objects searched, of attributes of all of them, and maximum depth: dataset.reader.base.samples has
+# depth 3.
 MOST_OBJECTS: Final = 64
 MOST_ATTRIBUTES: Final = 1024
 DEPTH: Final = 3
-# Columns that are taken, their rows, their bytes together, the seconds after which no further one is begun, and the
-# processor seconds that one may take: a column of a million texts takes 0.1 s, and one of other objects 0.6.
+# Maximum number of columns taken, of their rows, and of bytes in all of them; the seconds after which no further column
+# is begun, and the processor seconds for one column: a column of a million texts takes 0.1 s, and one of other objects
+# 0.6.
 MOST_COLUMNS: Final = 16
 MOST_ROWS: Final = 1 << 24
 MOST_BYTES: Final = 256 << 20
 SECONDS: Final = 0.5
 COLUMN_SECONDS: Final = 2.0
-# Seconds in which the rows of a dataset that is a dictionary are taken; and rows, of any container, between two looks
-# at the clock.
+# Seconds in which the rows of a dataset that is a dictionary are taken; and rows of any container between two looks at
+# the clock.
 ROW_SECONDS: Final = 0.2
 PIECE: Final = 1 << 16
-# Parts of a tuple, and keys of a dictionary, that are columns.
+# Maximum number of columns from the entries of a tuple or a dictionary.
 MOST_PARTS: Final = 8
-# Directories that a dataset names.
+# Maximum number of directories taken from a dataset.
 MOST_ROOTS: Final = 16
 
 # The name of a column that is the dataset itself.
@@ -54,38 +56,38 @@ Values = Sequence[str] | NDArray[numpy.int64]
 class Source:
     """A column as it lies in the dataset."""
 
-    # Where it lies, as `reader.samples.0`.
+    # Attribute path in the dataset, such as `reader.samples.0`.
     name: str
     rows: int
     first: str | int
-    # Its entries: texts, or numbers of shape (rows,), int64; None where they are of different kinds, or are not taken
-    # by a time (see `soon`).
+    # Returns the entries: texts, or numbers of shape (rows,), int64; None where they are of different kinds, or take
+    # longer than a time limit (see `soon`).
     take: Callable[[float], Values | None]
 
 
 @dataclass(frozen=True)
 class Listing:
-    """What a dataset lists."""
+    """The columns, candidate root directories and rows of a dataset."""
 
     sources: tuple[Source, ...]
     # Texts that may be directories, in the order in which they were found.
     roots: tuple[str, ...]
-    # The samples of a dataset that is a dictionary by their numbers, as a list; any other dataset itself.
+    # A list of the samples where the dataset is a dictionary keyed by sample number; any other dataset itself.
     rows: Any = None
 
     def columns(self, length: int) -> dict[str, Values]:
-        """Those columns that may say which files the samples are. length: number of samples."""
+        """Return the columns that may tell which files the samples are. length: number of samples."""
         taken: dict[str, Values] = {}
         room, deadline = MOST_BYTES, clock.monotonic() + SECONDS
         for source in sorted(self.sources, key=lambda source: _importance(source, length)):
             size = source.rows * (len(source.first) + 1 if isinstance(source.first, str) else 8)
-            # Of numbers, only those of the samples are of use.
+            # Columns of numbers are of use only where they have one row for each sample.
             if source.rows > MOST_ROWS or size > room or (isinstance(source.first, int) and source.rows != length):
                 continue
             if len(taken) == MOST_COLUMNS or clock.monotonic() > deadline:
                 break
             values = source.take(soon())
-            # The first text may be shorter than all others.
+            # The estimate above is from the first text, which may be shorter than all others.
             if values is not None and (size := _size(values)) <= room:
                 taken[source.name] = values
                 room -= size
@@ -93,12 +95,12 @@ class Listing:
 
 
 def soon() -> float:
-    """Until when a column may be taken that is begun now, in seconds of `clock.thread_time`."""
+    """Return the time limit for a column that is begun now, in seconds of `clock.thread_time`."""
     return clock.thread_time() + COLUMN_SECONDS
 
 
 def _size(values: Values) -> int:
-    """Its bytes, about."""
+    """Return the approximate size in bytes."""
     return values.nbytes if isinstance(values, numpy.ndarray) else len(values) + sum(map(len, values))
 
 
@@ -108,7 +110,7 @@ def _importance(source: Source, length: int) -> tuple[bool, bool, bool]:
 
 
 def listing(dataset: Any) -> Listing:
-    """What lies in the dataset."""
+    """Return the columns and root directories found in the dataset."""
     sources: list[Source] = []
     roots: list[str] = []
     rows = _rows_of(dataset)
@@ -124,8 +126,8 @@ def listing(dataset: Any) -> Listing:
 
 
 def _rows_of(dataset: Any) -> Any:
-    """The samples of a dataset that is a dictionary by their numbers, as a list, where its first one has a path and
-    taking all of them does not take too long; anything else as it is."""
+    """Return the samples as a list, where the dataset is a dictionary keyed by sample number, its first sample has a
+    path and taking all of them is fast enough; any other dataset as it is."""
     if type(dataset) is not dict or not 0 < len(dataset) <= MOST_ROWS:
         return dataset
     firsts = (source.first for source in _of_list(ITEMS, [next(iter(dataset.values()))]))
@@ -137,10 +139,10 @@ def _rows_of(dataset: Any) -> Any:
 
 
 def _rows_by_number(dataset: dict[Any, Any], deadline: float) -> list[Any] | None:
-    """The rows of a dictionary whose keys are their numbers; None where they are not, or that takes too long."""
+    """Return the rows of a dictionary keyed by row number; None where it has other keys, or the time is over."""
     keys = iter(dataset)
     for _ in range(0, len(dataset), PIECE):
-        # No key may be one whose comparison is code of the job's.
+        # Comparing a key of another type may run code of the job's.
         if clock.monotonic() > deadline or set(map(type, islice(keys, PIECE))) != {int}:
             return None
     rows: list[Any] = []
@@ -156,8 +158,8 @@ def _rows_by_number(dataset: dict[Any, Any], deadline: float) -> list[Any] | Non
 
 
 def _attributes(dataset: Any) -> Iterator[tuple[str, Any]]:
-    """Attributes of the dataset, of the objects that it has, and so on, the nearest ones first; then what else of its
-    module `__getitem__` uses."""
+    """Yield attributes of the dataset and of its member objects, breadth first; then the globals that `__getitem__`
+    uses."""
     waiting = deque([("", dataset, 0)])
     seen = {id(dataset)}
     attributes = 0
@@ -174,7 +176,7 @@ def _attributes(dataset: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _of_class(owner: Any) -> Iterator[tuple[str, Any]]:
-    """Attributes of the object's class, and of those that this is derived from."""
+    """Yield attributes of the object's class and of its bases."""
     for kind in classes_of(owner):
         if not module_of(kind).startswith(("torch", "typing", "builtins", "abc")):
             for name, value in list(members_of(kind).items()):
@@ -183,7 +185,7 @@ def _of_class(owner: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _globals(owner: Any) -> Iterator[tuple[str, Any]]:
-    """What `__getitem__` of the object's class uses of its module."""
+    """Yield the module globals that `__getitem__` of the object's class uses."""
     for kind in classes_of(owner):
         method = members_of(kind).get("__getitem__")
         if type(method) is FunctionType:
@@ -205,8 +207,8 @@ def _is_one_of(kind: type, *kinds: type) -> bool:
     return any(kind is one for one in kinds)
 
 
-# Modules whose objects have no columns, or only those that are found otherwise. Where it says isinstance in a file like
-# this, Python may ask an object for its __class__, which may be a property of the job's.
+# Modules whose objects have no columns, or only columns that are found otherwise. This file avoids isinstance, which
+# may ask an object for its `__class__`, which may be a property of the job's.
 _NOT_INTO: Final = frozenset(
     ["builtins", "numpy", "pandas", "torch", "logging", "threading", "re", "functools", "pathlib", "random", "PIL"]
 )
@@ -216,7 +218,7 @@ _NOT_INTO: Final = frozenset(
 
 
 def _sources(name: str, value: Any) -> Iterator[Source]:
-    """The columns in an attribute."""
+    """Yield the columns in an attribute."""
     kind = type(value)
     if _is_one_of(kind, list, tuple):
         yield from _of_list(name, value)
@@ -237,8 +239,8 @@ def _sources(name: str, value: Any) -> Iterator[Source]:
 
 
 def _is(value: Any, module: str, name: str) -> bool:
-    """Is it exactly of this type, of a library that is loaded?"""
-    # A module may be one that is imported when it is first asked for anything.
+    """Return whether the value is exactly of this type, of a library that is loaded."""
+    # Read `__dict__` directly: the module may be lazy, and import itself on first access.
     names = object.__getattribute__(sys.modules[module], "__dict__") if module in sys.modules else {}
     return type(value) is names.get(name)
 
@@ -262,25 +264,25 @@ def _of_list(name: str, entries: Sequence[Any]) -> Iterator[Source]:
     else:
         for key, value in islice(own(first), MOST_PARTS):
             found = class_member(kind, key)
-            # Nothing that the class would compute is taken.
+            # Skip attributes that the class would compute.
             if found is MISSING or _is_one_of(type(found), MemberDescriptorType, *_DEFAULTS):
                 yield from _of_parts(f"{name}.{key}", entries, value, kind, _attribute(key))
 
 
-# Types of what a class may have of the name of an attribute that lies in its objects: nothing, or a default value.
+# Types of class attributes with the name of an instance attribute: a default value, or None.
 _DEFAULTS: Final = (type(None), str, int, float, bool)
 
 
 def _attribute(name: str) -> Callable[[Any], Any]:
-    """Takes an attribute that lies in an object. Python makes a dictionary for each object that is asked for its
-    `__dict__`, and keeps it: 100 bytes for each of millions of rows."""
+    """Return a getter of an instance attribute. Avoids `__dict__`: Python makes and keeps a dictionary for each object
+    asked for its `__dict__`, 100 bytes for each of millions of rows."""
     return lambda owner: object.__getattribute__(owner, name)
 
 
 def _of_parts(
     name: str, entries: Sequence[Any], first: Any, kind: type, part: Callable[[Any], Any]
 ) -> Iterator[Source]:
-    """A part of each entry, all of which have to be of one type."""
+    """Yield a column of one part of each entry. All entries must be of type *kind*."""
     entry = _entry(first)
     if entry is None:
         return
@@ -290,7 +292,7 @@ def _of_parts(
             return None
         try:
             return _values(first, list(map(part, piece)))
-        except (IndexError, KeyError, AttributeError) as error:  # not all of them have it
+        except (IndexError, KeyError, AttributeError) as error:  # an entry lacks the part
             if is_foreign(error):
                 raise
             return None
@@ -318,7 +320,7 @@ def _of_array(name: str, entries: Any) -> Iterator[Source]:
 
 
 def _of_series(name: str, series: Any) -> Iterator[Source]:
-    """A column of pandas. Its values are only asked for where its type is one of texts, numbers or objects."""
+    """Yield a column of pandas. Reads its values only where its type is one of texts, numbers or objects."""
     if not 0 < len(series) <= MOST_ROWS or type(series.dtype).__name__ not in _DTYPES:
         return
     if getattr(series.dtype, "kind", "O") not in "OUiu":
@@ -333,7 +335,7 @@ def _of_series(name: str, series: Any) -> Iterator[Source]:
         yield Source(name, len(series), entry, take)
 
 
-# Types of columns of pandas, and those of numpy: object, and whole numbers.
+# Column types of pandas that are read, and of numpy: object, and whole numbers.
 _DTYPES: Final = frozenset(
     ["StringDtype", "ObjectDType", "CategoricalDtype", "Int64DType", "Int32DType", "Int16DType", "Int8DType",
      "UInt64DType", "UInt32DType", "UInt16DType", "UInt8DType"]
@@ -353,7 +355,7 @@ def _of_tensor(name: str, tensor: Any) -> Iterator[Source]:
 
 
 def text_of(value: Any) -> str | None:
-    """The text of a value that is one; None for anything else."""
+    """Return a str, bytes or path as text; None for any other value."""
     if _is_one_of(type(value), str, numpy.str_):
         return str(value)
     if issubclass(type(value), PurePath) and module_of(type(value)).startswith("pathlib"):
@@ -364,12 +366,12 @@ def text_of(value: Any) -> str | None:
 
 
 def texts_of(entries: Sequence[Any]) -> list[str | None]:
-    """The text of each of the entries that is one; None in place of anything else."""
+    """Return the text of each entry, None in place of an entry that is no text."""
     return list(entries) if _kinds(entries) == {id(str)} else list(map(text_of, entries))
 
 
 def _entry(value: Any) -> str | int | None:
-    """A text, or a number; None for anything else."""
+    """Return a value as a text or a number; None for any other value."""
     return int(value) if _is_number(type(value)) else text_of(value)
 
 
@@ -378,13 +380,13 @@ def _is_number(kind: type) -> bool:
 
 
 def _kinds(entries: Sequence[Any]) -> set[int]:
-    """The identities of the types of all entries."""
+    """Return the identities of the types of all entries."""
     return set(map(id, map(type, entries)))
 
 
 def taken(entries: Any, values: Callable[[Any], Values | None], deadline: float) -> Values | None:
-    """The values of all entries, of which *values* makes those of some of them; None where it makes none of some, or
-    the clock is past the *deadline* before the last ones."""
+    """Return the values of all entries, in pieces that *values* converts; None where a piece cannot be converted, or
+    `clock.thread_time` passes the *deadline*."""
     found: list[Values] = []
     for begin in range(0, len(entries), PIECE):
         if clock.thread_time() > deadline or (piece := values(entries[begin : begin + PIECE])) is None:
@@ -396,7 +398,7 @@ def taken(entries: Any, values: Callable[[Any], Values | None], deadline: float)
 
 
 def _values(first: Any, entries: Sequence[Any]) -> Values | None:
-    """All entries, which have to be of the kind of the first one. Texts may be missing in between."""
+    """Return all entries, which must be of the kind of the first one. Texts may be missing in between."""
     kinds = _kinds(entries)
     if isinstance(_entry(first), int):
         if kinds != {id(int)} and not all(map(_is_number, map(type, entries))):
@@ -412,7 +414,7 @@ def _values(first: Any, entries: Sequence[Any]) -> Values | None:
 
 
 def joined(texts: Iterable[str]) -> bytes | None:
-    """The texts with a NUL between each two; None where one has a NUL in it, or is no name that a file may have."""
+    """Return the texts separated by NUL; None where a text has a NUL in it, or cannot be a file name."""
     listed = texts if isinstance(texts, list) else list(texts)
     try:
         found = "\0".join(listed).encode(errors="surrogateescape")

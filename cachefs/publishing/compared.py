@@ -1,4 +1,4 @@
-"""Whether files that a dataset lists are those that are opened: the list may be used in another way than it seems."""
+"""Compares the files published for samples with the files opened: a dataset may use its list in an unexpected way."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from cachefs.publishing.shares import Share
 
 
 class Compared:
-    """What was published of one consumer's files, compared with what is opened."""
+    """Counts how often published files of one consumer differ from the opened ones."""
 
     def __init__(self) -> None:
         self._tally = Tally()
@@ -26,7 +26,7 @@ class Compared:
         said = [_said(sample, shares) for sample in observed.samples]
         known = [files for files in said if files]
         if not observed.is_complete:
-            # Files of the page cache are not seen: those that are seen have to be of one of the samples.
+            # Files in the page cache are not seen, but each file that is seen has to be of one of the samples.
             strange = len(opened.difference(*known)) if len(known) == len(said) else 0
             self._tally.count(min(len(known), len(opened)), min(len(known), strange))
             return
@@ -36,7 +36,7 @@ class Compared:
 
 
 def _said(sample: int, shares: Sequence[Share]) -> set[tuple[int, int]]:
-    """The sample's files, as they were published: slots and entries."""
+    """Return the slots and entries of the sample's files, as they were published."""
     found = set()
     for share in shares:
         begin, end = numpy.searchsorted(share.samples, [sample, sample + 1])

@@ -1,7 +1,7 @@
 """Calls to the daemon through the control files of the mounts, for a process that may not use the daemon's socket.
 
-It takes the place of a DaemonClient. A call opens the control file, writes its lines, and waits for the answer in a
-FIFO of its own (cachefs.control_calls). In between nothing is open, so that the mount can be unmounted.
+ControlClient replaces DaemonClient. A call opens the control file, writes its lines, and waits for the response in a
+FIFO of its own (cachefs.control_calls). Between calls nothing is open, so that the mount can be unmounted.
 """
 
 import contextlib
@@ -30,9 +30,9 @@ Request = TypeVar("Request", bound=Message)
 Reply = TypeVar("Reply", bound=Message)
 
 CONTROL_FILE: Final = ".cachefs/publish"
-# Seconds between two attempts to open the control file, which takes until the mount has started a process that reads.
+# Seconds between two attempts to open the control file, until the mount has started a process that reads.
 _AGAIN_SECONDS: Final = 0.02
-# How often one call is written, as each process that reads the control file may end at it.
+# Maximum writes of one call, as each process that reads the control file may end during the call.
 _MOST_TRIES: Final = 5
 _PIPE: Final = 1 << 16
 _READ: Final = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC  # to have written too means that there is never an end
@@ -40,17 +40,17 @@ _WRITE: Final = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class ControlClient:
-    """Calls of one process. It may be used by one thread."""
+    """Makes the calls of one process. May be used by one thread."""
 
     def __init__(self) -> None:
         self._token = token_of(secrets.randbits(TOKEN_BITS))
         self._calls = 0
-        # (dataset, snapshot), and once it is published the consumer -> directory of the mount that shows it.
+        # Directory of the mount that shows a (dataset, snapshot); and, once it is published, a consumer.
         self._shown: dict[tuple[str, str], Path] = {}
         self._consumers: dict[str, Path] = {}
 
     def dataset_at(self, mount: MountPoint, slot: int) -> tuple[str, str]:
-        """Name and snapshot of the dataset whose files have inodes of that slot. Raises ConfigError."""
+        """Return name and snapshot of the dataset whose files have inodes of this slot. Raises ConfigError."""
         for name, directory in _datasets(mount):
             with contextlib.suppress(OSError):
                 shown, snapshot = shown_snapshot(directory)
@@ -60,8 +60,11 @@ class ControlClient:
         raise _not_whole(mount.path / CONTROL_FILE, "it does not say which snapshot it shows")
 
     def call(self, method: Method[Request, Reply], request: Request, timeout: float = 30.0) -> Reply:
-        """Raises the CachefsError that the daemon raised, DaemonUnavailable where nothing goes on for *timeout*
-        seconds, and ConfigError for what cannot be told so."""
+        """Call the daemon.
+
+        Raises the CachefsError that the daemon raised, DaemonUnavailable where there is no progress for *timeout*
+        seconds, and ConfigError for a request too large for a mount.
+        """
         encoded = encode(request)
         if len(encoded) > MAX_REQUEST:
             raise ConfigError(
@@ -91,11 +94,11 @@ class ControlClient:
 
 
 class _Exchange:
-    """One call: its lines on their way, and the wait for its answer."""
+    """One call: writes its lines, and waits for its response."""
 
     def __init__(self, directory: Path, answers: int, timeout: float) -> None:
-        """directory: of the mount; answers: descriptor of the FIFO for answers; timeout: seconds without any progress
-        after which it is given up."""
+        """directory: of the mount; answers: descriptor of the FIFO for responses; timeout: seconds without progress
+        after which the call fails."""
         self._file = directory / CONTROL_FILE
         self._answers = answers
         self._timeout = timeout
@@ -103,8 +106,8 @@ class _Exchange:
         self._received = bytearray()
 
     def run(self, lines: list[bytes], number: int) -> Answer:
-        """Raises DaemonUnavailable, ConfigError. Where the process that reads the control file is replaced, what it has
-        read is lost: then all lines are written again."""
+        """Write the lines and return the response. Where the process that reads the control file is replaced, the lines
+        that it has read are lost, and all are written again. Raises DaemonUnavailable, ConfigError."""
         for _ in range(_MOST_TRIES):
             with _open(self._file, _WRITE, self._deadline) as fd:
                 try:
@@ -127,23 +130,23 @@ class _Exchange:
                 return
 
     def _answer(self, fd: int, number: int) -> Answer:
-        """Raises BrokenPipeError where nobody reads the control file any more, DaemonUnavailable."""
+        """Raises BrokenPipeError where no process reads the control file any more, DaemonUnavailable."""
         while True:
             while b"\n" in self._received:
                 line, _, rest = bytes(self._received).partition(b"\n")
                 self._received[:] = rest
                 with contextlib.suppress(msgspec.MsgspecError, UnicodeError):
                     answer = msgspec.json.decode(line, type=Answer)
-                    if answer.id == number:  # no late one to a call that was given up
+                    if answer.id == number:  # not a late response to a call that timed out
                         return answer
             if self._wait(fd, 0, self._answers):
                 with contextlib.suppress(BlockingIOError):
                     self._received += os.read(self._answers, _PIPE)
 
     def _wait(self, fd: int, events: int, also: int | None = None) -> bool:
-        """Wait for *events* of *fd*, or until *also* can be read: true where it can. Raises as `_answer`."""
+        """Wait for *events* of *fd*, or until *also* can be read; return whether it can. Raises as `_answer`."""
         poll = select.poll()
-        poll.register(fd, events)  # POLLERR, which it always looks at: nobody reads
+        poll.register(fd, events)  # poll always reports POLLERR: no process reads the file
         if also is not None:
             poll.register(also, select.POLLIN)
         ready = dict(poll.poll(max(0.0, self._deadline - clock.monotonic()) * 1000))
@@ -161,8 +164,8 @@ class _Exchange:
 
 @contextlib.contextmanager
 def _open(path: Path, flags: int, deadline: float) -> Iterator[int]:
-    """A descriptor. Waits until somebody reads. Raises DaemonUnavailable where nobody does until *deadline* (monotonic
-    seconds), ConfigError where there is no such FIFO."""
+    """Open a FIFO once another process has it open for reading. Raises DaemonUnavailable at the *deadline* (monotonic
+    seconds), ConfigError where there is no FIFO."""
     while True:
         try:
             fd = os.open(path, flags)
@@ -191,7 +194,7 @@ def _unheard(path: Path) -> DaemonUnavailable:
 
 
 def _datasets(mount: MountPoint) -> Iterator[tuple[str, Path]]:
-    """Name and root of each dataset that the mount shows."""
+    """Yield name and root of each dataset that the mount shows."""
     spec = MountSpec.parse(mount.spec)
     if spec.is_single:
         yield spec.parts[0].name, mount.path

@@ -1,7 +1,7 @@
-"""Which files a process has read while it loaded a batch: from when batches began, and when files were read.
+"""Infers which files a process has read for a batch, from when batches began and when files were read.
 
-Both times are of the machine's monotonic clock. A thread that loads a batch waits while a read of its own is answered,
-so such a read falls between the beginning of its batch and that of the next one. What is in the page cache is not seen,
+Both times are of the machine's monotonic clock. A thread that loads a batch waits for each of its own reads, so its
+reads fall between the beginning of its batch and that of the next one. Reads answered by the page cache are not seen,
 so files of a batch may be missing.
 """
 
@@ -13,16 +13,16 @@ from typing import Final
 
 from cachefs.publishing.inference import Observed
 
-# Nanoseconds after the end of a batch until its reads have been heard of: mounts tell them ten times a second, and the
-# daemon is asked four times a second.
+# Nanoseconds after the end of a batch until its reads are known: mounts report reads ten times a second, and the daemon
+# is asked four times a second.
 SETTLED: Final = 1_000_000_000
-# And after the beginning of a batch that is told at once, until it has been heard of.
+# Nanoseconds after the beginning of a batch that is reported at once, until it is known.
 PROMPT: Final = 300_000_000
-# Batches and reads that are kept of one process, at most; the oldest go first.
+# Maximum number of batches and reads kept of one process; the oldest are dropped first.
 MOST_BATCHES: Final = 1024
 MOST_READS: Final = 8192
-# Batches with as many reads as samples, or a whole number of times as many, before it is believed that each sample has
-# so many files.
+# Number of successive batches whose reads are a whole multiple of their samples, from which on each sample is taken to
+# have this multiple of files.
 ENOUGH: Final = 3
 
 
@@ -32,19 +32,19 @@ class Batch:
 
     # Nanoseconds of the monotonic clock.
     began: int
-    # Who loads it: the slot of a consumer. None where the thread has ended, and loads nothing from then on.
+    # The slot of the consumer that loads it. None where the thread has ended, and loads nothing from then on.
     slot: int | None
-    # In the order in which they are loaded.
+    # In loading order.
     samples: tuple[int, ...] = ()
-    # Does the dataset load them one by one?
+    # Whether the dataset loads the samples one by one.
     one_by_one: bool = True
-    # Will be told at once when the thread begins the next one?
+    # Whether the beginning of the thread's next batch will be reported at once.
     is_prompt: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """A file that was read, of which a mount has heard."""
+    """A file that was read, as reported by a mount."""
 
     # Nanoseconds of the monotonic clock.
     when: int
@@ -53,24 +53,24 @@ class Read:
 
 
 class Correlation:
-    """The batches and the reads of one process."""
+    """Matches the batches and the reads of one process."""
 
     def __init__(self) -> None:
-        self._threads: dict[int, _Thread] = {}  # those that load batches, by number
+        self._threads: dict[int, _Thread] = {}  # threads that load batches, by number
         self._reads: deque[Read] = deque(maxlen=MOST_READS)
         self._evenness: dict[int, _Evenness] = {}  # by slot
 
     def begin(self, thread: int, batches: Iterable[Batch]) -> None:
-        """The thread has begun these, in this order."""
+        """Record that the thread has begun these batches, in this order."""
         self._threads.setdefault(thread, _Thread()).batches.extend(batches)
 
     def read(self, reads: Iterable[Read]) -> None:
-        """The process has read these files; in any order."""
+        """Record that the process has read these files, in any order."""
         self._reads.extend(reads)
 
     def settled(self, now: int) -> list[tuple[int, Observed]]:
-        """What was read, as far as it is known for which batch, each time with the slot of its consumer. now:
-        nanoseconds of the monotonic clock."""
+        """Return the reads whose batch is known, each with the slot of its consumer. now: nanoseconds of the monotonic
+        clock."""
         reads = sorted(self._reads, key=_when)
         found: list[tuple[int, Observed]] = []
         for number, thread in list(self._threads.items()):
@@ -85,8 +85,8 @@ class Correlation:
         return found
 
     def _observed(self, number: int, batch: Batch, reads: list[Read], *, is_over: bool) -> Observed | None:
-        """What the thread has read that was not told yet; where it has read nothing itself, what threads have that load
-        no batches, if it is the only one that does. is_over: has the batch ended?"""
+        """Return the thread's reads that were not returned yet. Where the thread has read nothing itself and is the
+        only one that loads batches, return the reads of the other threads. is_over: whether the batch has ended."""
         own = dict.fromkeys(read.path for read in reads if read.thread == number)
         others = dict.fromkeys(read.path for read in reads if read.thread not in self._threads)
         paths = list(own or (others if len(self._threads) == 1 else {}))
@@ -98,7 +98,7 @@ class Correlation:
             if evenness.holds(len(paths), count) and batch.one_by_one and not others:
                 return Observed(batch.samples, tuple(paths), is_complete=False)
         fresh = tuple(path for path in paths if path not in told)
-        # Those of which files were told come last: the fresh ones are likely to be of the next samples.
+        # Samples whose files were returned come last: the fresh files are likely to be of the next samples.
         begin = min(len(told), count - 1)
         told.update(fresh)
         samples = batch.samples[begin:] + batch.samples[:begin]
@@ -106,20 +106,19 @@ class Correlation:
 
 
 class _Thread:
-    """A thread that loads batches."""
+    """The batches of one thread, of which the last one has not ended."""
 
     def __init__(self) -> None:
-        # The last one has not ended yet.
         self.batches: deque[Batch] = deque(maxlen=MOST_BATCHES)
-        self.told: set[str] = set()  # files of the first of them that were told
+        self.told: set[str] = set()  # files of the first batch that were returned
 
     @property
     def has_ended(self) -> bool:
         return len(self.batches) == 1 and self.batches[0].slot is None
 
     def known(self, now: int) -> Iterator[tuple[Batch, int, bool]]:
-        """Batches of which it is known that they have begun, and that no other has, until a certain time; and whether
-        they ended then. Those are taken out."""
+        """Yield each batch that is known to have run alone until a certain time, that time, and whether the batch ended
+        then. Removes batches that ended."""
         while len(self.batches) > 1 and self.batches[1].began + SETTLED < now:
             yield self.batches[0], self.batches[1].began, True
             self.batches.popleft()
@@ -130,16 +129,16 @@ class _Thread:
 
 
 class _Evenness:
-    """Has each sample of a consumer as many files as any other? Where some files are not seen, as they are in the page
-    cache, a batch may have as many as if it were so by chance, and not time after time."""
+    """Decides whether all samples of a consumer have the same number of files. Where the page cache hides some files,
+    one batch may look even by chance, but not several in a row."""
 
     def __init__(self) -> None:
         self._each = 1  # files of a sample, at least
-        self._even = 0  # batches, one after the other, that have so many for each sample, or no files missing
+        self._even = 0  # successive batches with exactly this many files for each sample
 
     def holds(self, files: int, samples: int) -> bool:
-        """A batch of so many samples has had so many files. Has each of them the same number? The files of a single
-        sample are its own, however many."""
+        """Return whether each of the *samples* of a batch with this many files has the same number of files. The files
+        of a single sample are its own, however many."""
         if samples == 1:
             return True
         each = -(-files // samples)

@@ -1,8 +1,8 @@
-"""Descriptors that cachefs keeps open in the job's process, between two calls of its own.
+"""Descriptors that cachefs keeps open in the job's process between two of its own calls.
 
-The job may close any number, such as by `os.closerange`, and open a file of its own that gets the same number. So a
-descriptor is remembered with the device and inode of what it was opened for, and its number is used only as long as
-both are the same. Nothing is closed when Python collects an object: only the end of the process does that.
+The job may close any number, such as by `os.closerange`, and open a file of its own that gets the same number. A
+descriptor is therefore remembered with the device and inode of its file, and its number is used only as long as both
+are the same. Nothing is closed when Python collects an object: only the end of the process closes descriptors.
 """
 
 import os
@@ -12,7 +12,7 @@ from cachefs.publishing.foreign import is_foreign
 
 
 def identity(fd: int) -> tuple[int, int] | None:
-    """Returns device and inode of the open file with this number; None where there is none."""
+    """Return device and inode of the open file with this number; None where no file is open."""
     try:
         found = os.fstat(fd)
     except OSError as error:
@@ -23,7 +23,7 @@ def identity(fd: int) -> tuple[int, int] | None:
 
 
 class OwnDescriptor:
-    """An open descriptor, as long as the job leaves it alone."""
+    """An open descriptor that is valid as long as the job leaves it alone."""
 
     __slots__ = ("_fd", "_identity")
 
@@ -33,14 +33,14 @@ class OwnDescriptor:
 
     @property
     def number(self) -> int | None:
-        """The number of the descriptor; None once it was closed, also by the job."""
+        """Return the number of the descriptor; None once it was closed, also by the job."""
         if self._identity is None or identity(self._fd) != self._identity:
             self._identity = None
             return None
         return self._fd
 
     def close(self) -> None:
-        """Closes the descriptor, unless its number belongs to another file by now."""
+        """Close the descriptor, unless its number belongs to another file by now."""
         number = self.number
         self._identity = None
         if number is not None:

@@ -1,4 +1,5 @@
-"""What one training process has done, for the summary of its run: gathered by its helper, which can ask the daemon."""
+"""Gathers the figures of one training process for the summary of its run. Runs in the helper, which can call the
+daemon."""
 
 import os
 import threading
@@ -17,15 +18,15 @@ from cachefs.publishing.trouble_lines import TroubleLines
 from cachefs.rpc import STATUS, DaemonClient
 from cachefs.socket_path import refusal
 
-# Seconds that the daemon has to answer: the job may wait for it as it ends. As the first consumer begins, the job waits
-# for nothing, but tiers and page cache give it bytes meanwhile: a later answer would count them as read before the job.
+# Timeout of the daemon's response in seconds. The job may wait for it as it ends. As the first consumer begins, the job
+# does not wait, and a late response would count bytes of the job as read before the job.
 TIMEOUT: Final = 0.5
-# Seconds between two records, which count where the process is killed.
+# Seconds between two records. The last record counts where the process is killed.
 PAUSE: Final = 2.0
 
 
 class Figures:
-    """Those of one training process."""
+    """The figures of one training process."""
 
     def __init__(self, client: DaemonClient, reporter: Reporter, pid: int, job: str, troubles: TroubleLines) -> None:
         """pid: of the training process; job: its name."""
@@ -34,41 +35,42 @@ class Figures:
         self._reporter = reporter
         self._pid = pid
         self._job = job
-        self._gone: dict[int, LoaderRecord] = {}  # loaders that have ended, by their numbers in the process
-        # By mount, as the first consumer began; None where nobody has told.
+        self._gone: dict[int, LoaderRecord] = {}  # ended loaders, by their numbers in the process
+        # By mount, as the first consumer began; None where the daemon has not answered.
         self._first: dict[str, MountBytes] | None = None
-        self._asking: threading.Thread | None = None  # what the mounts have answered, since a consumer began
+        self._asking: threading.Thread | None = None  # asks for `_first`, once a consumer began
         self._written_at = 0.0  # monotonic seconds
         self._is_finished = False
 
     def begin(self) -> None:
-        """A consumer has begun."""
+        """Record that a consumer has begun."""
         if self._asking is None:
-            # In a thread, as a busy daemon takes up to TIMEOUT, and meanwhile no order would be published.
+            # In a thread, since a busy daemon takes up to TIMEOUT, during which no order would be published.
             self._asking = threading.Thread(target=self._ask_first, daemon=True)
             self._asking.start()
 
     def _ask_first(self) -> None:
         first = self._mounts()
-        if not self._is_finished:  # later than what is read in the end, it would be of no use
+        if not self._is_finished:  # once the final figures are read, the first ones are of no use
             self._first = first
 
     def end(self, consumer: PublishedConsumer) -> None:
-        """A consumer ends. A program that makes loaders for ever has the first MOST_LOADERS in the summary."""
+        """Record the end of a consumer. The summary has the first MOST_LOADERS of a program that makes loaders without
+        end."""
         number = consumer.opening.number
         is_shown = number in self._gone or len(self._gone) < MOST_LOADERS
         if consumer.loader and consumer.tally.epochs and is_shown:
             self._gone[number] = _loader(consumer, None)
 
     def write(self, consumers: Collection[PublishedConsumer]) -> None:
-        """Leave what is known without the daemon, now and then."""
+        """Write the figures that need no daemon, every PAUSE seconds."""
         now = clock.monotonic()
         if now >= self._written_at + PAUSE and not self._is_finished:
             self._written_at = now
             run_record.write(self._record(consumers, None, {}))
 
     def finish(self, consumers: Collection[PublishedConsumer]) -> None:
-        """Leave all that is known. The process is about to end, or has ended."""
+        """Write all figures. The process is about to end, or has ended."""
         if self._is_finished:
             return
         if self._asking is not None:
@@ -80,7 +82,8 @@ class Figures:
         run_record.write(self._record(consumers, view, mounts or {}, is_final=True, has_answered=mounts is not None))
 
     def _mounts(self) -> dict[str, MountBytes] | None:
-        """What the mounts of this node have answered reads with, by their ids; None where nobody tells."""
+        """Return the bytes that the mounts of this node have answered reads with, by mount id; None where the daemon
+        does not answer."""
         if refusal(self._client.socket):
             return None
         try:
@@ -114,7 +117,7 @@ class Figures:
         first = self._first or {}
         problem = "" if has_answered else refusal(self._client.socket) or "the daemon does not answer"
         if self._asking is not None and self._first is None and (is_final or not self._asking.is_alive()):
-            # Without what the mounts had read before, all of that would seem to be the job's.
+            # Without the bytes that the mounts had read before, all bytes would seem to be the job's.
             problem, mounts = problem or "the daemon did not answer as the job began", {}
         return ProcessRecord(
             pid=self._pid,
@@ -158,7 +161,7 @@ def _loader(consumer: PublishedConsumer, view: JobView | None) -> LoaderRecord:
 
 
 def _bytes(consumer: PublishedConsumer, view: JobView | None) -> float:
-    """Bytes of the samples that its loader has delivered; 0 where nobody knows."""
+    """Return the bytes of the samples that the consumer's loader has delivered; 0 where they are unknown."""
     if view is None:
         return 0.0
     name = consumer.opening.name
@@ -172,13 +175,13 @@ def _bytes(consumer: PublishedConsumer, view: JobView | None) -> float:
 
 
 def _delivered(consumer: PublishedConsumer) -> float:
-    """Its samples that the loader has delivered. Where they are shards: those of whole epochs, and of the epoch that it
-    is in the same part as of the loader's samples, which are as many as in the epochs before."""
+    """Return how many of the consumer's samples the loader has delivered. Where the samples are shards, count the
+    shards of whole epochs, and of the current epoch the same part as of the loader's samples."""
     tally = consumer.tally
     if not consumer.opening.shards:
         return float(tally.samples)
     before = (tally.samples - tally.epoch_samples) / max(1, tally.epochs - 1)
     part = min(1.0, tally.epoch_samples / before) if before else 1.0
-    # A rank of many reads some of them.
+    # One rank of several reads only some of the shards.
     shards = max(map(len, consumer.orders.values()), default=consumer.opening.length)
     return shards * (max(0, tally.epochs - 1) + part)

@@ -1,4 +1,4 @@
-"""The ways in which the path of one sample can be written as text and entries of columns."""
+"""Finds the ways in which the path of one sample can be composed of text and entries of columns."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -10,18 +10,19 @@ import numpy
 
 from cachefs.publishing.rule import NUMBER, TEXT_FORMS, Column, Field, Form, Row, Template, Texts, number_in
 
-# Places of a path that one field, two fields, and three fields are put at: those of the longest entries.
+# Maximum number of places in a path for templates of one field, two fields, and three fields; the longest entries
+# first.
 _MOST_PLACES: Final = (96, 40, 16)
-# An entry that is shorter counts only where no letter or digit stands beside it: "1" stands in every other path.
+# A shorter entry counts only where no letter or digit stands beside it: "1" stands in every other path.
 _LONG: Final = 4
-# Rows of a column that a text is looked for in, at most.
+# Maximum number of rows of a column in which a text is found.
 _MOST_ROWS: Final = 4
 _NUMBERS: Final = re.compile("[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where an entry stands in a path: the first character, and the one after the last."""
+    """A range of characters in a path that equals an entry."""
 
     begin: int
     end: int
@@ -29,7 +30,7 @@ class _Place:
 
 
 class Fitting:
-    """The columns of one dataset, and which of their rows its samples may want."""
+    """The columns of one dataset, and the rows of them that its samples may use."""
 
     def __init__(self, columns: Mapping[str, Column], length: int) -> None:
         """columns: by name; length: number of samples."""
@@ -44,10 +45,11 @@ class Fitting:
     def templates(
         self, path: str, sample: int, is_likely: Callable[[Field], bool], *, search: bool = False
     ) -> Iterator[Template]:
-        """Templates that give *path* for the sample: first those with one field, and those whose fields say more of it.
+        """Yield templates that give *path* for the sample: first those with one field, and those whose fields cover
+        more of it.
 
-        is_likely: may the paths of other samples have their entries in them? search: look for the path's name in all
-        rows, so that it need not be the sample's own. That takes 20 ms for a column of a million rows.
+        is_likely: whether the paths of other samples may contain their entries of a field; search: look for the path's
+        name in all rows, not only the sample's own. A search takes 20 ms for a column of a million rows.
         """
         likely: dict[Field, bool] = {}
         places = []
@@ -88,7 +90,7 @@ def _sample_number(digits: str, sample: int, width: int) -> Field:
 
 
 def _widths(digits: str) -> list[int]:
-    """Widths that a number may be written with, so that these are its digits: the next sample will tell."""
+    """Return the widths that a number may be formatted with to give these digits; the next sample decides."""
     if digits[0] == "0" and len(digits) > 1:
         return [len(digits)]
     return [0, *range(len(digits), 1, -1)]
@@ -125,16 +127,17 @@ def _occurrences(text: str, path: str) -> Iterator[int]:
 
 
 def _rows(rows: int, indices: Mapping[str, int], length: int) -> list[Row]:
-    """Rows of a column with so many that a sample may want. indices: the largest entry of columns of numbers."""
+    """Return the rows of a column with *rows* rows that a sample may use. indices: the largest entry of columns of
+    numbers."""
     found = [Row()]
     if length > rows and length % rows == 0:
         found.append(Row(of=length // rows))
-    # Whoever has indices into a list uses most of it; labels are no indices into a list of files.
+    # A column of indices into a list uses most of it; labels are no indices into a list of files.
     return [*found, *(Row(via=name) for name, largest in indices.items() if rows // 2 <= largest < rows)]
 
 
 def _searched(column: Column, path: str, sample: int) -> Iterator[Row]:
-    """Rows of the column that have the path's name, as the sample may want them."""
+    """Yield the rows of the column that contain the path's name, as functions of the sample number."""
     name = path.rpartition("/")[2].partition(".")[0]
     if isinstance(column.values, Texts) and len(name) >= _LONG:
         for at in column.values.rows_with(name, _MOST_ROWS):

@@ -1,14 +1,13 @@
-"""Tells what the job raises from what cachefs raises, where code of cachefs runs in the job's process.
+"""Distinguishes exceptions of the job from those of cachefs, where code of cachefs runs in the job's process.
 
 Python runs a signal handler of the job between any two instructions of the main thread, also between those of cachefs.
-What the handler raises comes out of cachefs' own functions and belongs to the job, so code that catches its own
-failures raises it again: `except Exception as error: if is_foreign(error): raise`. That includes an `except OSError`,
-as handlers of timeouts raise TimeoutError. Only code that runs in a process of cachefs (the helper) need not ask.
+An exception of the handler comes out of cachefs' own functions and belongs to the job, so code that catches its own
+failures raises it again: `except Exception as error: if is_foreign(error): raise`. This applies to `except OSError`
+too, as handlers of timeouts raise TimeoutError. Only code that runs in a process of cachefs (the helper) is exempt.
 
-`os.path.exists`, `realpath` and their like take any OSError or ValueError for an answer, so `mode_of` and `real_path`
-stand for them here.
+`os.path.exists`, `realpath` and the like swallow any OSError or ValueError, so `mode_of` and `real_path` replace them.
 
-A signal handler or trace function that discards the frame that it is given cannot be told from a function of cachefs.
+Limit: a signal handler or trace function that discards its frame argument looks like a function of cachefs.
 """
 
 import contextlib
@@ -25,7 +24,7 @@ _CALLED: Final = frozenset({"cachefs", "datasets", "numpy", "pyarrow", "streamin
 
 
 def is_foreign(error: BaseException) -> bool:
-    """Returns whether the job raised this exception, which the caller has just caught.
+    """Return whether the job raised this exception, which the caller has just caught.
 
     The job did where a signal handler or a trace function did, or another thread, by PyThreadState_SetAsyncExc. Code of
     the job that cachefs calls itself does not count.
@@ -44,13 +43,13 @@ def is_foreign(error: BaseException) -> bool:
 
 
 def _is_called(module: object) -> bool:
-    """Returns whether a module is of cachefs, of the standard library or of a library that cachefs calls."""
+    """Return whether a module is of cachefs, of the standard library or of a library that cachefs calls."""
     package = module.partition(".")[0] if type(module) is str else ""
     return package in sys.stdlib_module_names or package in _CALLED
 
 
 def _is_given(frame: FrameType, outer: FrameType) -> bool:
-    """Returns whether *outer*, the frame in which *frame* began, is an argument of *frame*, as the interrupted frame is
+    """Return whether *outer*, the frame in which *frame* began, is an argument of *frame*, as the interrupted frame is
     of signal handlers and trace functions."""
     code = frame.f_code
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & CO_VARARGS)]
@@ -59,7 +58,8 @@ def _is_given(frame: FrameType, outer: FrameType) -> bool:
 
 
 def mode_of(path: str | os.PathLike[str], *, follow: bool = True) -> int:
-    """Returns the type and mode of a file, as `os.stat` does; 0 where there is none. follow: go where a link leads."""
+    """Return the type and mode of a file, as `os.stat` does; 0 where there is no file. follow: follow symbolic
+    links."""
     try:
         return os.stat(path, follow_symlinks=follow).st_mode
     except (OSError, ValueError) as error:
@@ -69,7 +69,7 @@ def mode_of(path: str | os.PathLike[str], *, follow: bool = True) -> int:
 
 
 def real_path(path: str) -> str:
-    """Returns the path without symbolic links, or as it is where it does not exist."""
+    """Return the path without symbolic links, or as it is where it does not exist."""
     try:
         return os.path.realpath(path, strict=True)
     except OSError as error:

@@ -1,13 +1,13 @@
-"""The helper process: it receives what one training process and its workers say, and tells the daemon.
+"""The helper process: receives the messages of one training process and its workers, and calls the daemon.
 
-It ends when the training process has ended, in whatever way. It is no child of that process and has nothing of it open:
-what it has to say, it leaves on their shared page. Where the daemon cannot be reached, it tries again at growing
-intervals, and says so once.
+The helper ends when the training process has ended, in whatever way. It is no child of that process and has none of its
+files open: its log lines go to their shared page. Where the daemon is unreachable, the helper retries at growing
+intervals, and logs one line.
 """
 
 import os
 
-# Before numpy is imported, which would start a thread per processor; each spins for 50 ms and has nothing to do here.
+# Set before numpy is imported, which would start a thread per processor; each spins for 50 ms without any work.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import array
@@ -45,24 +45,26 @@ from cachefs.publishing.trouble_lines import TroubleLines
 from cachefs.rpc import DaemonClient
 from cachefs.socket_path import socket_path
 
-# Seconds between two reports of how far a consumer is.
+# Seconds between two reports of a consumer's position.
 TICK: Final = 0.25
-# Seconds that a report may be late, since others are still heard.
+# Seconds that a report may be late while messages still arrive.
 LISTENING_SECONDS: Final = 1.0
-# Seconds after which a consumer ends whose loader has ended. A loader that is made anew for every epoch is the same
+# Seconds between the end of a loader and the end of its consumer. A loader that is made anew for every epoch keeps its
 # consumer.
 REOPEN_SECONDS: Final = 10.0
-# Seconds in which the daemon is told that it is over, once the training process has ended.
+# Seconds for the last calls to the daemon, once the training process has ended.
 FAREWELL_SECONDS: Final = 3.0
-# Seconds, at most, between the making of a helper's socket and the moment when the helper listens.
+# Maximum seconds between the making of a helper's socket and the moment when the helper listens.
 STARTING_SECONDS: Final = 60.0
 _ONE_FD: Final = socket.CMSG_SPACE(array.array("i").itemsize)
 
 
 def main(directory: str, owner: int, descriptors: tuple[int, int, int], job: str, stderr: str) -> None:
-    """directory: of this helper; owner: process number of the training process; descriptors: one that can be read when
-    that has ended, a listening socket, and the shared page; job: its name; stderr: device and inode, with a comma
-    between them, of the file that the process was started with as its stderr, empty where it had none.
+    """Run the helper until the training process has ended.
+
+    directory: of this helper; owner: process number of the training process; descriptors: one that can be read when the
+    training process has ended, a listening socket, and the shared page; job: its name; stderr: device and inode, with a
+    comma between them, of the file that the process was started with as its stderr, empty where it had none.
     """
     alive, listener, page = descriptors
     home, shared = Path(directory), Page(page)
@@ -96,7 +98,7 @@ def _identity(text: str) -> tuple[int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """With whom the helper speaks: the daemon, of consumers and of reads, and the other processes of the run."""
+    """The collaborators of the helper: the daemon, for consumers and reads, and the other processes of the run."""
 
     reporter: Reporter
     cold: ColdReads
@@ -104,8 +106,6 @@ class Told:
 
 
 class Helper:
-    """The helper of one training process."""
-
     def __init__(
         self,
         listener: socket.socket,
@@ -123,14 +123,14 @@ class Helper:
         self._alive = alive
         self._page = page
         self._siblings = Siblings(directory)
-        self._places = Places()  # that there were when the last consumer began
-        self._heard_until = 0  # all that was said until then was heard, in nanoseconds of the monotonic clock
+        self._places = Places()  # the mounts that existed when the last consumer began
+        self._heard_until = 0  # all messages sent before this were received; nanoseconds of the monotonic clock
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
         self._selector.register(alive, selectors.EVENT_READ)
 
     def run(self) -> None:
-        """Receive and report until the training process has ended, and all that it has said was received."""
+        """Receive messages and report until the training process has ended, and all its messages were received."""
         due = 0.0
         has_ended = False
         while True:
@@ -146,7 +146,7 @@ class Helper:
             is_quiet = not any(isinstance(source, socket.socket) for source in ready)
             if is_quiet:
                 self._heard_until = asked
-            # First all is heard that was said, as far as that does not take long.
+            # Receive all messages before reporting, unless that takes too long.
             patience = 0.0 if is_quiet else LISTENING_SECONDS
             if clock.monotonic() >= due + patience or (has_ended and is_quiet):
                 self._tick()
@@ -167,7 +167,7 @@ class Helper:
         self._selector.register(connection, selectors.EVENT_READ)
 
     def _receive(self, connection: socket.socket) -> bool:
-        """Act on a message. True where the daemon should be told at once."""
+        """Handle a message. Return whether the daemon should be called at once."""
         try:
             packet, ancillary, _, _ = connection.recvmsg(MAX_PACKET, _ONE_FD)
         except BlockingIOError:
@@ -193,19 +193,19 @@ class Helper:
         return message.get("op") in (Op.ORDER, Op.SPEC) or (message.get("op") == Op.OPENED and self._changes(message))
 
     def _handle(self, message: dict[str, Any], fds: Iterable[int]) -> bool:
-        """False for a message that shows that the other side has to begin anew. What is wrong with it is said."""
+        """Act on a message, and log its errors. Return False where the sender has to begin anew."""
         try:
             return self._act(message, b"".join(_read_all(fd) for fd in fds))
         except OSError as error:
             self.reporter.say(_of_system(error))
         except CachefsError as error:
             self.reporter.say(str(error))
-        except Exception as error:  # what a message lacks may raise anything; the job is told
+        except Exception as error:  # an incomplete message may raise any exception; the job is told
             self.reporter.say(f"a message of the training process makes no sense ({error!r:.300})")
         return True
 
     def _act(self, message: dict[str, Any], bulk: bytes) -> bool:
-        """Raises anything for what makes no sense."""
+        """Raises any exception for an invalid message."""
         if message["op"] == Op.OPEN:
             self._open(msgspec.convert(message["opening"], Opening), bulk)
             return True
@@ -249,7 +249,7 @@ class Helper:
         if not 0 <= opening.slot < SLOTS:
             raise ConfigError(f"consumer {opening.name} has no slot {opening.slot}")
         old = self.consumers.get(opening.slot)
-        # Where the list was wrong, that of the next loader is, too.
+        # Where the list was wrong, the next loader's list is wrong too.
         if old is not None and old.opening == opening and old.is_learning:
             old.reopen()
             return
@@ -275,7 +275,7 @@ class Helper:
             for slot, observed in self._cold.observed(self._heard_until):
                 if slot in self.consumers:
                     self.consumers[slot].observe(observed, self._places)
-        except Exception as error:  # others are told of all the same
+        except Exception as error:  # the other consumers are reported all the same
             self.reporter.say(f"files that are opened in C are not found out ({error!r:.300})")
         for slot, consumer in list(self.consumers.items()):
             position = self._page.position(slot)
@@ -293,16 +293,16 @@ class Helper:
                 del self.consumers[slot]
         self._siblings.tell(self.consumers.values(), now)
         if self.consumers:
-            self._figures.begin()  # after the consumers, who wait for the daemon to know them
+            self._figures.begin()  # after the consumers, whose loaders wait for the daemon to know them
         self._figures.write(self.consumers.values())
 
     def _resolve(self, consumer: PublishedConsumer) -> None:
-        """Find out which files the samples are, as far as that is possible by now."""
+        """Determine which files the samples are, as far as possible by now."""
         if consumer.failed:
             return
         try:
             consumer.infer(self._places)
-        except Exception as error:  # one consumer is given up, and the others go on
+        except Exception as error:  # only this consumer fails
             self.reporter.say(f"the files of consumer {consumer.opening.name} are not found out ({error!r:.300})")
             consumer.failed = True
         if consumer.is_wrong:
@@ -313,7 +313,7 @@ class Helper:
         consumer.show()
 
     def _changes(self, message: dict[str, Any]) -> bool:
-        """Does what was opened say something new of which files the samples are?"""
+        """Return whether the opened files have changed what is known of the samples' files."""
         consumer = self.consumers.get(message.get("slot", -1))
         return consumer is not None and consumer.is_to_be_resolved
 
@@ -325,7 +325,7 @@ class Helper:
 
 
 def files_below(directory: str) -> list[str]:
-    """All files below *directory* in the order of their path bytes, as a SampleMap of kind `tree`. Raises OSError."""
+    """Return all files below *directory*, sorted by path bytes like a SampleMap of kind `tree`. Raises OSError."""
     found: list[bytes] = []
     for parent, _, names in os.walk(os.fsencode(directory), onerror=_raise):
         found += [os.path.join(parent, name) for name in names]
@@ -333,8 +333,8 @@ def files_below(directory: str) -> list[str]:
 
 
 def columns_of(described: list[list[Any]], bulk: bytes) -> list[Column]:
-    """The columns in a message. described: name, whether it is of numbers, and bytes of each. Raises anything for what
-    makes no sense."""
+    """Return the columns in a message. described: name, whether it is of numbers, and bytes of each. Raises any
+    exception for an invalid message."""
     columns, begin = [], 0
     for name, is_of_numbers, size in described:
         part = bulk[begin : begin + size]
@@ -344,7 +344,7 @@ def columns_of(described: list[list[Any]], bulk: bytes) -> list[Column]:
 
 
 def _end_soon_after(alive: int, directory: Path) -> None:
-    """End the helper after the training process, even where a call to the daemon or to a mount is under way."""
+    """End the helper after the training process, even during a call to the daemon or to a mount."""
     select.select([alive], [], [])
     clock.sleep(FAREWELL_SECONDS)
     remove(directory)
@@ -356,7 +356,7 @@ def _of_system(error: OSError) -> str:
 
 
 def _sweep(top: Path) -> None:
-    """Remove what helpers have left that were killed, and whose sockets nobody listens to."""
+    """Remove the directories of killed helpers, on whose sockets no process listens."""
     for socket_file in top.glob(f"*/*/{SOCKET_NAME}"):
         with contextlib.suppress(OSError):
             if _is_new(socket_file):
@@ -380,7 +380,7 @@ def _raise(error: OSError) -> None:
 
 
 def _parsed(packet: bytes) -> dict[str, Any]:
-    """The message; an empty one where the packet is none."""
+    """Return the message; an empty one where the packet is invalid."""
     with contextlib.suppress(ValueError):
         if isinstance(message := json.loads(packet), dict):
             return message
@@ -388,7 +388,7 @@ def _parsed(packet: bytes) -> dict[str, Any]:
 
 
 def _read_all(fd: int) -> bytes:
-    """All bytes of a file that came with a message. Raises OSError."""
+    """Return all bytes of a file that came with a message. Raises OSError."""
     size = os.fstat(fd).st_size
     if size > MAX_BULK:
         raise OSError(f"a message of {size >> 20} MiB; the limit is {MAX_BULK >> 20} MiB")

@@ -1,8 +1,8 @@
-"""From the first few samples, and the files that were opened for them, to a rule that says the files of all samples.
+"""Infers a rule for the files of all samples from the files that were opened for the first few samples.
 
-Nothing here reads a file, or an object of the job. A rule is looked for by writing a path of one sample as text and
-entries of the dataset's columns, in all ways that there are, and asking which of these is right for the other samples.
-It goes on being compared with what is opened, and is retracted where it is wrong.
+Nothing here reads a file, or an object of the job. The search writes a path of one sample as text and entries of the
+dataset's columns, in all possible ways, and keeps the one that is right for the other samples. An adopted rule is
+compared with further opened files, and retracted where it is wrong.
 """
 
 from collections import deque
@@ -14,29 +14,29 @@ from typing import Final
 from cachefs.publishing.fitting import Fitting
 from cachefs.publishing.rule import Column, Field, Rule, Template
 
-# Samples that a rule has to be right for before it is adopted. A choice between two files by chance is right for six
-# samples in one of 64 cases, and is retracted soon after.
+# Number of samples that a rule has to be right for before it is adopted. A choice between two files by chance is right
+# for six samples in one of 64 cases, and is retracted soon after.
 ENOUGH: Final = 6
-# Observations that are kept: a rule has to be right for all of them but a few.
+# Maximum number of observations kept: a rule has to be right for nearly all of them.
 MOST_OBSERVED: Final = 256
-# Rules that are adopted, or rejected, one after the other, until it is given up.
+# Number of rules that are adopted or rejected before the search ends for good.
 MOST_RULES: Final = 6
-# A rule is wrong where it was so for more samples than this, and for more than this part of them: a dataset may take
-# another file where one is damaged.
+# A rule is wrong where it was wrong for more samples than FEW_WRONG, and for more than the part PART_WRONG of them: a
+# dataset may replace a damaged file.
 FEW_WRONG: Final = 2
 PART_WRONG: Final = 0.05
-# Times that all rows of all columns are searched.
+# Maximum number of searches of all rows of all columns.
 MOST_SEARCHES: Final = 3
-# Observations that are asked whether an entry may stand in paths.
+# Number of observations tested for whether an entry occurs in their paths.
 ASKED: Final = 6
 # Files of one observation from which templates are made, and pairs of a file and a sample.
 MOST_FILES: Final = 8
 MOST_SEEDS: Final = 600
-# Templates that are tried at a time: 0.3 s where all of them are of no use, as in names that are made by a hash.
+# Maximum number of templates tried at a time: 0.3 s where none fits, as for names that are hashes.
 MOST_TEMPLATES: Final = 4000
-# Observations that are needed where files may be missing in them.
+# Number of observations needed where files may be missing in them.
 ENOUGH_BATCHES: Final = 3
-# Samples of a batch that are asked whether an entry may stand in its paths.
+# Number of samples of a batch tested for whether an entry occurs in its paths.
 MOST_SAMPLES: Final = 16
 
 
@@ -47,22 +47,21 @@ class Observed:
     samples: tuple[int, ...]
     # Absolute, in any order.
     paths: tuple[str, ...]
-    # False where files of the samples may have been opened that are not among the paths, as the mount only sees cold
-    # reads.
+    # False where opened files of the samples may be missing from the paths, as the mount only sees cold reads.
     is_complete: bool = True
-    # False where nobody knows that the paths are in the order of the samples, and equally many of each.
+    # True where the paths are in the order of the samples, with equally many for each sample.
     in_order: bool = True
 
 
 @dataclass(slots=True)
 class Tally:
-    """For how many samples something was right, and wrong."""
+    """Counts the samples for which something was right or wrong."""
 
     right: int = 0
     wrong: int = 0
 
     def count(self, samples: int, wrong: int) -> None:
-        """*wrong* of so many samples."""
+        """Count *samples*, of which *wrong* were wrong."""
         self.wrong += wrong
         self.right += samples - wrong
 
@@ -83,15 +82,15 @@ class _Kept:
 
     @property
     def weight(self) -> int:
-        """How many samples it says something of."""
+        """The number of samples that the observation tells about."""
         return len(self.samples) if self.is_complete else min(len(self.samples), len(self.paths))
 
 
 class Inference:
-    """What is known of one dataset's rule."""
+    """Searches and checks the rule of one dataset."""
 
     def __init__(self, columns: Sequence[Column], length: int) -> None:
-        """columns: what the dataset lists; length: its number of samples."""
+        """columns: of the dataset; length: its number of samples."""
         self.columns: Final = {column.name: column for column in columns}
         self.length = length
         self._fitting = Fitting(self.columns, length)
@@ -102,7 +101,7 @@ class Inference:
         self._seen = 0  # samples
         self._left = 0  # templates that may still be tried
         self._searches = 0
-        self._tried = 0  # samples that had been seen when a rule was last looked for in vain
+        self._tried = 0  # value of `_seen` at the last search without a result
 
     @property
     def rule(self) -> Rule | None:
@@ -111,16 +110,16 @@ class Inference:
 
     @property
     def is_wrong(self) -> bool:
-        """Is it given up? No rule will be adopted any more."""
+        """Whether the search has ended for good, without a rule."""
         return self._rule is None and len(self._former) >= MOST_RULES
 
     def grow(self, length: int) -> None:
-        """There are more samples than was known: *length* of them."""
+        """Set the number of samples, which is larger than was known."""
         self.length = length
         self._fitting = Fitting(self.columns, length)
 
     def observe(self, observed: Observed) -> None:
-        """Take it into account: look for a rule, or compare the one that there is, and retract it where it is wrong."""
+        """Record an observation. Search for a rule, or compare the adopted one, and retract it where it is wrong."""
         if self.is_wrong or not observed.samples or not observed.paths:
             return
         if not all(0 <= sample < self.length for sample in observed.samples):
@@ -137,7 +136,7 @@ class Inference:
             self._look()
 
     def reject(self) -> None:
-        """Something else says that the rule is wrong: its files are not there."""
+        """Reject the adopted rule, whose files do not exist, and search for another."""
         if self._rule is not None:
             self._former.append(self._rule)
             self._rule = None
@@ -147,7 +146,7 @@ class Inference:
         wrong = self._misses(rule, observed)
         self._tally.count(observed.weight, wrong)
         if wrong and self._tally.wrong <= FEW_WRONG + 1:
-            # As classes come one after the other, a rule for the first one has to become one for all.
+            # Classes may come one after the other, so a rule for the first class has to become one for all.
             better = self._found()
             if better not in (None, rule) and not self._misses(better, observed):
                 self._former.append(rule)
@@ -169,7 +168,7 @@ class Inference:
             self._adopt(found)
 
     def _says_all(self, rule: Rule | None) -> bool:
-        """Does it say all files that were opened last?"""
+        """Return whether the rule names all files of the latest observation."""
         last = self._observed[-1]
         return rule is not None and last.paths.issubset(
             path for sample in last.samples for path in rule.of(sample, self.columns)
@@ -182,7 +181,7 @@ class Inference:
     # --- looking for a rule ---------------------------------------------------------------------------------------
 
     def _found(self, *, search: bool = False) -> Rule | None:
-        """A rule that is right for what was observed, and was not wrong before. search: see `templates`."""
+        """Return a rule that is right for the observations, and was not rejected before. search: see `templates`."""
         chosen: list[Template] = []
         self._left = MOST_TEMPLATES
         for sample, path in islice(self._seeds(chosen), MOST_SEEDS):
@@ -197,7 +196,7 @@ class Inference:
         )
 
     def _seeds(self, chosen: list[Template]) -> Iterator[tuple[int, str]]:
-        """Samples with a path that none of the templates says, out of the first observation and the last one."""
+        """Yield samples of the first and the latest observation, with paths that no chosen template gives."""
         for observed in (self._observed[-1], self._observed[0]):
             for path in observed.first:
                 for sample in observed.samples:
@@ -206,7 +205,7 @@ class Inference:
                     yield sample, path
 
     def _best(self, path: str, sample: int, *, search: bool) -> Template | None:
-        """The template that is right for what was observed, and whose entries say most of the path."""
+        """Return the template that is right for the observations, and whose entries cover most of the path."""
         best, most = None, 0
         for template in self._fitting.templates(path, sample, self._is_likely, search=search):
             self._left -= 1
@@ -218,12 +217,12 @@ class Inference:
         return best
 
     def _is_likely(self, field: Field) -> bool:
-        """Does its entry stand in a path of most of the others that were observed last?"""
+        """Return whether the field's entry occurs in the paths of all but one of the latest observations."""
         asked = list(self._observed)[-ASKED:]
         return sum(map(self._has, asked, [field] * len(asked))) >= len(asked) - 1
 
     def _has(self, observed: _Kept, field: Field) -> bool:
-        # Where all was seen, each of the samples has to have it.
+        # In a complete observation, each sample's entry has to occur.
         for sample in observed.samples[: 1 if observed.is_complete else MOST_SAMPLES]:
             text = field.of(sample, self.columns)
             if text is not None and text in observed.together:
@@ -231,11 +230,11 @@ class Inference:
         return False
 
     def _fits(self, template: Template) -> bool:
-        """Is it right for all that was observed but a few, and for different files?"""
+        """Return whether the template is right for nearly all observations, and gives different files."""
         samples: set[int] = set()
         files: set[str] = set()
         asked = wrong = 0
-        seen = missed = 0  # observations in which files may be missing, with one of the template's files and without
+        seen = missed = 0  # incomplete observations with one of the template's files, and without
         for observed in reversed(self._observed):
             found = 0
             for sample in observed.samples:
@@ -256,7 +255,7 @@ class Inference:
         return len(samples) >= min(ENOUGH, self.length) and len(files) > 1
 
     def _misses(self, rule: Rule, observed: _Kept) -> int:
-        """For how many of the samples is it wrong?"""
+        """Return for how many of the samples the rule is wrong."""
         said = [rule.of(sample, self.columns) for sample in observed.samples]
         if observed.is_complete:
             return sum(not paths or not observed.paths.issuperset(paths) for paths in said)

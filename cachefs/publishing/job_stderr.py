@@ -1,9 +1,9 @@
-"""The stderr of the training process, for lines that cannot wait until that process runs code of ours.
+"""Writes to the stderr of the training process, for lines that cannot wait until that process runs code of cachefs.
 
-While a training process waits for a read, it prints nothing: its threads are in the kernel. So its helper writes the
-line itself, to the file, pipe or terminal that was the process's descriptor 2 when the process started. The helper has
-it open only while it writes, so that the reader of the pipe sees its end when the job ends. It never waits, and
-what it cannot write is left to the training process (cachefs.publishing.page).
+While a training process waits for a read, it prints nothing: its threads are in the kernel. Its helper therefore writes
+the line itself, to the file, pipe or terminal that was the process's descriptor 2 when the process started. The helper
+has that file open only while it writes, so that the reader of a pipe sees its end when the job ends. Writing never
+waits; a line that cannot be written is left to the training process (cachefs.publishing.page).
 """
 
 import contextlib
@@ -13,17 +13,15 @@ import select
 import stat
 from typing import Final
 
-# Of Linux, the same on all architectures since Linux 5.6; `os` does not have it.
+# System call number of Linux, the same on all architectures since Linux 5.6; `os` lacks the call.
 _PIDFD_GETFD: Final = 438
 _STDERR: Final = 2
 
 
 class JobStderr:
-    """Descriptor 2 of one process."""
-
     def __init__(self, pid: int, pidfd: int, started_with: tuple[int, int] | None) -> None:
-        """pidfd: a descriptor of the process; started_with: device and inode of its stderr when it started. Now it may
-        be another file, as where the job captures its output."""
+        """pidfd: a descriptor of the process; started_with: device and inode of its stderr when it started. Descriptor
+        2 may be another file by now, as where the job captures its output."""
         self._path = f"/proc/{pid}/fd/{_STDERR}"
         self._flags = f"/proc/{pid}/fdinfo/{_STDERR}"
         self._pidfd = pidfd
@@ -31,14 +29,15 @@ class JobStderr:
         self._first = now if now is not None and now[:2] == started_with else None
 
     def write(self, line: str) -> bool:
-        """Write a line. False where that is not possible, or might take long, or descriptor 2 is another file now."""
+        """Write a line, and return whether it was written: not where writing may wait, or descriptor 2 is another file
+        now."""
         first = self._first
         if first is None or self._identity() != first:
             return False
         with contextlib.suppress(OSError):
             fd = self._open()
             try:
-                # Another process may have put something else there meanwhile.
+                # Another process may have replaced the file meanwhile.
                 found = os.fstat(fd)
                 text = line.encode(errors="replace")[: select.PIPE_BUF - 1] + b"\n"
                 return (found.st_dev, found.st_ino) == first[:2] and os.write(fd, text) == len(text)
@@ -57,8 +56,8 @@ class JobStderr:
         assert self._first is not None
         if self._first[2] != stat.S_IFREG:
             return os.open(self._path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        # A file that is opened anew has a position of its own, and the job would write over what we have written. Only
-        # with O_APPEND both write at the end.
+        # A newly opened file has a position of its own, and the job would overwrite our lines. Only with O_APPEND both
+        # write at the end.
         if self._appends():
             return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         fd = int(ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, self._pidfd, _STDERR, 0))

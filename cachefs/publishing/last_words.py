@@ -1,6 +1,6 @@
-"""The summary of a run, printed by its first Python process as that ends.
+"""Prints the summary of a run, as its first Python process ends.
 
-It never waits longer than SECONDS, and whatever goes wrong, the job ends as it would have.
+Printing never takes longer than SECONDS, and whatever goes wrong, the job ends as it would have.
 """
 
 import errno
@@ -17,27 +17,27 @@ from cachefs.publishing.foreign import suppress_own
 from cachefs.publishing.run_record import ProcessRecord
 from cachefs.publishing.stderr import takes_at_once, without_sigpipe
 
-# Seconds that the end of the job may take longer, on a node so busy that the helper, or the process that asks for the
+# Maximum delay in seconds of the end of the job, on a node so busy that the helper, or the process that asks for the
 # cause of a failed read, gets no processor.
 SECONDS: Final = 5.0
 _PAUSE: Final = 0.01
-# Exceptions of a chain that are looked at.
+# Maximum number of chained exceptions examined.
 MOST_CHAINED: Final = 16
 _OF_READS: Final = (errno.EACCES, errno.ESTALE, errno.EIO)
-# The summary of a job whose loaders read nothing below a mount, as far as was seen: files that a library opens in C are
-# not, where no list and no attribute of the dataset names them.
+# Summary of a job whose loaders were not seen to read below a mount. Files opened by C libraries are not seen, unless a
+# list or an attribute of the dataset names them.
 _NO_MOUNT: Final = (
     "no DataLoader was seen to read from a mount, so nothing was read ahead; `cachectl mounts` says which directories "
     "the program has to read from"
 )
-# Keys of the troubles that the user was told of as this program ended.
+# Keys of the troubles that were printed as this program ended.
 _said: Final[list[str]] = []
-# Of the last line of a message: `[Errno 13] Permission denied: '/data/7.jpg'`.
+# Matches the last line of a message: `[Errno 13] Permission denied: '/data/7.jpg'`.
 _PATH: Final = re.compile(r"\[Errno \d+\] [^:\n]*: ['\"]([^\n]*)['\"]\s*$")
 
 
 def say_cause(error: BaseException) -> None:
-    """Say why a read has failed of which the program dies, where the daemon knows. error: what ends the program."""
+    """Print why the read failed that ends the program, where the daemon knows. error: the program's last exception."""
     number, path = failed_read(error)
     key, _, line = (_cause(number, path) if number else "").partition("\n")
     if line:
@@ -48,14 +48,14 @@ def say_cause(error: BaseException) -> None:
 
 
 def failed_read(error: BaseException) -> tuple[int, str]:
-    """With which errno a read has failed that is behind an exception, and of which file; 0 and empty: not known."""
+    """Return the errno and the file of the failed read behind an exception; 0 and "" where there is none."""
     one: BaseException | None = error
     for _ in range(MOST_CHAINED):
         if one is None:
             break
         if isinstance(one, OSError):
             text = one.args[0] if one.args and isinstance(one.args[0], str) else ""
-            # torch raises what a worker has met anew, with its text alone.
+            # torch raises a worker's exception anew, with its text alone.
             said = next((number for number in _OF_READS if f"[Errno {number}]" in text), 0)
             if (number := one.errno or said) in _OF_READS:
                 return number, one.filename if isinstance(one.filename, str) else _path_in(text)
@@ -64,16 +64,16 @@ def failed_read(error: BaseException) -> tuple[int, str]:
 
 
 def _path_in(text: str) -> str:
-    """The file that the message of an OSError names last; empty where it names none."""
+    """Return the file that the message of an OSError names last; "" where it names none."""
     found = _PATH.findall(text)
     return found[-1] if found else ""
 
 
 def _cause(number: int, path: str) -> str:
-    """What the daemon knows of a read that has failed so; empty where it knows nothing, or does not answer in time. A
-    process of its own asks, which has the packages for it, and is no child of the job.
+    """Return what the daemon knows of a read that failed with errno *number*; "" where it knows nothing, or does not
+    answer in time. A process that is no child of the job asks, since it has the needed packages.
 
-    path: empty where the error names no file. A read that fails names none; opening a file always names it.
+    path: "" where the error names no file. A failed read names none; a failed open always names its file.
     """
     mounts, absolute = mount_points(), os.path.abspath(path) if path else ""
     is_of_a_mount = any(absolute.startswith(os.path.join(mount.path, "")) for mount in mounts)
@@ -105,7 +105,7 @@ def say(top: str) -> None:
 
 
 def _records(directory: str, top: str) -> list[ProcessRecord]:
-    """What the processes of the run have left, once that is final."""
+    """Return the records of the run's processes, once they are final or SECONDS have passed."""
     found: list[ProcessRecord] = []
     for _ in range(round(SECONDS / _PAUSE)):
         found = [record for record in run_record.read_all(directory) if record.top == top]
@@ -117,7 +117,7 @@ def _records(directory: str, top: str) -> list[ProcessRecord]:
 
 
 def _flush_stdout() -> None:
-    """What the job has printed comes first, where its reader takes it at once: Python writes the rest after this."""
+    """Flush the job's own output first, where its reader takes it at once: Python flushes the rest later."""
     if takes_at_once(sys.stdout.fileno()):
         with suppress_own(OSError), without_sigpipe():
             sys.stdout.flush()

@@ -1,14 +1,14 @@
 """Runs a module of cachefs in a process beside the job: `python -I -S launch.py helper|why ARGUMENT...` (see `main` of
 cachefs.publishing.helper and of cachefs.publishing.why).
 
-It is a script, and not imported by anything. The interpreter is isolated (-I): the job's PYTHONPATH may have packages
-for another Python, or the hooks of `cachefs run`. So cachefs is found by its path, and all else in the interpreter's
-own directories.
+This file is a script, never imported. The interpreter is isolated (-I): the job's PYTHONPATH may have packages for
+another Python, or the hooks of `cachefs run`. cachefs is therefore found by its path, and all other packages in the
+interpreter's own directories.
 
 The arguments of the helper are DIRECTORY OWNER ALIVE LISTENER PAGE JOB STDERR READY. The helper is no child of the
-training process, so that one that waits for its children never meets it: where this process is a child (READY is
-`child`), it leaves another one behind. Otherwise READY is a descriptor to which a byte is written once Python has
-started.
+training process, so that a training process that waits for its children never meets it: where READY is `child`, this
+process is a child and forks the helper. Otherwise READY is a descriptor to which this process writes a byte once Python
+has started.
 """
 
 import importlib.util
@@ -18,7 +18,7 @@ import sys
 
 
 def find_cachefs() -> None:
-    """Makes `import cachefs` mean the package that this file belongs to."""
+    """Make `import cachefs` mean the package that this file belongs to."""
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     spec = importlib.util.spec_from_file_location(
         "cachefs", os.path.join(package, "__init__.py"), submodule_search_locations=[package]
@@ -30,42 +30,42 @@ def find_cachefs() -> None:
 
 
 def find_packages() -> None:
-    """Makes `import` find all other packages, which -S has left out."""
+    """Make `import` find all other packages, which -S has left out."""
     site.main()
     if sys.prefix == sys.base_prefix and os.path.isdir(site.getusersitepackages()):
         site.addsitedir(site.getusersitepackages())  # last: of a `pip install --user`
 
 
 def run_helper(directory: str, owner: str, *more: str) -> None:
-    """Becomes the helper, or leaves it behind."""
+    """Become the helper, or fork it and exit."""
     alive, listener, page, job, stderr, ready = more
     child = os.fork() if ready == "child" else 0
     if child or ready != "child":
-        # For workers that were spawned. The page has no path of its own.
+        # A path to the page, for spawned workers.
         os.symlink(f"/proc/{child or os.getpid()}/fd/{page}", os.path.join(directory, "page"))
     if child:
         os._exit(0)
     if ready != "child":
         os.write(int(ready), b"1")  # a process that the job has just forked may have the other end open too
         os.close(int(ready))
-    # Here nothing may be in use that somebody wants to unmount.
+    # The working directory must not keep a file system from being unmounted.
     os.chdir("/")
     find_cachefs()
     from cachefs.publishing.page import Page
 
     try:
-        find_packages()  # only now, so that the training process waits no longer than it has to
+        find_packages()  # only now, so that the training process waits no longer than necessary
         from cachefs.publishing.helper import main
 
         main(directory, int(owner), (int(alive), int(listener), int(page)), job, stderr)
-    except BaseException as error:  # of a process that only runs the helper; it ends with it
+    except BaseException as error:  # this process only runs the helper, and ends with it
         Page(int(page)).say(f"publishing has failed ({error!r}); the job goes on without it")
         raise
     os._exit(0)  # Python would free all memory first, which takes 0.03 s of a processor beside the next job
 
 
 def say_why(number: str, job: str, output: str) -> None:
-    """Becomes the process that says why a read has failed."""
+    """Become the process that reports why a read has failed."""
     find_cachefs()
     find_packages()
     from cachefs.publishing.why import main

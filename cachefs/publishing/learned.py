@@ -1,7 +1,7 @@
-"""Which files samples are, as far as it was learned from what was opened.
+"""Learns which files samples are from the files that were opened for them.
 
-A file is kept as its inode number, which says snapshot and entry. So a million samples take 12 MB, where their paths
-would take 270. A path was just opened when it comes here, so that the kernel knows its inode number without a request.
+A file is kept as its inode number, which identifies snapshot and entry: a million samples take 12 MB, where their paths
+would take 270. Each path passed here was just opened, so that the kernel knows its inode number without a request.
 """
 
 import os
@@ -17,13 +17,13 @@ from cachefs.mount_table import MountPoint
 from cachefs.publishing.places import Places
 from cachefs.publishing.shares import Numbers, Share, share_of
 
-# Samples that a dataset may have, and files that are kept of all of them together. That is 64 and 384 MiB.
+# Maximum number of samples of a dataset, and of files of all samples together: 64 and 384 MiB.
 MOST_SAMPLES: Final = 1 << 26
 MOST_FILES: Final = 1 << 25
 
 
 class _Rows:
-    """Files of samples, one per row, in the order in which they were learned; those of one sample follow each other."""
+    """Files of samples, one per row, in the order in which they were learned; rows of one sample are adjacent."""
 
     def __init__(self) -> None:
         self.samples = array("I")
@@ -42,17 +42,17 @@ class LearnedFiles:
         self._length = length
         self._known = bytearray(length if length <= MOST_SAMPLES else 0)  # by sample: 1 where its files are known
         self._own = _Rows()  # learned in this process and its workers
-        self._others = _Rows()  # heard of other processes of the job
+        self._others = _Rows()  # learned by other processes of the job
         self._mounts: dict[int, MountPoint] = {}  # by slot, a mount that shows the snapshot
 
     @property
     def own_rows(self) -> int:
-        """Number of rows that were not heard of other processes."""
+        """Number of rows that were learned in this process and its workers."""
         return len(self._own)
 
     @property
     def is_full(self) -> bool:
-        """Is everything known, or more than can be kept?"""
+        """Whether everything is known, or no more can be kept."""
         return self.count == self._length or not self._known or self._room <= 0
 
     @property
@@ -60,13 +60,14 @@ class LearnedFiles:
         return MOST_FILES - len(self._own) - len(self._others)
 
     def grow(self, length: int) -> None:
-        """There are more samples than was known: *length* of them."""
+        """Set the number of samples, which is larger than was known."""
         self._length = length
-        # Anew, since an array may still look into the old one. Beyond MOST_SAMPLES nothing more is learned.
+        # A new bytearray, since an array may still refer to the old one. Beyond MOST_SAMPLES nothing more is learned.
         self._known = self._known.ljust(min(length, MOST_SAMPLES), b"\0")
 
     def learn(self, sample: int, paths: Sequence[str], places: Places) -> None:
-        """*paths*, which are absolute, were opened for the sample. Those that are no files of a mount are left out."""
+        """Record that *paths*, which are absolute, were opened for the sample. Ignores paths that are no files of a
+        mount."""
         if not self._wants(sample):
             return
         found = [file for path in paths if (file := file_at(path, places)) is not None]
@@ -78,8 +79,8 @@ class LearnedFiles:
             self._is_known(sample)
 
     def learn_rows(self, rows: Numbers, mounts: Sequence[MountPoint]) -> None:
-        """The same, as `rows` of another consumer says it. rows: shape (n, 2), int64; mounts: that show the snapshots
-        with the slots in the rows, in ascending order of these."""
+        """Record rows of another process, as its `rows` returns them. rows: shape (n, 2), int64; mounts: of the
+        snapshots in the rows, by ascending slot."""
         slots = numpy.unique(rows[:, 1] >> ENTRY_BITS).tolist()
         for slot, mount in zip(slots, mounts, strict=True):
             self._mounts.setdefault(slot, mount)
@@ -92,8 +93,7 @@ class LearnedFiles:
             self._is_known(sample)
 
     def rows(self, begin: int, most: int) -> tuple[Numbers, list[MountPoint]]:
-        """Own rows from number *begin* on, about *most* of them at most and never a part of a sample's: what
-        `learn_rows` takes."""
+        """Return own rows from number *begin* on for `learn_rows`, about *most* of them, never a part of a sample's."""
         samples, inodes = self._own.samples, self._own.inodes
         end = min(begin + most, len(samples))
         while begin < end < len(samples) and samples[end] == samples[end - 1]:
@@ -104,7 +104,7 @@ class LearnedFiles:
         return found, [self._mounts[slot] for slot in slots]
 
     def shares(self) -> list[Share]:
-        """The shares of the samples, as far as their files are known."""
+        """Return the shares of the samples whose files are known."""
         slots, entries = slots_and_entries(numpy.array(self._own.inodes + self._others.inodes, numpy.int64))
         samples = numpy.array(self._own.samples + self._others.samples, numpy.int64)
         found = []
@@ -122,7 +122,7 @@ class LearnedFiles:
 
 
 def file_at(path: str, places: Places) -> tuple[MountPoint, int] | None:
-    """The mount that the file *path* lies below, and its inode number; None where it lies below none."""
+    """Return the mount that the file *path* lies below, and its inode number; None where it lies below none."""
     try:
         status = os.lstat(path)
         if stat.S_ISLNK(status.st_mode):

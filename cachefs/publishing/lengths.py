@@ -1,9 +1,9 @@
-"""How many items an object has, found without running code of the job.
+"""Finds how many items an object has without running code of the job.
 
 A job's `__len__` may count calls, ask a database or raise, and torch itself does not call the `__len__` of a dataset
-behind a batch sampler. So the length is read: of containers written in C, of torch's and Hugging Face's own datasets,
-and of classes whose `__len__` only reads attributes, as nearly all do. The length of any other object is unknown until
-its samples are drawn.
+behind a batch sampler. This module reads the length of containers written in C, of torch's and Hugging Face's own
+datasets, and of classes whose `__len__` only reads attributes, as nearly all do. The length of any other object is
+unknown until its samples are drawn.
 """
 
 import dis
@@ -17,9 +17,9 @@ import numpy
 
 from cachefs.publishing.attributes import MISSING, class_member, fields, value_of
 
-# Objects one inside the other.
+# Maximum depth of nested objects.
 _DEPTH: Final = 8
-# What is C in Python: a class derived from one of these may have it too.
+# `__len__` methods in C; a class derived from one of these containers may inherit one.
 _OF_CONTAINERS: Final[tuple[Any, ...]] = tuple(
     vars(kind)["__len__"] for kind in (list, tuple, dict, set, frozenset, range, str, bytes, bytearray, deque)
 )
@@ -31,7 +31,7 @@ _OPERATIONS: Final = {"+": operator.add, "-": operator.sub, "*": operator.mul, "
 
 
 def length_of(thing: Any, depth: int = _DEPTH) -> int | None:
-    """Returns the number of items; None where only code of the job can tell it. depth: objects one inside the other."""
+    """Return the number of items; None where only code of the job can compute it. depth: limit of nested objects."""
     kind = type(thing)
     if kind is numpy.ndarray:
         return len(thing) if thing.ndim else None
@@ -47,8 +47,8 @@ def length_of(thing: Any, depth: int = _DEPTH) -> int | None:
 
 
 def _returned_by(method: FunctionType, owner: Any, depth: int) -> Any:
-    """Computes what a method returns that only reads attributes, takes lengths and calculates with whole numbers.
-    Returns None for any other method."""
+    """Compute the result of a method that only reads attributes, takes lengths and calculates with whole numbers; None
+    for any other method."""
     stack: list[Any] = []
     for step in dis.get_instructions(method):
         name = step.opname
@@ -66,8 +66,8 @@ def _returned_by(method: FunctionType, owner: Any, depth: int) -> Any:
 
 
 def _result(step: dis.Instruction, stack: list[Any], method: FunctionType, owner: Any, depth: int) -> Any:
-    """What one instruction pushes on the stack, after it has taken its operands from it; MISSING where that is not
-    known."""
+    """Pop the operands of one instruction from the stack, and return the value that it pushes; MISSING where it is
+    unknown."""
     name = step.opname
     if name in _LOAD_LOCAL:
         return owner if (step.argval,) == method.__code__.co_varnames[:1] else MISSING
@@ -88,7 +88,7 @@ def _result(step: dis.Instruction, stack: list[Any], method: FunctionType, owner
 
 
 def _length_in_library(thing: Any) -> int | None:
-    """The length of a dataset or tensor of a library."""
+    """Return the length of a dataset or tensor of a library."""
     own = fields(thing)
     if _is_exactly(thing, "torch", "Tensor"):
         return int(thing.shape[0]) if len(thing.shape) else None
@@ -103,7 +103,7 @@ def _length_in_library(thing: Any) -> int | None:
     return rows if type(rows) is int else None
 
 
-# Modules of libraries and their classes whose `__len__` returns something else than an attribute or its length.
+# Modules and names of library classes whose `__len__` returns neither an attribute nor the length of one.
 _LIBRARY: Final = (
     ("torch", "Tensor"),
     ("torch.utils.data.dataset", "ConcatDataset"),

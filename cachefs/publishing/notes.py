@@ -1,4 +1,4 @@
-"""What a user is told of a loader that is not understood: what it is, and what would help."""
+"""Texts for users about a loader that is not understood: what is missing, and what would help."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,29 +7,28 @@ from typing import Final
 
 from cachefs.counts import counted
 
-# Samples of which it was seen what was opened for them, before their files count as not understood: a rule is found, or
-# given up, long before.
+# Number of observed samples before their files count as not understood: a rule is found or rejected long before.
 MANY: Final = 256
-# So many different files have to be among what was opened: samples of fewer are parts of files.
+# Minimum number of different opened files: samples of fewer files are parts of files.
 MANY_FILES: Final = MANY // 4
-# What is said after a note.
+# Appended to a note.
 THE_JOB_GOES_ON: Final = "the job goes on"
-# Characters of a name.
+# Maximum length of a name in characters.
 MOST_NAME: Final = 80
 
 
 class Unknown(StrEnum):
-    """What is not known of a loader."""
+    """The unknown property of a loader."""
 
-    # Which files its samples are.
+    # The files of its samples.
     FILES = "files"
-    # Which parts of a few files its samples are.
+    # The parts of a few files that its samples are.
     PARTS = "parts"
-    # In which order it draws them.
+    # The order in which it draws samples.
     ORDER = "order"
-    # What it draws, which is no numbers.
+    # What it draws, as these are not numbers.
     NUMBERS = "numbers"
-    # What it reads, as it is a loader of an IterableDataset.
+    # Its reads, as it is a loader of an IterableDataset.
     STREAM = "stream"
 
 
@@ -59,36 +58,37 @@ _WORDS: Final = {
 
 
 def words(unknown: Unknown, dataset: str, sampler: str, place: str = "") -> str:
-    """One line. dataset, sampler: names of their classes; place: the line that has made the loader."""
+    """Return one line about *unknown*. dataset, sampler: names of their classes; place: the line that made the
+    loader."""
     return f"loader {loader_name(dataset, place)}: {_WORDS[unknown].format(sampler=_name(sampler, 'its sampler'))}"
 
 
 def loader_name(dataset: str, place: str = "") -> str:
-    """What a loader is called: the class of its dataset, and the line that has made it, where that is known."""
+    """Return the name of a loader: the class of its dataset, and the line that made it, where that is known."""
     where = f" ({_name(place, 'somewhere')})" if place else ""
     return f"{_name(dataset, 'of a dataset')}{where}"
 
 
 def known_words(name: str, samples: int, epoch: int, *, by_rule: bool) -> str:
-    """One line of a loader whose order is known. name: of the loader; samples: of an epoch; epoch: from which on it is
-    read ahead, counted from 1."""
+    """Return one line about a loader whose order is known. name: of the loader; samples: per epoch; epoch: the first
+    that is read ahead, counted from 1."""
     how = " (which file each sample reads was inferred from its first reads)" if by_rule else ""
     return f"loader {name}: {counted(samples, 'sample')} an epoch, read ahead from epoch {epoch} on{how}"
 
 
 def shards_words(name: str, shards: int, epoch: int) -> str:
-    """The same of a stream of so many shards."""
+    """Return the line of `known_words` for a stream of shards."""
     return f"loader {name}: {counted(shards, 'shard')} an epoch, read ahead from epoch {epoch} on"
 
 
 def unsettled_words(name: str) -> str:
-    """One line of a loader that has ended before it was understood."""
+    """Return one line about a loader that ended before it was understood."""
     return f"loader {name}: it ended before it was understood"
 
 
 def learned_words(name: str, epoch: int) -> str:
-    """One line of a loader whose files were learned before anybody had said that they are being learned. epoch: from
-    which on it is read ahead, counted from 1."""
+    """Return one line about a loader whose files were learned without an earlier line that announced it. epoch: the
+    first that is read ahead, counted from 1."""
     return f"loader {name}: its files were learned, and it is read ahead from epoch {epoch} on"
 
 
@@ -100,12 +100,12 @@ def _name(given: str, otherwise: str) -> str:
 class Unexplained:
     """Samples of which it was seen what was opened for them, while nobody knows a rule."""
 
-    # A batch that takes long is told in parts, each with all of its samples.
+    # A set, since a long batch is reported in parts, each with all of its samples.
     _samples: set[int] = field(default_factory=set)
     _files: set[str] = field(default_factory=set)
 
     def observe(self, samples: Sequence[int], paths: tuple[str, ...]) -> None:
-        """These paths were opened for these samples."""
+        """Record that these paths were opened for these samples."""
         if len(self._samples) < MANY:
             self._samples.update(samples)
         for path in paths:
@@ -114,7 +114,7 @@ class Unexplained:
 
     @property
     def unknown(self) -> Unknown | None:
-        """What is not known of them; None while they are too few to say so."""
+        """The unknown property of the loader; None while too few samples were observed."""
         if len(self._samples) < MANY or not self._files:
             return None
         return Unknown.FILES if len(self._files) >= MANY_FILES else Unknown.PARTS

@@ -1,8 +1,8 @@
-"""A few pages of memory that a training process and its helper share, so that telling the other costs one store.
+"""Memory that a training process and its helper share, so that telling the other costs one store.
 
-They belong to no file system, so no full /dev/shm can make a store fail. They are allocated and sealed when they are
-made, so that no access to them can ever end in SIGBUS. They are mapped by mmap(2) itself: an object of Python's `mmap`
-would keep a descriptor, and close its number when the object is collected, whatever the job has under it by then.
+The pages belong to no file system, so no full /dev/shm can make a store fail. They are allocated and sealed when they
+are made, so that no access can ever end in SIGBUS. They are mapped by mmap(2) itself: an object of Python's `mmap`
+would keep a descriptor, and close its number when the object is collected, whatever file the job has under it by then.
 """
 
 import fcntl
@@ -17,12 +17,12 @@ from typing import Any, Final
 
 from cachefs.publishing.tally import Tally
 
-# Name of a link to the page in the helper's directory, for processes that neither of the two has started.
+# Name of a link to the page in the helper's directory, for spawned processes that did not inherit the page.
 PAGE_NAME: Final = "page"
-# Consumers of one training process at most.
+# Maximum number of consumers of one training process.
 SLOTS: Final = 256
 PAGE_SIZE: Final = 9 * 4096
-# Epochs and positions are below this.
+# Upper bound of epochs and positions.
 MOST: Final = (1 << 32) - 1
 _FIRST_SLOT: Final = 1  # word
 _SLOT: Final = 3  # words
@@ -32,27 +32,26 @@ _TEXT: Final = 8 * _FIRST_TALLY + _TALLY.size * SLOTS  # byte
 
 
 class Need(IntEnum):
-    """Of which samples of a consumer the helper wants to hear which files were opened."""
+    """The samples of a consumer whose opened files the helper wants reported."""
 
-    # Of those whose files it has not heard of.
+    # Samples whose files are unknown to the helper.
     UNKNOWN = 0
     NONE = 1
-    # Of a part of all samples, to compare what it has published.
+    # Some of all samples, to compare with the published files.
     SOME = 2
 
 
 class Page:
-    """What changes with every batch, in one slot per consumer, and what the helper has to say.
+    """One slot per consumer for values that change with every batch, and the helper's log lines.
 
-    A slot is three 64-bit words, each of which is written in one store. The first word is the epoch and the position in
-    it. The second word is a Need. The third word is 1 once the consumer's loader has ended. Behind the
-    slots are as many tallies, which are only shown to people: one that is read while it is written may have words of
-    two moments. What the helper says is text that grows at the end of the page; the page's first word is its length in
-    bytes.
+    A slot is three 64-bit words, each of which is written in one store: the epoch and the position in it; a Need; 1
+    once the consumer's loader has ended. As many tallies follow the slots. They are only shown to people: one that is
+    read while it is written may have words of two moments. The helper's log text grows at the end of the page; the
+    page's first word is its length in bytes.
     """
 
     def __init__(self, place: Path | int) -> None:
-        """place: the path of the page, to look at it only; or a descriptor of it, which stays open. Raises OSError."""
+        """place: the path of the page, for reading only; or a descriptor of it, which stays open. Raises OSError."""
         if isinstance(place, int):
             self._address = _mapped(place, mmap.PROT_READ | mmap.PROT_WRITE)
         else:
@@ -68,14 +67,14 @@ class Page:
         self._words = self._memory.cast("Q")
 
     def close(self) -> None:
-        """Unmaps the page. A page that nothing closes stays mapped until the process ends."""
+        """Unmap the page. A page that is not closed stays mapped until the process ends."""
         self._words.release()
         self._memory.release()
         _libc().munmap(self._address, PAGE_SIZE)
 
     @staticmethod
     def create() -> int:
-        """A descriptor of a new page. Raises OSError."""
+        """Return a descriptor of a new page. Raises OSError."""
         fd = os.memfd_create("cachefs-page", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.posix_fallocate(fd, 0, PAGE_SIZE)
@@ -92,14 +91,14 @@ class Page:
         self._words[_FIRST_SLOT + _SLOT * slot] = (epoch + 1) << 32 | position
 
     def clear(self, slot: int) -> None:
-        """For a consumer that begins in a slot where another one was."""
+        """Clear a slot for a new consumer."""
         first = _FIRST_SLOT + _SLOT * slot
         for word in range(first, first + _SLOT):
             self._words[word] = 0
         self.set_tally(slot, Tally())
 
     def position(self, slot: int) -> tuple[int, int] | None:
-        """(epoch, position); None where none was set yet."""
+        """Return (epoch, position); None before the first `set_position`."""
         word = self._words[_FIRST_SLOT + _SLOT * slot]
         return ((word >> 32) - 1, word & MOST) if word else None
 
@@ -117,15 +116,15 @@ class Page:
         return Need(self._words[_FIRST_SLOT + _SLOT * slot + 1])
 
     def set_ended(self, slot: int) -> None:
-        """Notes that the consumer's loader has ended. This is one store, and so safe while Python collects garbage."""
+        """Record that the consumer's loader has ended. One store, and so safe while Python collects garbage."""
         self._words[_FIRST_SLOT + _SLOT * slot + 2] = 1
 
     def has_ended(self, slot: int) -> bool:
-        """Returns whether the loader of the consumer in this slot has ended."""
+        """Return whether the loader of the consumer in this slot has ended."""
         return bool(self._words[_FIRST_SLOT + _SLOT * slot + 2])
 
     def say(self, line: str) -> None:
-        """Add a line to what the helper says. Where the page is full, it is left out."""
+        """Append a line to the helper's log text. A line that does not fit is left out."""
         text = line.replace("\n", " ").encode(errors="replace") + b"\n"
         begin = _TEXT + self._words[0]
         if begin + len(text) <= PAGE_SIZE:
@@ -134,16 +133,16 @@ class Page:
 
     @property
     def said(self) -> int:
-        """How many bytes the helper has said by now."""
+        """The length in bytes of the helper's log text."""
         return self._words[0]
 
     def text(self, begin: int, end: int) -> str:
-        """These bytes of what was said."""
+        """Return bytes *begin* to *end* of the log text, decoded."""
         return bytes(self._memory[_TEXT + begin : _TEXT + end]).decode(errors="replace")
 
 
 def _mapped(fd: int, protection: int) -> int:
-    """Returns the address of the page with this descriptor, in memory. Raises OSError."""
+    """Map the page with this descriptor, and return its address. Raises OSError."""
     if os.fstat(fd).st_size < PAGE_SIZE:
         raise OSError(f"a page has a length of {PAGE_SIZE} bytes, and this is another file, which is shorter")
     address: int | None = _libc().mmap(None, PAGE_SIZE, protection, mmap.MAP_SHARED, fd, 0)

@@ -1,4 +1,4 @@
-"""Which paths lie below a cachefs mount."""
+"""Resolves paths to cachefs mounts."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -6,29 +6,28 @@ from typing import Any, Final
 from cachefs.mount_table import MountPoint, mount_points
 from cachefs.publishing.foreign import real_path
 
-# Directories that are remembered, at most: some 20 MB.
+# Maximum number of directories remembered: some 20 MB.
 MOST_DIRECTORIES: Final = 1 << 16
 _NOT_KNOWN: Final[Any] = object()
 
 
 class Places:
-    """The cachefs mounts that there are now. Each path of a directory is resolved once (symbolic links, `..`), and the
-    result kept; a link to a file is not followed.
-    """
+    """The cachefs mounts of one moment. Each directory is resolved once (symbolic links, `..`), and the result is kept;
+    a link to a file is not followed."""
 
     def __init__(self, points: Sequence[MountPoint] | None = None) -> None:
-        """points: the mounts; None for those of this moment."""
+        """points: the mounts; None for the present ones."""
         points = mount_points() if points is None else points
         # The longest path comes first, since one mount may lie below another.
         self._points = sorted(points, key=lambda point: -len(str(point.path)))
         self._known: dict[str, MountPoint | None] = {}  # directory, with a slash at the end -> its mount
 
     def __bool__(self) -> bool:
-        """Is there any mount?"""
+        """Return whether there is any mount."""
         return bool(self._points)
 
     def mount_of(self, path: str) -> MountPoint | None:
-        """The mount below which the file *path* is; None where it is below no mount."""
+        """Return the mount that contains the file *path*; None where no mount does."""
         directory = path[: path.rfind("/") + 1]
         found: MountPoint | None = self._known.get(directory, _NOT_KNOWN)
         if found is _NOT_KNOWN:

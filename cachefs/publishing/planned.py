@@ -1,4 +1,4 @@
-"""How many epochs a program's arguments say that it will train."""
+"""Finds the number of epochs in the arguments of a training program."""
 
 import re
 from collections.abc import Sequence
@@ -8,13 +8,13 @@ from typing import Final
 _NAME: Final = re.compile(
     r"(?:--?)?(?:[A-Za-z0-9_]+\.)*(?:(?:n|num|max|total|train|training)[-_])*epochs?", re.IGNORECASE
 )
-# Arguments that are looked at, and epochs of a job, at most.
+# Maximum number of arguments examined, and of epochs of a job.
 _MOST_ARGUMENTS: Final = 1000
 _MOST_EPOCHS: Final = 1_000_000
 
 
 def planned_epochs(arguments: Sequence[str]) -> int:
-    """The number of epochs that the arguments of a program name; 0 where they name none, or several."""
+    """Return the number of epochs in a program's arguments; 0 where they name none, or several."""
     found = set()
     for position, argument in enumerate(arguments[:_MOST_ARGUMENTS]):
         name, equals, value = argument[:200].partition("=")

@@ -1,4 +1,4 @@
-"""One consumer's sequence, as the training process that has it publishes it."""
+"""Publishes the sequence of one consumer from its training process."""
 
 import os
 import weakref
@@ -18,18 +18,17 @@ from cachefs.publishing.page import MOST
 from cachefs.publishing.rank import found_rank
 from cachefs.publishing.tally import Tally
 
-# Bits of the longest number that a message may have.
+# Maximum bits of a number in a message.
 _LONG: Final = 64
-# Fields of an opening that are numbers, and the least that each may be.
+# Fields of an opening that are numbers, and the minimum of each.
 _NUMBERS: Final = {"length": 0, "world_size": 1, "workers": 0, "batch_size": 1, "prefetch": 0}
 
 
 class Publication:
-    """What one consumer will read, epoch by epoch.
+    """Publishes what one consumer will read, epoch by epoch.
 
-    Nothing here waits, and nothing raises. What cannot be understood is left out, and where publishing itself fails it
-    ends; the first time, one line on stderr says so. In a forked child a publication begins anew, as a consumer of that
-    process.
+    No method waits or raises. Invalid input is left out, and where publishing itself fails the publication ends; the
+    first failure prints one line on stderr. In a forked child a publication begins anew, as a consumer of that process.
     """
 
     def __init__(
@@ -40,10 +39,9 @@ class Publication:
         rank: Any = None,
         name: Any = None,
     ) -> None:
-        """files: path of each sample, or none where they are learned or lie below opening["tree"]; opening: fields of
-        cachefs.publishing.published_consumer.Opening; rank: where it is None, the environment is asked; name: of the
-        consumer, where it is None it is made of the rank or the process number.
-        """
+        """files: path of each sample; empty where they are learned or lie below opening["tree"]; opening: fields of
+        cachefs.publishing.published_consumer.Opening; rank: None for that of the environment; name: of the consumer,
+        None for one made of the rank or the process number."""
         self._files = files
         self._opening = dict(opening)
         self._rank = rank
@@ -55,7 +53,7 @@ class Publication:
 
     @classmethod
     def none(cls, problem: object) -> "Publication":
-        """A publication that has failed from the start, with a line on stderr that says why."""
+        """Return a publication that has failed from the start, and print the problem on stderr."""
         failed = cls.__new__(cls)
         failed._slot = -1
         failed._fail(problem)
@@ -72,10 +70,11 @@ class Publication:
         return self._slot
 
     def order(self, epoch: int, samples: Any, part: tuple[int, int] | None = None) -> None:
-        """The samples of *epoch* (counted from 0) in the order in which they will be read: integers, any sequence.
+        """Publish the samples of *epoch* (counted from 0) in the order in which they will be read: integers, any
+        sequence.
 
-        To be called as the epoch begins, or before. part: where it is only a part of an epoch of the job: the number of
-        that, and how many of its samples come before.
+        Call this as the epoch begins, or before. part: where this is only a part of an epoch of the job, the number of
+        that epoch, and how many of its samples come before.
         """
         try:
             number, order = _number("epoch", epoch, 0), as_order(samples)
@@ -87,7 +86,7 @@ class Publication:
         self._send({"op": Op.ORDER, "epoch": number, "part": part}, order)
 
     def sampler(self, spec: Mapping[str, Any], epoch: int = 0) -> None:
-        """All epochs follow from a SamplerSpec, whose fields these are; *epoch* is the one that begins."""
+        """Publish a SamplerSpec, given by its fields, from which all epochs follow; *epoch* is the one that begins."""
         try:
             fields = {name: value if isinstance(value, (str, bool)) else index(value) for name, value in spec.items()}
             if any(not isinstance(value, str) and value.bit_length() > _LONG for value in fields.values()):
@@ -101,17 +100,18 @@ class Publication:
         self._send({"op": Op.SPEC, "spec": fields, "epoch": number})
 
     def columns(self, length: int, described: Sequence[tuple[str, bool, int]], bulk: bytes) -> None:
-        """What the dataset of so many samples lists. described: name, whether it is of numbers, and bytes in *bulk* of
-        each column."""
+        """Publish the columns of a dataset with *length* samples. described: name, whether it is of numbers, and bytes
+        in *bulk* of each column."""
         self._send({"op": Op.COLUMNS, "length": length, "columns": described}, bulk)
 
     def note(self, unknown: str, opened: str = "") -> None:
-        """What is not understood of the consumer (cachefs.publishing.notes.Unknown); empty where all is. opened: a file
-        that it reads."""
+        """Publish what is not understood of the consumer (cachefs.publishing.notes.Unknown, or ""). opened: a file that
+        the consumer reads."""
         self._send({"op": Op.NOTE, "unknown": unknown, "opened": opened})
 
     def progress(self, epoch: int, position: int) -> None:
-        """*position* samples of *epoch* have been read. Costs less than a microsecond: call it for every batch."""
+        """Publish that *position* samples of *epoch* were read. Takes less than a microsecond: call it for every
+        batch."""
         channel = self._channel
         if channel is None or not channel.is_ours:
             return
@@ -124,12 +124,12 @@ class Publication:
             _warn("cannot publish how far the job is", error)
 
     def tally(self, tally: Tally) -> None:
-        """What the consumer's loader has delivered, and how long that took."""
+        """Publish what the consumer's loader has delivered, and how long that took."""
         if self._channel is not None and self._channel.is_ours and self._slot >= 0:
             self._channel.page.set_tally(self._slot, tally)
 
     def close(self) -> None:
-        """The consumer ends at once."""
+        """End the consumer at once."""
         if self._is_open and self._channel is not None and self._channel.is_ours:
             self._send({"op": Op.CLOSE, "after": 0.0})
             if self._channel is not None:
@@ -137,9 +137,8 @@ class Publication:
         self._is_open = False
 
     def note_end(self) -> None:
-        """Notes that the loader has ended. The helper sees the note, and ends the consumer unless another one begins in
-        its place soon. Python may be collecting garbage in the middle of anything, so nothing here sends, prints, waits
-        or takes a lock."""
+        """Record that the loader has ended. The helper ends the consumer unless another one replaces it soon. Never
+        sends, prints, waits or takes a lock, as Python may be collecting garbage in the middle of anything."""
         if self._is_open and self._channel is not None and self._channel.is_ours:
             self._channel.page.set_ended(self._slot)
             self._channel.release(self._slot)
@@ -159,13 +158,13 @@ class Publication:
             self._fail(error)
 
     def _give_back(self) -> None:
-        """A consumer that begins in the slot replaces one that has begun by half."""
+        """Release the slot. A later consumer in the slot replaces one that was only half opened."""
         if self._channel is not None and self._slot >= 0:
             self._channel.release(self._slot)
         self._channel, self._is_open = None, False
 
     def _describe(self, channel: Channel) -> dict[str, Any]:
-        """The fields of Opening. Raises TypeError and ValueError for what makes no sense."""
+        """Return the fields of Opening. Raises TypeError and ValueError for invalid input."""
         opening = {
             "source": "cachefs.publish",
             "length": len(self._files),
@@ -180,7 +179,7 @@ class Publication:
             rank, world_size = _number("rank", self._rank, 0), opening.get("world_size", 1)
         name = self._name
         if name is None:
-            # Processes of one job that have no rank differ in their process numbers. So do those of one rank.
+            # Processes of one job without a rank, or with the same rank, differ in their process numbers.
             own = f"pid-{process_name()}"
             name = own if rank is None else str(rank) if channel.claims(rank) else f"{rank}.{own}"
             name += f".{self._slot}" if self._slot else ""
@@ -207,8 +206,8 @@ class Publication:
 
 
 def close_with(owner: Any, publication: Publication) -> None:
-    """Close the publication once *owner*, a loader's, is gone, in this process only. A script may make a loader anew
-    for each epoch, so its consumer ends only some seconds later."""
+    """Close the publication once *owner*, a part of a loader, is collected, in this process only. A script may make a
+    loader anew for each epoch, so its consumer ends only some seconds later."""
     weakref.finalize(owner, _note_end, publication, os.getpid()).atexit = False
 
 
@@ -218,12 +217,12 @@ def _note_end(publication: Publication, process: int) -> None:
 
 
 def _warn(what: str, problem: object) -> None:
-    with suppress_own(Exception):  # the text of a problem may be the job's own
+    with suppress_own(Exception):  # the text of a problem may come from code of the job
         warn(f"{what} ({str(problem) or type(problem).__name__})")
 
 
 def _number(field: str, value: Any, least: int) -> int:
-    """Raises TypeError for what is no integer, and ValueError for one that is too small or too large."""
+    """Return an integer. Raises TypeError where *value* is none, ValueError where it is too small or too large."""
     try:
         number = index(value)
     except TypeError:
@@ -235,7 +234,7 @@ def _number(field: str, value: Any, least: int) -> int:
 
 
 def _joined(files: Sequence[str]) -> bytes | None:
-    """The paths, with a NUL between each two; None without any. Raises ValueError for a path that has one in it."""
+    """Return the paths separated by NUL; None without any. Raises ValueError for a path with a NUL."""
     if not files:
         return None
     joined = "\0".join(files).encode(errors="surrogateescape")
@@ -245,14 +244,14 @@ def _joined(files: Sequence[str]) -> bytes | None:
 
 
 def as_order(samples: Any) -> NDArray[numpy.uint32]:
-    """Sample numbers, shape (n,), uint32. Raises TypeError for what are no integers, ValueError and OverflowError for
-    integers that number no sample."""
+    """Return sample numbers, shape (n,), uint32. Raises TypeError for other than integers, ValueError and OverflowError
+    for integers that are no sample numbers."""
     if hasattr(samples, "__array__"):
         numbers = numpy.asarray(samples).reshape(-1)
         if numbers.dtype.kind not in "iu" and len(numbers):
             raise TypeError(f"samples of type {numbers.dtype}, which are no integers")
     else:
-        # This takes what has __index__, and nothing else: no float, and no text.
+        # Accepts only objects with __index__: no float, and no text.
         numbers = numpy.frombuffer(array("q", samples), dtype=numpy.int64)
     if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) <= MOST:
         raise ValueError("sample numbers that are not between 0 and 2^32 - 1")
@@ -260,7 +259,8 @@ def as_order(samples: Any) -> NDArray[numpy.uint32]:
 
 
 def working_directory(paths: Iterable[str]) -> str:
-    """The directory that relative *paths* begin in. Raises FileNotFoundError where it was deleted and one needs it."""
+    """Return the directory of relative *paths*. Raises FileNotFoundError where it was deleted and a path is
+    relative."""
     try:
         return os.getcwd()
     except FileNotFoundError:
