@@ -1,4 +1,5 @@
-"""The data plane: blocks from node to node, served by processes of their own and received by threads of the daemon.
+"""The data plane: transfers blocks between nodes.
 
-It decides nothing about which peer is asked for which block. May import cluster and runtime.
+Server processes of their own serve blocks to other nodes; threads of the daemon receive blocks from them. Callers
+choose which peer to ask for which block. May import cluster and runtime.
 """

@@ -1,4 +1,4 @@
-"""One connection of a peer server, from its first byte to its last: questions in, blocks out."""
+"""Serves one connection of a peer server, from its first byte to its last: requests in, blocks out."""
 
 import contextlib
 import errno
@@ -43,12 +43,12 @@ from cachefs_daemon.peers.protocol import (
 from cachefs_daemon.peers.signs import Signs
 from cachefs_daemon.peers.wire import Gone, Wire
 
-# Seconds that a connection may be without a question; one that has not said yet who it is; and that a question may take
-# to come, from its first byte.
+# Seconds that a connection may stay idle: of a known node, and of one that has not identified itself yet; and seconds
+# within which a request must arrive, from its first byte.
 IDLE_SECONDS: Final = 60.0
 UNKNOWN_SECONDS: Final = 5.0
 QUESTION_SECONDS: Final = 5.0
-# Blocks that the daemon is asked for and that all connections of this process wait for, at most.
+# Most blocks that all connections of this process together may wait for the daemon to fetch.
 MOST_FETCHES: Final = 6144
 _AT_ONCE: Final = 64 << 10
 _STATUS: Final = {Verdict.STRANGER: 403, Verdict.UNPROVEN: 403, Verdict.OTHER_PROTOCOL: 505}
@@ -56,84 +56,84 @@ _STATUS: Final = {Verdict.STRANGER: 403, Verdict.UNPROVEN: 403, Verdict.OTHER_PR
 
 @dataclass(slots=True)
 class Given:
-    """What one node was given."""
+    """Counts the blocks that one node received from this server."""
 
-    blocks: int = 0  # with those that were brought from the origin for it
+    blocks: int = 0  # includes blocks fetched from the origin for the node
     bytes: int = 0
     fetched: int = 0
     refused: int = 0
 
 
 class Caller:
-    """A connection that may have to go."""
+    """A connection that the server may close to make room for others."""
 
     def __init__(self, address: str, connection: socket.socket) -> None:
         self.address = address
-        self.connection = connection  # with TLS, since its handshake: the one that is encrypted
+        self.connection = connection  # after the TLS handshake: the encrypted socket
 
     def dismiss(self) -> None:
-        """Have the thread that reads from it find that it has ended."""
+        """Shut the socket down, so that the thread that reads from it sees its end."""
         with contextlib.suppress(OSError):
-            # Not the method of encrypted ones, which would have its thread go on without encryption.
+            # SSLSocket.shutdown would let the connection's thread go on without encryption.
             socket.socket.shutdown(self.connection, socket.SHUT_RDWR)
 
 
 class Host(Protocol):
-    """What a connection asks of its server."""
+    """The services of the server that a connection uses."""
 
     outlet: Outlet
     fetches: DaemonFetches
     signs: Signs
     cluster: str
     view: ClusterView
-    # None where nodes prove nothing, or have certificates.
+    # None without a cluster secret, or where nodes have certificates.
     secret: ClusterSecret | None
 
     def recognise(self, caller: Caller, node: str) -> str:
-        """It is that member. Why it may not stay; empty where it may."""
+        """Register the caller as member `node`. Return the reason for rejection, or ""."""
 
     def note_used(self, caller: Caller) -> None:
-        """A request comes on the connection of a member, which does not have to go meanwhile."""
+        """Mark a member's connection as in use, so that it is not closed for others meanwhile."""
 
     def note_idle(self, caller: Caller) -> None:
-        """The request is answered."""
+        """Mark the connection as idle: its request is answered."""
 
     def complain(self, address: str, kind: str, text: str) -> None:
-        """Of what somebody there does."""
+        """Report a fault of the peer at *address* to the daemon's error log."""
 
     def behind(self) -> None:
-        """Somebody knows a newer ring."""
+        """Note that a peer has a newer ring epoch."""
 
     def given(self, node: str) -> Given:
-        """Its counters."""
+        """Return the counters of *node*."""
 
     def handed_over(self, node: str, key: bytes) -> None:
-        """That node was sent this block."""
+        """Note that *node* received block *key*."""
 
     def may_fetch(self, count: int) -> bool:
-        """Add that to the blocks that the daemon brings now, if there is room."""
+        """Reserve room for *count* more fetches of the daemon (negative: release it). Return whether there was room."""
 
 
 @dataclass(slots=True, eq=False)
 class Answering:
-    """Serves one connection in the thread that runs it."""
+    """Serves one connection in the thread that calls `run`."""
 
     host: Host
     wire: Wire
     caller: Caller
-    # Ids of the members whom the certificate names; None where there are no certificates.
+    # Ids of the members that the peer's certificate names; None without certificates.
     proven: frozenset[str] | None
-    # Who it is, once that is known.
+    # Id of the node that asks; "" until it is known.
     node: str = ""
-    _greeting: Greeting | None = None  # of the request that is being answered
-    _kept: bytearray = field(default_factory=bytearray)  # what came behind the last question
+    _greeting: Greeting | None = None  # of the current request
+    _kept: bytearray = field(default_factory=bytearray)  # bytes received beyond the last request
 
     @property
     def address(self) -> str:
         return self.caller.address
 
     def run(self) -> None:
-        """Until it ends, in whatever way."""
+        """Serve requests until the connection ends, for whatever reason."""
         try:
             while self._serve():
                 pass
@@ -145,7 +145,7 @@ class Answering:
             self._refuse(error.status, str(error))
 
     def _serve(self) -> bool:
-        """One request. False where it is the last one. Raises Gone, BadQuestion."""
+        """Serve one request. Return False for the last one of the connection. Raises Gone, BadQuestion."""
         if not self._kept and not self.wire.wait(IDLE_SECONDS if self.node else UNKNOWN_SECONDS):
             return False
         self.host.note_used(self.caller)
@@ -170,7 +170,7 @@ class Answering:
     # --- who it is ------------------------------------------------------------------------------------------------
 
     def _welcome(self, greeting: Greeting) -> bool:
-        """Is it answered? Else it has been told why not."""
+        """Return whether the node may be served. If not, send it the reason."""
         host = self.host
         view = host.view
         verdict = judge(view, host.cluster, greeting, host.secret)
@@ -220,7 +220,8 @@ class Answering:
             self.wire.send(refusal(status, self._who(serves=False), text, verdict))
 
     def _who(self, *, serves: bool) -> tuple[str, str, int, str]:
-        """Say who answers. serves: the request is served, so its greeting, if it has one, was judged."""
+        """Return this node's id, incarnation, epoch and proof. serves: the request is served, so its greeting, if any,
+        was checked."""
         view, secret, greeting = self.host.view, self.host.secret, self._greeting
         if view.mine is None:
             return view.me, "", view.epoch, ""
@@ -262,7 +263,7 @@ class Answering:
         given = self.host.given(self.node)
         self.wire.send(answer_head(*self._who(serves=True)), more=True)
         here: list[tuple[int, AskedBlock, Location]] = []
-        missing: list[tuple[int, AskedBlock, bytes]] = []  # with the place where it is wrong
+        missing: list[tuple[int, AskedBlock, bytes]] = []  # with the packed location of a damaged copy
         for at, block in enumerate(question.blocks):
             location = self.host.outlet.find(block)
             if location is None:
@@ -280,26 +281,27 @@ class Answering:
         self.wire.send(last_chunk(self.wire.retransmitted() - before))
 
     def send_block(self, at: int, block: AskedBlock, location: Location, given: Given) -> None:
-        """Raises Gone."""
+        """Send one block, or NOT_HERE if it is gone. Raises Gone."""
         if self.host.outlet.send(self.wire, at, block, location):
             self.count(block, given)
         else:
             self.send_none(at, NOT_HERE, given)
 
     def count(self, block: AskedBlock, given: Given) -> None:
-        """The node has got this block."""
+        """Count a block that the node received."""
         given.blocks += 1
         given.bytes += block.length
         self.host.handed_over(self.node, block.key)
 
     def send_none(self, at: int, status: int, given: Given, text: str = "") -> None:
-        """Raises Gone."""
+        """Send a chunk without a block. Raises Gone."""
         given.refused += 1
         self.wire.send(short_chunk(at, status, text), more=True)
 
 
 class _Fetched:
-    """Blocks of one question that are not here: asked of the daemon, and passed on as they come."""
+    """The blocks of one request that are in no tier here: requests them from the daemon, and passes them on as they
+    arrive."""
 
     def __init__(self, answering: Answering, question: Question, until: float, given: Given) -> None:
         self._answering = answering
@@ -307,12 +309,13 @@ class _Fetched:
         self._until = until
         self._given = given
         self._came: Coming = queue.SimpleQueue()
-        self._sent = 0.0  # when the last beat was, in monotonic seconds
-        self._is_flushed = False  # has everything been sent that was given to the wire?
-        self._asked: dict[int, tuple[AskedBlock, int]] = {}  # by number in the question: and the daemon's number
+        self._sent = 0.0  # time of the last beat, in monotonic seconds
+        self._is_flushed = False  # has the wire sent all that it was given?
+        # by number in the request: block and number of the daemon's fetch
+        self._asked: dict[int, tuple[AskedBlock, int]] = {}
 
     def ask(self, missing: Iterable[tuple[int, AskedBlock, bytes]]) -> None:
-        """Ask the daemon for those, or say that they are not here. Raises Gone."""
+        """Request missing blocks from the daemon, or answer NOT_HERE or BUSY for them. Raises Gone."""
         host, question = self._answering.host, self._question
         for at, block, bad in missing:
             if not question.fetch and not bad:
@@ -320,7 +323,8 @@ class _Fetched:
             elif not host.may_fetch(1):
                 self._answering.send_none(at, BUSY, self._given)
             else:
-                # Also one that is damaged, and not to be fetched: the daemon then looks at its place and repairs it.
+                # A damaged block goes to the daemon even without `fetch`: the daemon checks its location and repairs
+                # it.
                 ref = BlockRef(block.snapshot, block.entry, block.number, bad, 0, block.length)
                 fetch = Fetch(
                     blocks=[ref],
@@ -333,7 +337,8 @@ class _Fetched:
                 self._asked[at] = block, host.fetches.ask(at, fetch, self._came)
 
     def pass_on(self) -> None:
-        """Send them as they come, and beats in between, until all have come or the time is over. Raises Gone."""
+        """Send blocks as they arrive, with beats in between, until all have arrived or the deadline has passed. Raises
+        Gone."""
         answering = self._answering
         host, node = answering.host, answering.node
         host.signs.enter(node, self._came)
@@ -356,7 +361,7 @@ class _Fetched:
                 host.fetches.forget(number)
 
     def _next(self) -> Came | None:
-        """What comes next; None where nothing has come for a while. Raises Gone."""
+        """Return the next outcome; None if none arrived within a beat's pause. Raises Gone."""
         with contextlib.suppress(queue.Empty):
             return self._came.get_nowait()
         pause = self._beat()
@@ -365,7 +370,7 @@ class _Fetched:
         return None
 
     def _beat(self) -> float:
-        """Send a beat if it is time to, or if something waits to be sent. Returns seconds until the next one. Raises
+        """Send a beat if one is due, or if bytes wait to be flushed. Return the seconds until the next one. Raises
         Gone."""
         signs, now = self._answering.host.signs, time.monotonic()
         speaks = signs.speaks(self._answering.node, self._came)

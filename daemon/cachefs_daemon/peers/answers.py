@@ -1,4 +1,4 @@
-"""What is asked of a peer, and what comes of it."""
+"""Requests to a peer for blocks, and their responses."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -8,90 +8,91 @@ from cachefs.messages import BlockRef
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A block that a peer is asked for."""
+    """A block to request from a peer."""
 
     ref: BlockRef
     key: bytes
-    # Bytes that it has.
+    # Length of the block in bytes.
     length: int
 
 
 @dataclass(frozen=True, slots=True)
 class How:
-    """How a peer is asked."""
+    """Options of a request to a peer."""
 
-    # Loop time at which an answer is needed.
+    # Deadline, in loop time.
     until: float
-    # It is to bring the block from the origin where it does not have it.
+    # The peer fetches the block from the origin if it does not have it.
     fetch: bool = False
-    # Nobody waits for the block yet.
+    # The block is read ahead: no reader waits for it yet.
     ahead: bool = False
-    # This node would fetch the block from the origin itself (see TakeIt).
+    # This node could fetch the block from the origin itself (see TakeIt).
     may_take: bool = False
-    # The peer waits a while for the snapshot where that is on its way to it.
+    # The peer waits a while for a snapshot that is on its way to it.
     await_snapshot: bool = True
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PeerBlock:
-    """The block: all its bytes, verified."""
+    """A whole, verified block."""
 
-    # Use it and let go of it: the memory belongs to a connection, which receives the next answers there once nobody
-    # holds any of it.
+    # Release the view soon: the memory belongs to a connection, which reuses it for its next response once no view is
+    # left.
     data: memoryview
-    # Of all its pieces, 8 bytes each.
+    # Checksums of all pieces, 8 bytes each.
     checksums: bytes
-    # Where the peer had it: MEMORY or SSD; None where it was in no tier (it has just come from the origin).
+    # MEMORY or SSD: the peer's tier that held the block; None if the block was in no tier (just fetched from the
+    # origin).
     tier: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class NotHere:
-    """The peer does not have it."""
+    """The peer does not have the block."""
 
 
 @dataclass(frozen=True, slots=True)
 class LacksSnapshot:
-    """The peer does not have the block, and cannot bring it: it does not have the snapshot that tells where from."""
+    """The peer neither has the block nor can fetch it, as it lacks the snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
 class TakeIt:
-    """Whoever asks is to fetch it from the origin."""
+    """The peer tells this node to fetch the block from the origin itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Busy:
-    """The peer lives, and has too much to do. Others are to be asked, or this one later."""
+    """The peer is alive but overloaded: ask other peers, or this one later."""
 
 
 class Why(Enum):
     """Kinds of failures."""
 
-    # It did not come until the deadline of who asked.
+    # The block did not arrive by the deadline.
     LATE = "late"
-    # The peer cannot be reached, or says nothing any more. It is not asked for a while.
+    # The peer is unreachable or silent. No request is sent to it for a while.
     AWAY = "away"
-    # One of the two has an older ring epoch than the other (see Failed.epoch).
+    # One of the two nodes has an older ring epoch than the other (see Failed.epoch).
     EPOCH = "epoch"
-    # At its address there is somebody else: another node, or another run of its daemon, or another cluster.
+    # Another node, another run of the node's daemon or another cluster answers at the peer's address.
     STRANGER = "stranger"
-    # It does not take us for a member, or we do not take it for one; or it speaks another version.
+    # One of the two nodes does not accept the other as a member, or they speak different protocol versions.
     REFUSED = "refused"
-    # What came was not the block, twice.
+    # The peer sent other bytes than those of the block, twice.
     WRONG = "wrong"
-    # It has tried, and says why it could not.
+    # The peer tried and reports why it failed.
     FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Nothing came of it."""
+    """A request that failed."""
 
-    # One line that names the peer.
+    # One line, which names the peer.
     reason: str
     why: Why = Why.FAILED
-    # The peer's ring epoch, where that is why.
+    # The peer's ring epoch, if `why` is EPOCH.
     epoch: int = 0
 
 
@@ -105,17 +106,17 @@ BUSY = Busy()
 
 @dataclass(slots=True)
 class PeerCounters:
-    """Of one peer, since the daemon started: what this node got from it."""
+    """Counts the blocks that this node requested from one peer since the daemon started."""
 
-    # Blocks and bytes that came, and seconds from the question to the last byte, summed up over blocks.
+    # Blocks and bytes received, and seconds from the request to the last byte, summed up over blocks.
     blocks: int = 0
     bytes: int = 0
     seconds: float = 0.0
-    # Blocks that it did not have.
+    # Blocks that the peer did not have.
     not_here: int = 0
-    # Blocks that it gave back (see TakeIt).
+    # Blocks that the peer told this node to fetch (see TakeIt).
     given_back: int = 0
-    # Blocks for which it had no time, that failed for other reasons, and that came with other bytes.
+    # Blocks refused as busy, failed for other reasons, and received with wrong bytes.
     busy: int = 0
     failures: int = 0
     wrong: int = 0

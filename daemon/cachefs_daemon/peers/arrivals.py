@@ -1,4 +1,4 @@
-"""What comes of questions to peers: blocks, refusals, and connections that end."""
+"""Handles the responses of peers: blocks, refusals, and connections that end."""
 
 import asyncio
 from typing import Final
@@ -14,15 +14,16 @@ from cachefs_daemon.peers.protocol import NoBlock, Refused
 from cachefs_daemon.peers.reaching import Reaching
 from cachefs_daemon.runtime.errorlog import ErrorLog
 
-# Seconds after which the membership is told again that a peer answers.
+# Seconds between two reports to the membership that a peer is alive.
 _HEARD_SECONDS: Final = 1.0
 
 
 class Arrivals:
-    """Used on the event loop."""
+    """Turns news of connections into responses to requests, and into measurements of the peer. Used on the event
+    loop."""
 
     def __init__(self, in_flight: InFlight, reaching: Reaching, cooling: Cooling, errors: ErrorLog) -> None:
-        self.is_limited = False  # has anything been sent twice?
+        self.is_limited = False  # has a peer retransmitted any packet?
         self._in_flight = in_flight
         self._reaching = reaching
         self._cooling = cooling
@@ -30,7 +31,7 @@ class Arrivals:
         self._loop = asyncio.get_running_loop()
 
     def take(self, peer: Peer, batch: Batch, news: News) -> None:
-        """Something has come of a question, or its connection has ended."""
+        """Handle news of a batch: parts of its response, or the end of its connection."""
         if news.exchange is not batch.exchange and not news.ended:
             return
         self._note_sender(peer, batch)
@@ -44,7 +45,7 @@ class Arrivals:
             self._end_batch(peer, batch, news)
 
     def _note_sender(self, peer: Peer, batch: Batch) -> None:
-        """The head of an answer tells who has answered."""
+        """Note who responded, and when, from the head of the response."""
         sender = batch.exchange.parser.sender
         if sender is None or batch.timed:
             return
@@ -55,7 +56,7 @@ class Arrivals:
                 exchange.first - exchange.sent, batch.connection.round_trip(), exchange.first
             )
         if sender.node != peer.record.id:
-            return  # a refusal follows: blocks of another node are no answer
+            return  # a refusal follows: blocks of another node are not accepted
         peer.liveness.served()
         if peer.heard_of != sender.incarnation or exchange.first - peer.heard > _HEARD_SECONDS:
             peer.heard_of, peer.heard = sender.incarnation, exchange.first
@@ -81,7 +82,7 @@ class Arrivals:
             batch.timed = exchange.last
 
     def _take_refusal(self, peer: Peer, batch: Batch, refused: Refused) -> None:
-        """It gives nothing of what was asked."""
+        """End all open requests of a batch that the peer refuses."""
         sender = batch.exchange.parser.sender
         name, now = peer.record.name, self._loop.time()
         why = REASONS.get(refused.verdict, Why.FAILED)
@@ -108,7 +109,8 @@ class Arrivals:
         batch.left.clear()
 
     def _end_batch(self, peer: Peer, batch: Batch, news: News) -> None:
-        """The answer is whole, or the connection has ended."""
+        """Close a batch whose response is complete or whose connection has ended. Requests that the peer did not see,
+        since it had closed an idle connection, are queued again."""
         connection = batch.connection
         del peer.batches[connection]
         peer.signs[batch.lane] = max(peer.signs[batch.lane], batch.exchange.sign)
@@ -135,7 +137,7 @@ class Arrivals:
         is_stale = bool(connection.used and not batch.exchange.first and not batch.aborted and not news.is_bad)
         for ask in reversed(left):
             if is_stale and ask.is_open and not ask.again:
-                # It had closed the connection before it saw the question.
+                # The peer closed the connection before it read the request.
                 ask.again, ask.batch = True, None
                 peer.waiting[batch.lane][batch.ahead].appendleft(ask)
             elif ask.is_open:

@@ -1,4 +1,8 @@
-"""Blocks from other nodes: one window for all of them, batches, connections that stay, and who of them is well."""
+"""Requests blocks from other nodes.
+
+One receive window limits the bytes in flight from all peers together. Requests to one peer are sent in batches, on
+connections that stay open. Peers that fail get no requests until a probe succeeds.
+"""
 
 import asyncio
 import itertools
@@ -32,18 +36,15 @@ from cachefs_daemon.peers.receiver import Receiver
 from cachefs_daemon.peers.tls import Certificates
 from cachefs_daemon.runtime.errorlog import ErrorLog
 
-# Seconds without a byte after which a peer that owes an answer counts as dead. It sends something every second.
+# Seconds of silence after which a peer that owes a response counts as dead. Live peers send something every second.
 SILENT_SECONDS: Final = 4.0
-# Seconds between two looks at deadlines, and seconds that a connection may be idle. Servers close theirs after 60.
+# Seconds between two checks of deadlines, and seconds that a connection may stay idle. Servers close theirs after 60.
 _TICK: Final = 0.05
 _IDLE_SECONDS: Final = 20.0
 
 
 class PeerClient:
-    """Used on the event loop; a thread of its own receives.
-
-    It has more than 12 attributes: half of them are the parts that it uses, half are what is under way.
-    """
+    """The client side of the data plane. Used on the event loop; a thread of its own receives."""
 
     def __init__(
         self,
@@ -54,9 +55,9 @@ class PeerClient:
         window: int,
         secret: ClusterSecret | None = None,
     ) -> None:
-        """cluster: its name. certificates, secret: None for none. window: bytes that may be on the way from all peers
-        together; 0 to learn it."""
-        self.counters: dict[str, PeerCounters] = {}  # by id of the peer: of those that were asked
+        """cluster: name of the cluster. certificates, secret: None without TLS, or without a secret. window: bytes that
+        may be in flight from all peers together; 0 to measure it."""
+        self.counters: dict[str, PeerCounters] = {}  # by id of each peer that was asked
         self._reaching = Reaching(cluster, membership, certificates, secret)
         self._window = ReceiveWindow(window)
         self._in_flight = InFlight(self._window)
@@ -65,8 +66,8 @@ class PeerClient:
         self._loop = asyncio.get_running_loop()
         self._receiver = Receiver(self._take)
         self._peers: dict[str, Peer] = {}
-        self._waited_for: dict[str, Peer] = {}  # those of which something waits to be asked, and some others
-        self._turn = 0  # which peer is the first to be asked next time
+        self._waited_for: dict[str, Peer] = {}  # peers with requests to send, and some others
+        self._turn = 0  # index of the peer that is served first in the next round
         self._is_flushing = self._is_closed = False
         self._timer: asyncio.TimerHandle | None = None
         membership.listen(self._on_view)
@@ -74,8 +75,8 @@ class PeerClient:
     # --- what others ask ------------------------------------------------------------------------------------------
 
     def ask(self, node: NodeRecord, wanted: Wanted, how: How, answer: Callable[[PeerAnswer], None]) -> Ask:
-        """Ask a peer for a block. *answer* is called once, in a later turn of the loop, and at `how.until` at the
-        latest (50 ms more where the loop is idle)."""
+        """Request a block from a peer. *answer* is called once, in a later turn of the loop, and at `how.until` at the
+        latest (50 ms later where the loop is idle)."""
         now = self._loop.time()
         peer = self._peer(node)
         ask = Ask(peer, wanted, how, answer, now)
@@ -90,30 +91,30 @@ class PeerClient:
         return ask
 
     def usable(self, node_id: str) -> bool:
-        """Is it asked at all? False while it does not answer, until a probe has got through to it."""
+        """Return whether the node gets requests. False after a failure, until a probe succeeds."""
         peer = self._peers.get(node_id)
         return peer is None or not peer.liveness.cooling
 
     def silence(self, node_id: str) -> str:
-        """Why the node is not asked; empty where it is."""
+        """Return why the node gets no requests, or ""."""
         peer = self._peers.get(node_id)
         return peer.liveness.reason if peer is not None and peer.liveness.cooling else ""
 
     def last_sign(self, node_id: str, *, fetch: bool) -> float:
-        """When it last showed that it gives blocks that it has (fetch: brings those that it has not), in loop time;
-        0 for never. A node that brings a block gives a sign every 0.1 s, however long its origin takes."""
+        """Return when the node last showed that it serves blocks (fetch: that it fetches blocks), in loop time; 0 for
+        never. A node that fetches a block sends a heartbeat every 0.1 s, however long its origin takes."""
         peer = self._peers.get(node_id)
         return peer.sign(FETCH if fetch else HERE) if peer is not None else 0.0
 
     def doubt(self, node_id: str) -> None:
-        """It gives no sign while somebody waits: probe it, and leave it alone where that comes to nothing."""
+        """Probe a node that is silent while readers wait for it, and send it no more requests if the probe fails."""
         peer = self._peers.get(node_id)
         if peer is not None and not self._is_closed:
             self._cooling.doubt(peer)
 
     def expected_seconds(self, node: NodeRecord, length: int) -> float:
-        """From the question until the last byte of a block that it has, if it were asked now. The longer nobody has
-        asked it, the less."""
+        """Estimate the seconds from a request sent now to the last byte of a block that the node has. The estimate
+        falls the longer no request measured the node."""
         peer = self._peers.get(node.id)
         rate, before = self._window.rate, self._in_flight.bytes[HERE]
         latency, faded = 0.0, 1.0
@@ -124,22 +125,22 @@ class PeerClient:
         return (latency + (before + length) / rate) * faded
 
     def median_seconds(self, node_id: str) -> float:
-        """In which half of the last blocks came that this peer was asked for; 0 where there were none."""
+        """Return the median seconds of the last blocks requested from this peer; 0 without any."""
         peer = self._peers.get(node_id)
         return statistics.median(peer.recent) if peer is not None and peer.recent else 0.0
 
     @property
     def window(self) -> int:
-        """Bytes that may be on the way from all peers together, for blocks that they have."""
+        """Bytes that may be in flight from all peers together, for blocks that they have."""
         return self._window.size
 
     @property
     def in_flight(self) -> tuple[int, int]:
-        """Bytes that are on the way now, of blocks that peers have; and of those that they bring."""
+        """Bytes in flight now: of blocks that peers have, and of blocks that they fetch."""
         return self._in_flight.bytes[HERE], self._in_flight.bytes[FETCH]
 
     async def close(self) -> None:
-        """What is asked is answered as failed. May be called again."""
+        """Fail all open requests, and close all connections. May be called again."""
         if self._is_closed:
             return
         self._is_closed = True
@@ -174,7 +175,7 @@ class PeerClient:
         return peer
 
     def _refused(self, peer: Peer, wanted: Wanted, now: float) -> PeerAnswer | None:
-        """What is known before it is asked."""
+        """Return the response that is known without asking the peer, if any."""
         if self._is_closed:
             return Failed("the daemon is stopping", Why.AWAY)
         if peer.liveness.cooling:
@@ -192,7 +193,7 @@ class PeerClient:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """Ask what can be asked: what somebody waits for first, and of all peers in turns."""
+        """Send all requests that have room: those that readers wait for first, and round robin over peers."""
         self._is_flushing = False
         self._waited_for = {node: peer for node, peer in self._waited_for.items() if peer.is_waited_for}
         peers = [*self._waited_for.values()]
@@ -224,7 +225,7 @@ class PeerClient:
             self._send(peer, peer.idle.pop(), asks, lane)
 
     def _pick(self, peer: Peer, lane: int, *, ahead: bool) -> list[Ask]:
-        """What goes into one question."""
+        """Take the requests for one batch from the queue."""
         queue, asks, size = peer.waiting[lane][ahead], list[Ask](), 0
         while queue and len(asks) < protocol.MOST_BLOCKS:
             length = queue[0].wanted.length
@@ -259,12 +260,12 @@ class PeerClient:
         try:
             connection.send(exchange, encode_question(question, greeting, seconds))
         except OSError:
-            connection.abort()  # its receiver finds out, and tells
+            connection.abort()  # the receiver sees the end and reports it
 
     # --- connections ----------------------------------------------------------------------------------------------
 
     def _open(self, peer: Peer) -> None:
-        """Make one more connection, unless there are enough that are being made."""
+        """Open one more connection, unless enough are being opened."""
         wanted = 1 if not peer.counters.blocks else 2
         if peer.connecting >= wanted or peer.liveness.cooling:
             return
@@ -292,21 +293,21 @@ class PeerClient:
         self._start_timer()
 
     def _take(self, news: News) -> None:
-        """Something has come on a connection, or it has ended."""
+        """Handle news of a connection."""
         if self._is_closed:
             return
         peer = self._peers.get(news.connection.peer)
         batch = peer.batches.get(news.connection) if peer is not None else None
         if peer is not None and batch is not None:
             self._arrivals.take(peer, batch, news)
-            if peer.is_waited_for:  # some are to be asked again
+            if peer.is_waited_for:  # some requests are to be sent again
                 self._waited_for[peer.record.id] = peer
             self._flush_soon()
         elif peer is not None and news.ended and news.connection in peer.idle:
             peer.idle.remove(news.connection)
 
     def _on_view(self, view: ClusterView) -> None:
-        """Forget nodes that have left. Those of which something is under way are forgotten at the next change."""
+        """Forget nodes that have left. Nodes with requests in progress are forgotten at the next change."""
         for peer in [one for node, one in self._peers.items() if view.get(node) is None]:
             if not (peer.batches or peer.connecting or peer.is_waited_for):
                 for connection in peer.idle:
@@ -320,7 +321,7 @@ class PeerClient:
             self._timer = self._loop.call_later(_TICK, self._look)
 
     def _look(self) -> None:
-        """Whose time is over, which peers are silent, which connections nobody uses."""
+        """Fail requests whose deadline has passed, abort batches of silent peers, and close idle connections."""
         self._timer = None
         now, is_used = self._loop.time(), False
         for peer in list(self._peers.values()):

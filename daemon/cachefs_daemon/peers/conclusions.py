@@ -1,4 +1,4 @@
-"""What an answer, or a refusal, means for who has asked."""
+"""Turns the outcome of one requested block into a response to its requester."""
 
 from typing import Final
 
@@ -9,7 +9,7 @@ from cachefs_daemon.peers.connection import Outcome, WrongBytes
 from cachefs_daemon.peers.peer import Ask
 from cachefs_daemon.runtime.errorlog import ErrorLog
 
-# By the value of a verdict that refuses a question.
+# The kind of failure for each verdict that refuses a request.
 REASONS: Final = {
     Verdict.OLD_EPOCH.value: Why.EPOCH,
     Verdict.OTHER_LIST.value: Why.EPOCH,
@@ -20,7 +20,7 @@ REASONS: Final = {
     Verdict.STRANGER.value: Why.REFUSED,
     Verdict.UNPROVEN.value: Why.REFUSED,
 }
-# Those that somebody has to mend.
+# Verdicts that an administrator has to act on: they are logged.
 TOLD: Final = (
     Verdict.OTHER_LIST, Verdict.OTHER_NODE, Verdict.OTHER_CLUSTER, Verdict.OTHER_PROTOCOL, Verdict.STRANGER,
     Verdict.UNPROVEN,
@@ -28,7 +28,8 @@ TOLD: Final = (
 
 
 def conclude(ask: Ask, outcome: Outcome, now: float, errors: ErrorLog) -> bool:
-    """Answer who has asked, and count. True where the peer is to be asked again, since it gave other bytes."""
+    """Answer the requester, and count the outcome. Return True if the peer is to be asked again, as it sent wrong bytes
+    once."""
     peer = ask.peer
     counters = peer.counters
     if isinstance(outcome, PeerBlock):
@@ -65,7 +66,7 @@ def _conclude_wrong(ask: Ask, wrong: WrongBytes, now: float, errors: ErrorLog) -
     peer.counters.wrong += 1
     name, key = peer.record.name, ask.wanted.key.hex()
     if not ask.check:
-        # It is to look at its own copy: where that is damaged, it repairs it and says that it has none.
+        # The peer checks its own copy: if that is damaged, the peer repairs it and answers NOT_HERE.
         errors.add(f"node {name}", f"node {name} gave other bytes for block {key}; it is to look at its copy")
         ask.check, ask.batch = True, None
         return True

@@ -1,4 +1,4 @@
-"""Connections to peers, made in threads: names are looked up there, and handshakes take milliseconds."""
+"""Opens connections to peers. Runs in threads, since it looks names up and handshakes take milliseconds."""
 
 import contextlib
 import socket
@@ -13,27 +13,27 @@ from cachefs_daemon.peers.protocol import NO_DAEMON, AnswerParser, BadAnswer, Re
 from cachefs_daemon.peers.tls import Certificates, names_of
 from cachefs_daemon.peers.wire import prepare
 
-# Seconds for a connection, for a handshake, and for a probe.
+# Timeouts in seconds: of connecting, of the TLS handshake, and of a probe.
 CONNECT_SECONDS: Final = 2.0
 HANDSHAKE_SECONDS: Final = 4.0
 PROBE_SECONDS: Final = 3.0
-# Bytes of a question that the kernel takes at once: the largest one.
+# Bytes of the kernel's send buffer: enough for the largest request.
 _SEND_ROOM: Final = 128 << 10
 _MOST_PROBED: Final = 16 << 10
 _RECORD: Final = 16 << 10
 
 
 class CannotConnect(Exception):
-    """Its text says why, and names the peer."""
+    """No usable connection to a peer. The text gives the reason and names the peer."""
 
     def __init__(self, text: str, *, is_stranger: bool = False) -> None:
         super().__init__(text)
-        self.is_stranger = is_stranger  # somebody answers, who is not the node that is meant
+        self.is_stranger = is_stranger  # another node than the intended one answers
 
 
 @dataclass(slots=True, eq=False)
 class Tls:
-    """TLS on a connection of which somebody else moves the bytes."""
+    """The TLS state of a connection whose encrypted bytes the caller moves."""
 
     session: ssl.SSLObject
     incoming: ssl.MemoryBIO
@@ -41,7 +41,7 @@ class Tls:
 
 
 def connect(record: NodeRecord, certificates: Certificates | None) -> tuple[socket.socket, Tls | None]:
-    """A connection that does not block. Raises CannotConnect."""
+    """Return a connected, non-blocking socket, with its TLS state. Raises CannotConnect."""
     try:
         connection = socket.create_connection((record.host, record.data_port), CONNECT_SECONDS)
     except (OSError, UnicodeError) as error:
@@ -86,7 +86,7 @@ def _shake_hands(connection: socket.socket, record: NodeRecord, certificates: Ce
 
 
 def _exchange(connection: socket.socket, incoming: ssl.MemoryBIO, outgoing: ssl.MemoryBIO, until: float) -> None:
-    """Send what is to be sent, and wait for more. Raises OSError, EOFError."""
+    """Send pending handshake bytes, and wait for more from the peer. Raises OSError, EOFError."""
     if outgoing.pending:
         connection.sendall(outgoing.read())
     left = until - time.monotonic()
@@ -102,8 +102,8 @@ def _exchange(connection: socket.socket, incoming: ssl.MemoryBIO, outgoing: ssl.
 def probe(
     record: NodeRecord, certificates: Certificates | None, greeting: Greeting, check: SenderCheck
 ) -> tuple[Sender, bool]:
-    """Who answers at the node's address, and whether the daemon behind that server lives. Raises CannotConnect where
-    nobody answers, or somebody who is not that node."""
+    """Return which node answers at the address, and whether the daemon behind its server is alive. Raises CannotConnect
+    if no node answers, or another one."""
     connection, tls = connect(record, certificates)
     until = time.monotonic() + PROBE_SECONDS
     try:
@@ -124,7 +124,7 @@ def probe(
 def _ask(
     connection: socket.socket, tls: Tls | None, request: bytes, until: float, check: SenderCheck
 ) -> tuple[Sender, Refused]:
-    """Raises OSError, BadAnswer, EOFError."""
+    """Send the probe and parse its response. Raises OSError, BadAnswer, EOFError."""
     parser, room, filled = AnswerParser([], check), memoryview(bytearray(_MOST_PROBED)), 0
     if tls is not None:
         tls.session.write(request)

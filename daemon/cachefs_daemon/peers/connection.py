@@ -1,7 +1,7 @@
-"""A connection to a peer, once it is made: the event loop sends a question on it, and a thread receives the answer.
+"""An open connection to a peer: the event loop sends requests, and the receiver thread reads the responses.
 
-While no question is under way it belongs to the loop, else to its receiver, which also closes it: what ends it in the
-loop only shuts it down.
+The connection belongs to the loop while no request is in progress, else to its receiver. Only the receiver closes it:
+to end a connection, the loop shuts it down.
 """
 
 import contextlib
@@ -31,18 +31,18 @@ from cachefs_daemon.peers.protocol import (
     tier_of,
 )  # fmt: skip
 
-# Bytes that are received at once, and those of a TLS connection before they are decrypted.
+# Bytes per receive call; and the same for encrypted bytes of a TLS connection.
 AT_ONCE: Final = 512 << 10
 ENCRYPTED_AT_ONCE: Final = 256 << 10
-# Memory that a connection keeps for its next answer, at most.
+# Bytes of memory that a connection may keep for its next response.
 _MOST_KEPT: Final = 16 << 20
-# Of struct tcp_info: where the smoothed round-trip time is, in microseconds.
+# Offset of the smoothed round-trip time, in microseconds, in struct tcp_info.
 _RTT: Final = 68
 
 
 @dataclass(frozen=True, slots=True)
 class WrongBytes:
-    """What came was not the block. moved: the peer has evicted it meanwhile."""
+    """The peer sent other bytes than those of the block. moved: it evicted the block meanwhile."""
 
     moved: bool
 
@@ -52,19 +52,20 @@ Outcome = PeerBlock | WrongBytes | NoBlock
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """A question under way. The loop makes it, and the receiver then writes into it until it is done."""
+    """A request in progress. The loop makes it; the receiver then writes to it until it is done."""
 
     keys: Sequence[bytes]
     lengths: Sequence[int]
     # Monotonic seconds.
     sent: float
-    # Of who answers; None: any node may.
+    # The check of the responding node; None accepts any node.
     check: SenderCheck | None = None
     parser: AnswerParser = field(init=False)
-    first: float = 0.0  # when the first byte of the answer came; 0 before
-    last: float = 0.0  # when the last bytes came, or were sent
-    sign: float = 0.0  # when the last came that show that the peer gives blocks, or brings them; 0 before
-    # Where so few bytes are left to come, it is told once: the next question can be asked. 0 for never.
+    first: float = 0.0  # when the first byte of the response arrived; 0 before
+    last: float = 0.0  # when the last bytes arrived, or were sent
+    sign: float = 0.0  # when the last heartbeat or block arrived; 0 before
+    # Once at most this many bytes are left to receive, the receiver reports it once, so that the next request can be
+    # sent. 0: never.
     tail: int = 0
 
     def __post_init__(self) -> None:
@@ -74,39 +75,39 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class News:
-    """What a receiver has to tell of a connection."""
+    """A report of the receiver about one connection."""
 
     connection: "PeerConnection"
     exchange: Exchange | None
-    # By number in the question.
+    # By number in the request.
     outcomes: Sequence[tuple[int, Outcome]] = ()
     refused: Refused | None = None
-    # The answer is whole; or all but its tail has come.
+    # The response is complete; or all but its tail has arrived.
     done: bool = False
     is_tail: bool = False
-    # The connection is closed; why.
+    # The connection is closed, and the reason.
     ended: bool = False
     reason: str = ""
-    # What came was no answer.
+    # The peer sent an invalid response.
     is_bad: bool = False
 
 
 class PeerConnection:
-    """One connection."""
+    """One connection to a peer, without or with TLS."""
 
     def __init__(self, link: socket.socket, tls: Tls | None, peer: str) -> None:
-        """link: does not block. peer: id of the node."""
+        """link: a non-blocking socket. peer: id of the node."""
         self.peer = peer
-        self.used = 0  # answers that have come on it
+        self.used = 0  # responses received on this connection
         self.idle_since = 0.0  # loop time
         self.exchange: Exchange | None = None
         self.is_closing = False
         self._link = link
         self._tls = tls
-        self._lock = threading.Lock()  # of what TLS remembers
+        self._lock = threading.Lock()  # guards the TLS state
         self._encrypted = memoryview(bytearray(ENCRYPTED_AT_ONCE)) if tls is not None else memoryview(b"")
         self._memory: npt.NDArray[np.uint8] | None = None
-        self._handed: list[Callable[[], object]] = []  # parts of it that were given away: None once nobody has them
+        self._handed: list[Callable[[], object]] = []  # weak references to views of `_memory` that were given away
         self._view = memoryview(b"")
         self._filled = 0
 
@@ -116,7 +117,7 @@ class PeerConnection:
     # --- the loop -------------------------------------------------------------------------------------------------
 
     def send(self, exchange: Exchange, request: bytes) -> None:
-        """Ask. Raises OSError where the connection does not take it."""
+        """Send a request. Raises OSError if the connection does not take it whole."""
         self._view = self._room(answer_room(exchange.lengths))
         self._filled = 0
         self.exchange = exchange
@@ -131,18 +132,18 @@ class PeerConnection:
             raise ConnectionError("it takes no more questions")
 
     def limit(self, window: int) -> None:
-        """Have the kernel take at most so many bytes that nobody has received yet."""
+        """Limit the kernel's receive buffer to *window* bytes."""
         with contextlib.suppress(OSError):
             self._link.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, window)
 
     def abort(self) -> None:
-        """Nothing that comes is wanted any more: the receiver closes it."""
+        """Shut the connection down: the receiver then closes it."""
         self.is_closing = True
         with contextlib.suppress(OSError):
             self._link.shutdown(socket.SHUT_RDWR)
 
     def round_trip(self) -> float:
-        """Seconds, as TCP has measured it; 0 where nobody knows."""
+        """Return TCP's smoothed round-trip time in seconds; 0 if it is unknown."""
         try:
             info = self._link.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RTT + 4)
         except OSError:
@@ -150,8 +151,8 @@ class PeerConnection:
         return int.from_bytes(info[_RTT : _RTT + 4], "little") / 1e6
 
     def _room(self, size: int) -> memoryview:
-        """Memory for an answer: that of the last one, once nobody has any of it any more. The kernel would have to
-        clear new memory page by page, which takes as long as to receive it."""
+        """Return memory for a response: that of the last one, if no view of it is left. The kernel would have to clear
+        new memory page by page, which takes as long as receiving into it."""
         self._handed = [handed for handed in self._handed if handed() is not None]
         if self._memory is None or self._handed or not size <= len(self._memory) <= max(size * 8, _MOST_KEPT):
             self._memory, self._handed = np.empty(size, np.uint8), []
@@ -160,7 +161,7 @@ class PeerConnection:
     # --- its receiver ---------------------------------------------------------------------------------------------
 
     def receive(self) -> News | None:
-        """What has come. None where there is nothing to tell yet."""
+        """Read what has arrived. Return None if there is nothing to report yet."""
         exchange = self.exchange
         if exchange is None:
             return self._receive_unasked()
@@ -213,13 +214,13 @@ class PeerConnection:
             return item
         if not pieces_match(exchange.keys[item.at], item.checksums, 0, item.data):
             return WrongBytes(moved=not item.stayed)
-        # An array of its own, as it lives for as long as anybody has any view of it.
+        # An array of its own: it lives as long as any view of it.
         part = np.frombuffer(item.data, np.uint8)
         self._handed.append(weakref.ref(part))
         return PeerBlock(part.data, item.checksums, tier_of(item.tier))
 
     def _receive_unasked(self) -> News | None:
-        """While no question is under way only its end may come."""
+        """Read while no request is in progress: only the end of the connection is valid then."""
         try:
             reason = "" if not self._link.recv(1) else "bytes came that nobody has asked for"
         except BlockingIOError:
@@ -229,14 +230,14 @@ class PeerConnection:
         return News(self, None, ended=True, reason=reason)
 
     def _read(self, view: memoryview) -> int:
-        """0 where nothing will come any more. Raises BlockingIOError, OSError."""
+        """Read into *view*. Return 0 at the end of the connection. Raises BlockingIOError, OSError."""
         if self._tls is None:
             return self._link.recv_into(view)
         with self._lock:
             return self._decrypt(self._tls, view)
 
     def _decrypt(self, tls: Tls, view: memoryview) -> int:
-        session: Any = tls.session  # typeshed does not know that it reads into memory
+        session: Any = tls.session  # typeshed does not know that read() takes a buffer
         got = 0
         while got < len(view):
             try:

@@ -1,4 +1,4 @@
-"""Peers that fail: nothing more is asked of them until a probe, which is no reader's, gets through."""
+"""Backoff for peers that fail: they get no requests until a probe, which delays no reader, succeeds."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class Cooling:
-    """Used on the event loop."""
+    """Takes failing peers out of use, and probes them. Used on the event loop."""
 
     def __init__(self, reaching: Reaching, errors: ErrorLog) -> None:
         self._reaching = reaching
@@ -22,7 +22,7 @@ class Cooling:
         self._loop = asyncio.get_running_loop()
 
     def fail(self, peer: Peer, reason: str, why: Why) -> None:
-        """No connection can be made."""
+        """Fail all queued requests of a peer to which no connection can be made."""
         if why == Why.STRANGER:
             self._errors.add(f"node {peer.record.name}", reason)
         self.cool(peer, reason)
@@ -35,7 +35,7 @@ class Cooling:
                 queue.clear()
 
     def cool(self, peer: Peer, reason: str) -> None:
-        """It is not asked until a probe gets through."""
+        """Send the peer no requests until a probe succeeds."""
         if not peer.liveness.failed(reason, self._loop.time(), random.random()):
             return
         self._errors.add(f"node {peer.record.name}", f"{reason}; other sources are used until it answers")
@@ -51,13 +51,13 @@ class Cooling:
         self._reaching.run(self._probe(peer))
 
     def doubt(self, peer: Peer) -> None:
-        """It gives no sign: probe it, and leave it alone where that comes to nothing."""
+        """Probe a silent peer, and take it out of use if the probe fails."""
         if not (peer.is_doubted or peer.liveness.cooling):
             peer.is_doubted = True
             self._reaching.run(self._settle_doubt(peer))
 
     async def _settle_doubt(self, peer: Peer) -> None:
-        """Does it live?"""
+        """Probe the peer once."""
         began = self._loop.time()
         try:
             _, lives = await self._reaching.probe(peer.record)
@@ -69,13 +69,13 @@ class Cooling:
             peer.is_doubted = False
 
     async def _probe(self, peer: Peer) -> None:
-        """Until it answers."""
+        """Probe the peer, with growing pauses, until it answers or leaves."""
         liveness = peer.liveness
         while liveness.cooling:
             await asyncio.sleep(max(0.0, liveness.probe_at - self._loop.time()))
             record = peer.record
             if self._reaching.membership.view.get(record.id) is None:
-                liveness.cooling = False  # it has left: whoever asks for it all the same begins anew
+                liveness.cooling = False  # it has left: later requests to it start anew
             if not liveness.cooling:
                 return
             try:
@@ -85,7 +85,7 @@ class Cooling:
                 liveness.probed(alive=False, now=self._loop.time(), chance=random.random())
                 self._reaching.membership.lost(record.id)
             else:
-                peer.sign_given(self._loop.time(), fetch=lives)  # readers who found it silent ask it again
+                peer.sign_given(self._loop.time(), fetch=lives)  # readers that found it silent ask it again
                 liveness.probed(alive=True, now=self._loop.time(), chance=random.random())
                 log.info("node %s answers again, and is asked for blocks", record.name)
                 self._reaching.membership.heard(sender.node, sender.incarnation)

@@ -1,4 +1,4 @@
-"""Blocks that the daemon brings for a peer server: questions on its fetch channel, from many threads on one socket."""
+"""The peer server's requests to the daemon for blocks: many threads share one connection of the fetch channel."""
 
 import itertools
 import queue
@@ -22,11 +22,12 @@ from cachefs.fetch_frames import (
 )  # fmt: skip
 from cachefs.messages import Fetch, FetchedBlock
 
-# What came of a block: its number in the question of the peer, and the daemon's answer.
+# The outcome of a block: its number in the peer's request, and the daemon's response.
 Came = tuple[int, FetchedBlock | CachefsError]
-# Where a connection waits for that. None: it is to send signs from now on (see `signs`).
+# The queue on which a connection waits for outcomes. None: the connection sends the heartbeats from now on (see
+# `signs`).
 Coming = queue.SimpleQueue[Came | None]
-# Seconds that the daemon may take no more questions. Its loop reads them as they come.
+# Seconds that the daemon may leave requests unread. Its loop reads them as they arrive.
 _SEND_SECONDS: Final = 10.0
 _AT_ONCE: Final = 256 << 10
 
@@ -34,11 +35,11 @@ _hello, _answered = decoder(Hello), decoder(Answered)
 
 
 class DaemonFetches:
-    """Thread-safe."""
+    """Sends fetch requests to the daemon and hands out their outcomes. Thread-safe."""
 
     def __init__(self, link: socket.socket, ended: Callable[[], None]) -> None:
-        """ended: is called in another thread when the daemon has gone."""
-        self.on_answer: Callable[[], None] = _ignored  # is called when the daemon has said something
+        """ended: called in another thread when the daemon has ended."""
+        self.on_answer: Callable[[], None] = _ignored  # called on each message of the daemon
         self._link = link
         self._ended = ended
         self._sending = threading.Lock()
@@ -48,8 +49,8 @@ class DaemonFetches:
         threading.Thread(target=self._receive, name="fetched", daemon=True).start()
 
     def ask(self, index: int, fetch: Fetch, came: Coming) -> int:
-        """Have the one block of *fetch* brought. What comes of it is put into *came* once, with *index*. Returns the
-        number with which it can be given up."""
+        """Have the daemon fetch the one block of *fetch*. Its outcome is put into *came* once, with *index*. Return the
+        number for `forget`."""
         number = next(self._numbers)
         self._waiting[number] = index, came
         try:
@@ -60,7 +61,7 @@ class DaemonFetches:
         return number
 
     def forget(self, number: int) -> None:
-        """Nobody waits for it any more."""
+        """Drop the outcome of a request."""
         self._waiting.pop(number, None)
 
     def _receive(self) -> None:

@@ -1,4 +1,4 @@
-"""How many bytes are on the way from all peers together, and whether more may be asked for."""
+"""Counts the bytes in flight from all peers together, and decides whether more may be requested."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -7,34 +7,36 @@ from typing import Final
 from cachefs.planning.requests.receive_window import ReceiveWindow
 from cachefs_daemon.peers.peer import FETCH, HERE, Ask, Batch, Peer
 
-# Bytes and blocks that all peers together may be asked to bring from origins. They do not come at once, so the window
-# has no say; it takes many of them to keep an origin busy.
+# Bytes and blocks that all peers together may be asked to fetch from origins. Their bytes do not arrive at once, so the
+# receive window does not apply; it takes many of them to keep an origin busy.
 _MOST_FETCHED: Final = 128 << 20
 _MOST_FETCHES: Final = 4096
 
 
 class InFlight:
-    """Of all peers. Used on the event loop."""
+    """Bytes in flight from all peers, per lane. Used on the event loop."""
 
     def __init__(self, window: ReceiveWindow) -> None:
         self.window = window
         self.bytes = [0, 0]  # by lane
-        # Does anything wait for room? Only then do arrivals say how fast the link is: else they come as they are asked.
+        # Do requests wait for room? Only then do arrivals measure the link's rate; else they arrive at the rate of
+        # requests.
         self.is_short = False
         self._fetches = 0  # blocks
-        self._is_alone = False  # is a single peer asked for what it has?
+        self._is_alone = False  # is a single peer asked for blocks that it has?
 
     def sent(self, batch: Batch) -> None:
-        """It was asked."""
+        """Count a batch that was sent."""
         self.bytes[batch.lane] += batch.bytes_left
         self._fetches += len(batch.asks) if batch.lane == FETCH else 0
 
     def note_waiting(self, peers: Sequence[Peer]) -> None:
-        """Something waits to be asked of these."""
+        """Note the peers that have requests to send."""
         self._is_alone = len(peers) == 1 and peers[0].bytes_left(HERE) >= self.bytes[HERE]
 
     def is_worth_waiting(self, queue: deque[Ask]) -> bool:
-        """Would the question be for a few of many blocks? Half of what a question costs is the same for each."""
+        """Return whether to wait until more of the queue fits into one request. Half the cost of a request does not
+        depend on how many blocks it has."""
         size = self.window.alone if self._is_alone else self.window.size
         free = size - self.bytes[HERE]
         if 2 * free >= size or not self.bytes[HERE]:
@@ -47,14 +49,15 @@ class InFlight:
         return False
 
     def has_room(self, lane: int, length: int, before: int) -> bool:
-        """For a block of *length* bytes, with *before* bytes more than are on the way now? One may always be."""
+        """Return whether a block of *length* bytes fits, with *before* bytes on top of those in flight. One block
+        always fits."""
         in_flight = self.bytes[lane] + before
         if lane == HERE:
             return self.window.room(in_flight, length, alone=self._is_alone)
         return in_flight == 0 or (in_flight + length <= _MOST_FETCHED and self._fetches < _MOST_FETCHES)
 
     def release(self, batch: Batch, blocks: int, size: int) -> None:
-        """So many blocks of it, with *size* bytes, are not on the way any more."""
+        """Count *blocks* of the batch, with *size* bytes in all, as no longer in flight."""
         batch.bytes_left -= size
         credit = min(batch.credit, size)
         batch.credit -= credit
@@ -62,7 +65,7 @@ class InFlight:
         self._fetches -= blocks if batch.lane == FETCH else 0
 
     def credit(self, batch: Batch) -> None:
-        """All but the tail of a large block has come: what has come is not on the way any more."""
+        """Stop counting the bytes of a large block once all but its tail has arrived."""
         credit = batch.bytes_left - min(batch.bytes_left, self.window.size // 2)
         batch.credit += credit
         self.bytes[batch.lane] -= credit

@@ -1,4 +1,4 @@
-"""Segment files that the threads of a peer server have open together."""
+"""Open segment files, shared by the threads of a peer server."""
 
 import contextlib
 import errno
@@ -17,13 +17,14 @@ MOST_OPEN: Final = 512
 
 
 class OpenSegment:
-    """An open file, which is closed when nobody has it any more: a thread may send from it while another forgets it."""
+    """An open file, closed once no thread refers to it: one thread may send from it while another drops it from the
+    table."""
 
     __slots__ = ("descriptor",)
 
     def __init__(self, path: Path, owner: int) -> None:
-        """owner: uid of the daemon. Raises OSError. It neither follows a link that somebody has planted nor waits for
-        the writer of a pipe."""
+        """Open the segment read-only. owner: uid of the daemon. Neither follows a planted symbolic link nor blocks on a
+        pipe. Raises OSError."""
         self.descriptor = -1
         self.descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         found = os.fstat(self.descriptor)
@@ -37,17 +38,17 @@ class OpenSegment:
 
 
 class OpenSegments:
-    """Thread-safe."""
+    """A table of at most MOST_OPEN open segments. Thread-safe."""
 
     def __init__(self, directories: Mapping[int, Path], owner: int) -> None:
-        """directories: tier number -> directory; owner: uid of the daemon."""
         self._directories = dict(directories)
         self._owner = owner
         self._lock = threading.Lock()
-        self._open: OrderedDict[tuple[int, int], OpenSegment] = OrderedDict()  # by tier and number, oldest first
+        # by tier and segment number, oldest first
+        self._open: OrderedDict[tuple[int, int], OpenSegment] = OrderedDict()
 
     def get(self, location: Location) -> OpenSegment | None:
-        """The file with the block; None where it is gone."""
+        """Return the file that holds the block; None if it is gone."""
         name = (location.tier, location.segment)
         found = self._open.get(name)
         if found is not None:
@@ -66,7 +67,7 @@ class OpenSegments:
         return opened
 
     def forget_unlinked(self) -> None:
-        """Let go of files that the daemon has deleted, so that their space becomes free."""
+        """Close files that the daemon has deleted, so that their space becomes free."""
         with self._lock:
             for name, one in list(self._open.items()):
                 if os.fstat(one.descriptor).st_nlink == 0:

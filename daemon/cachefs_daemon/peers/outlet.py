@@ -1,4 +1,5 @@
-"""Blocks of this node on their way to a peer: found in the index, sent out of segments or out of daemon's answers."""
+"""Sends blocks of this node to peers: finds them in the index, and sends them from segments or from the daemon's
+responses."""
 
 import os
 import time
@@ -13,27 +14,27 @@ from cachefs_daemon.peers.open_segments import OpenSegment, OpenSegments
 from cachefs_daemon.peers.protocol import NO_TIER, AskedBlock, block_end, block_start
 from cachefs_daemon.peers.wire import Gone, Wire
 
-# Bytes a second that a peer takes at least, and seconds that it has for a block in any case: who takes fewer gets no
-# more of it.
+# The least bytes a second at which a peer must read a block, and the seconds that it has for a block in any case. The
+# connection of a slower peer is closed.
 LEAST_RATE: Final = 1 << 20
 GRACE_SECONDS: Final = 10.0
 
 
 class Outlet:
-    """Thread-safe."""
+    """Finds and sends blocks. Thread-safe."""
 
     def __init__(self, index: Path, tiers: Mapping[int, Path]) -> None:
-        """index: of the node; tiers: tier number -> directory. Raises CachefsError."""
+        """Open the node's index. tiers: directory by tier number. Raises CachefsError."""
         self.index = IndexReader(index)
         self.segments = OpenSegments(tiers, self.index.owner)
 
     def find(self, block: AskedBlock) -> Location | None:
-        """Where the block is, if it is here and what the peer means."""
+        """Return the location of the block, if it is here with the length that the peer expects."""
         location = self.index.get(block.key)
         return location if location is not None and location.length == block.length else None
 
     def is_right(self, block: AskedBlock, location: Location) -> bool:
-        """Read it, and compare it with its checksums."""
+        """Read the block, and return whether it matches its checksums."""
         segment = self.segments.get(location)
         if segment is None:
             return False
@@ -45,8 +46,8 @@ class Outlet:
         return got == location.length and pieces_match(block.key, location.checksums, 0, room)
 
     def send(self, wire: Wire, at: int, block: AskedBlock, location: Location) -> bool:
-        """Send the block that has number *at* in the question. False where it is gone: then nothing was sent. Raises
-        Gone, also where it goes while it is sent."""
+        """Send the block with number *at* of the request. Return False, with nothing sent, if it is gone. Raises Gone,
+        also if the block goes away while it is sent."""
         segment = self.segments.get(location)
         if segment is None:
             return False
@@ -60,12 +61,12 @@ class Outlet:
         until = time.monotonic() + GRACE_SECONDS + location.length / LEAST_RATE
         try:
             wire.send_file(segment.descriptor, location.offset, location.length, until)
-        except OSError as error:  # half a block is sent: only the end of the connection says so
+        except OSError as error:  # half a block is sent: only closing the connection can report that
             raise Gone(f"a segment cannot be read: {error}") from None
 
     @staticmethod
     def send_bytes(wire: Wire, at: int, block: AskedBlock, fetched: FetchedBlock) -> bool:
-        """Send a block out of the daemon's answer. False where that has other bytes. Raises Gone."""
+        """Send a block from the daemon's response. Return False if its length is wrong. Raises Gone."""
         if len(fetched.data) != block.length or len(fetched.checksums) != 8 * piece_count(block.length):
             return False
         wire.send(block_start(at, NO_TIER, block.length, fetched.checksums), more=True)
@@ -75,5 +76,5 @@ class Outlet:
 
 
 def is_quick(location: Location) -> bool:
-    """Is no disk waited for?"""
+    """Return whether the block is sent without waiting for a disk."""
     return location.tier == MEMORY

@@ -1,4 +1,4 @@
-"""The data plane of a node that is in a cluster: its client and its servers, as the rest of the node has them."""
+"""The data plane of a node in a cluster: its client and its servers."""
 
 import logging
 import socket
@@ -18,12 +18,12 @@ from cachefs_daemon.runtime.errorlog import ErrorLog
 
 log = logging.getLogger(__name__)
 
-# Serves a connection of the daemon's fetch channel for a peer server.
+# Serves one connection of the fetch channel for a peer server.
 Adopt = Callable[[socket.socket], Awaitable[None]]
 
 
 class DataPlane:
-    """Used on the event loop."""
+    """Starts, stops and reports on the client and the servers. Used on the event loop."""
 
     def __init__(
         self, section: ClusterSection, membership: Membership, errors: ErrorLog, secret: ClusterSecret | None
@@ -39,29 +39,28 @@ class DataPlane:
             log.warning("%s", why)
         self.client = PeerClient(section.cluster, membership, errors, self.certificates, section.window, secret)
         self.servers: PeerServers | None = None  # until `open_servers`
-        # Is told which blocks a node has got from here, by its id and their keys.
+        # Called with a node's id and the keys of the blocks that it received from this node.
         self.on_served: Callable[[str, Sequence[bytes]], None] = lambda node, keys: None
 
     def open_servers(self, index: Path, tiers: dict[str, Path], adopt: Adopt) -> None:
-        """Take the port. index, tiers: what servers read: the node's index, and the directories of tiers by name.
-        Raises ConfigError."""
+        """Bind the port. index, tiers: the node's index, and tier directories by name, which servers read. Raises
+        ConfigError."""
         places = ServerPlaces(self._section.listens, index, tiers, self._files, secret=self._secret)
         self.servers = PeerServers(self._section.cluster, self._membership, places, adopt, self._errors)
         self.servers.on_served = lambda node, keys: self.on_served(node, keys)
 
     async def start(self) -> None:
-        """Serve."""
         if self.servers is not None:
             await self.servers.start()
 
     async def stop(self) -> None:
-        """Give and ask for nothing more. May be called again."""
+        """Stop the servers and the client. May be called again."""
         if self.servers is not None:
             await self.servers.stop()
         await self.client.close()
 
     def traffic(self, node_id: str) -> PeerTraffic:
-        """What this node and that one have given each other."""
+        """Return the blocks and bytes that this node and *node_id* exchanged."""
         got = self.client.counters.get(node_id)
         gave = self.servers.served().get(node_id) if self.servers is not None else None
         gave = gave or Served(node_id)

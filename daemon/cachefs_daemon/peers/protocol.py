@@ -1,14 +1,14 @@
-"""What goes over the wire between nodes: HTTP/1.1, one question for many blocks, one answer with all of them.
+"""The wire protocol between nodes: HTTP/1.1, with one request for many blocks and one response with all of them.
 
-    POST /blocks                     headers that say who asks whom, and a Question in msgpack
-    200, Transfer-Encoding: chunked  a chunk for each block, in the order in which they are ready, and one for the end
+    POST /blocks                     headers with the sender and the addressee, and a Question in msgpack
+    200, Transfer-Encoding: chunked  one chunk per block, in the order in which they are ready, and one for the end
 
-A chunk is a Head of 8 bytes and what belongs to it: for a block, the checksums of its pieces, its bytes, and a byte
-that says whether it was still in its place after they were sent; for a failure, its text. While a block is fetched,
-a chunk without anything (BEAT) every BEAT_SECONDS tells a server that waits from one that was stopped. On one of the
-connections of each node such a chunk comes every SIGN_SECONDS and says that the daemon behind the server lives too.
+A chunk is a header of 8 bytes and its content: for a block, the checksums of its pieces, its bytes, and a byte that
+tells whether the block was still at its location after it was sent; for a failure, the text. While a block is fetched,
+an empty chunk (BEAT) every BEAT_SECONDS tells a server that waits from one that has stopped. On one connection of each
+node the beat comes every SIGN_SECONDS and also tells that the daemon behind the server is alive.
 
-Nothing of what comes is trusted: everything has a bound, and an answer has what was asked for or is none.
+No input is trusted: everything has a bound, and a response that does not match its request is rejected.
 """
 
 import struct
@@ -25,24 +25,23 @@ from cachefs_daemon.cluster.secret import ClusterSecret, is_nonce, is_proof
 from cachefs_daemon.cluster.view import PROTOCOL, is_id
 from cachefs_daemon.origin.http_head import END, MOST_BYTES, Malformed, parse_head, parse_lines
 
-# Of one question: blocks and their bytes; bytes of its body and of its head; seconds of its deadline.
+# Limits of one request: blocks and their bytes; bytes of its body and of its head; seconds of its deadline.
 MOST_BLOCKS: Final = 256
 MOST_DATA: Final = 64 << 20
 MOST_BODY: Final = 64 << 10
 MOST_HEAD: Final = 4 << 10
 MOST_SECONDS: Final = 3600.0
-# Bytes of a text that says why, and of the body of an answer that has no blocks.
+# Bytes of a text with a reason, and of the body of a response without blocks.
 MOST_TEXT: Final = 500
 _MOST_REFUSAL: Final = 2 << 10
-# Seconds between two chunks of an answer, at most; and on one connection of each node, while the daemon lives.
+# Most seconds between two chunks of a response; and on one connection of each node, while the daemon is alive.
 BEAT_SECONDS: Final = 1.0
 SIGN_SECONDS: Final = 0.1
-# Epochs have at most so many bits.
 _MOST_EPOCH: Final = 1 << 63
 
-# What is said to a probe in place of a verdict: the server lives, and the daemon behind it does not answer.
+# The verdict in a probe's response if the server is alive but its daemon does not answer.
 NO_DAEMON: Final = "no-daemon"
-# What a chunk says.
+# Status of a chunk.
 HERE: Final = 0
 NOT_HERE: Final = 1
 TAKE_IT: Final = 2
@@ -50,33 +49,33 @@ BUSY: Final = 3
 FAILED: Final = 4
 BEAT: Final = 5
 LAST: Final = 6
-# The text of NOT_HERE where the node does not have the snapshot either. Nodes of earlier releases read NOT_HERE alone.
+# Text of NOT_HERE if the node lacks the snapshot too. Nodes of earlier releases read NOT_HERE alone.
 LACKS_SNAPSHOT: Final = "no snapshot"
-# Of a chunk that belongs to no block.
+# Number in chunks that belong to no block.
 NO_BLOCK: Final = 0xFFFF
-# Where a block was that is in no tier; and in its place in a beat, that the daemon lives.
+# Tier of a block that is in no tier. In a beat, the tier field tells whether the daemon is alive.
 NO_TIER: Final = 255
 _LIVES: Final = 1
-# The byte after a block: whether it was still in its place when its last byte was sent. Where it was not, other bytes
-# may have been there already, and nobody is to blame.
+# The byte after a block: whether the block was still at its location when its last byte was sent. If it had moved,
+# other bytes may have been sent without any fault.
 STAYED: Final = b"\1"
 MOVED: Final = b"\0"
 
-_HEAD: Final = struct.Struct("<HBBI")  # number in the question, what it says, tier, bytes of what belongs to it
+_HEAD: Final = struct.Struct("<HBBI")  # number in the request, status, tier, bytes of content
 HEAD_SIZE: Final = _HEAD.size
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 _LINE_END: Final = b"\r\n"
-# Hexadecimal digits of the size of a chunk: of 64 MiB and a little.
+# Most hexadecimal digits of a chunk's size: 64 MiB and a little.
 _MOST_DIGITS: Final = 8
 
-# Of a proof that the cluster's secret is known.
+# Header with the proof that a node knows the cluster's secret.
 PROOF: Final = b"x-cachefs-proof"
 
 _PHRASES: Final = {200: "OK", 403: "Forbidden", 404: "Not Found", 409: "Conflict", 503: "Service Unavailable"}
 
 
 class BadQuestion(Exception):
-    """It is not what a node asks. Its text is one line."""
+    """An invalid request. The text is one line."""
 
     def __init__(self, text: str, status: int = 400) -> None:
         super().__init__(text)
@@ -84,21 +83,21 @@ class BadQuestion(Exception):
 
 
 class BadAnswer(Exception):
-    """It is not what a node answers. Its text is one line."""
+    """An invalid response. The text is one line."""
 
 
 class AskedBlock(msgspec.Struct, frozen=True, array_like=True):
-    """A block that is asked for."""
+    """A block in a request."""
 
-    # Where it is found at the origin: id of the snapshot, number of the file, and of the block in it.
+    # Its place at the origin: id of the snapshot, number of the file, and number of the block in the file.
     snapshot: Annotated[str, Meta(max_length=64)]
     entry: Annotated[int, Meta(ge=0, lt=1 << 48)]
     number: Annotated[int, Meta(ge=0, lt=1 << 32)]
     key: Annotated[bytes, Meta(min_length=KEY_SIZE, max_length=KEY_SIZE)]
     length: Annotated[int, Meta(ge=1, le=MOST_DATA)]
-    # What came before was not the block: look at it before it is sent.
+    # The block arrived with wrong bytes before: verify the copy before it is sent.
     check: bool = False
-    # Wait a while for the snapshot where it is on its way. Nodes of earlier releases wait in any case.
+    # Wait a while for a snapshot that is on its way. Nodes of earlier releases always wait.
     await_snapshot: bool = True
 
 
@@ -106,11 +105,11 @@ class Question(msgspec.Struct, frozen=True, array_like=True):
     """The body of a request."""
 
     blocks: Annotated[list[AskedBlock], Meta(min_length=1, max_length=MOST_BLOCKS)]
-    # Bring those from the origin that are not here.
+    # Fetch blocks that are not here from the origin.
     fetch: bool = False
-    # Nobody waits for them yet.
+    # The blocks are read ahead: no reader waits for them yet.
     ahead: bool = False
-    # Who asks would fetch them from the origin itself.
+    # The requester could fetch the blocks from the origin itself.
     may_take: bool = False
 
 
@@ -120,19 +119,17 @@ _decode = msgspec.msgpack.Decoder(Question).decode
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """The head of a request."""
-
     method: str
     target: str
-    # Who asks whom; None where it does not say, as a person with curl.
+    # Sender and addressee; None without the headers, as from a person with curl.
     greeting: Greeting | None
-    seconds: float  # that the answer may take
+    seconds: float  # until the response's deadline
     length: int  # of the body
-    is_last: bool  # the client closes the connection then
+    is_last: bool  # the client closes the connection after the response
 
 
 def encode_question(question: Question, greeting: Greeting, seconds: float) -> bytes:
-    """The whole request."""
+    """Return a whole request for blocks, with its head."""
     body = _encode(question)
     head = (
         f"POST /blocks HTTP/1.1\r\nHost: {greeting.addressee}\r\n{_headers(greeting)}"
@@ -143,7 +140,7 @@ def encode_question(question: Question, greeting: Greeting, seconds: float) -> b
 
 
 def encode_probe(greeting: Greeting) -> bytes:
-    """A request that only finds out who is there."""
+    """Return a request that only asks which node is there."""
     head = f"GET /health HTTP/1.1\r\nHost: {greeting.addressee}\r\n{_headers(greeting)}Connection: close\r\n\r\n"
     return head.encode("ascii", "replace")
 
@@ -158,7 +155,7 @@ def _headers(greeting: Greeting) -> str:
 
 
 def parse_request_head(text: bytes) -> RequestHead:
-    """text: without the empty line at its end. Raises BadQuestion."""
+    """Parse a request's head. text: without the empty line at its end. Raises BadQuestion."""
     if len(text) > MOST_HEAD:
         raise BadQuestion(f"the head of a request has more than {MOST_HEAD} bytes", 431)
     lines = text.split(_LINE_END)
@@ -222,7 +219,7 @@ def parse_question(body: bytes | bytearray | memoryview) -> Question:
 
 
 def answer_head(node: str, incarnation: str, epoch: int, proof: str = "") -> bytes:
-    """The head of an answer with blocks. proof: that the cluster's secret is known, for the nonce of the request."""
+    """Return the head of a response with blocks. proof: of the cluster's secret, for the nonce of the request."""
     return (
         f"HTTP/1.1 200 OK\r\nContent-Type: application/octet-stream\r\n{_who(node, incarnation, epoch, proof)}"
         "Transfer-Encoding: chunked\r\n\r\n"
@@ -230,7 +227,7 @@ def answer_head(node: str, incarnation: str, epoch: int, proof: str = "") -> byt
 
 
 def refusal(status: int, who: tuple[str, str, int, str], text: str, verdict: str = "") -> bytes:
-    """An answer with no block. who: this node's id, its incarnation, its ring epoch, and its proof."""
+    """Return a response without blocks. who: this node's id, incarnation, ring epoch, and proof."""
     body = (" ".join(text.split())[:MOST_TEXT] + "\n").encode("ascii", "replace")
     extra = f"X-Cachefs-Verdict: {verdict}\r\n" if verdict else ""
     extra += f"Connection: close\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -243,7 +240,7 @@ def _who(node: str, incarnation: str, epoch: int, proof: str = "") -> str:
 
 
 def block_start(index: int, tier: int, length: int, checksums: bytes) -> bytes:
-    """What goes before the bytes of a block. `block_end` goes behind them."""
+    """Return the bytes that precede those of a block. `block_end` follows them."""
     head = _HEAD.pack(index, HERE, tier, length)
     return b"%x\r\n" % (HEAD_SIZE + len(checksums) + length + 1) + head + checksums
 
@@ -253,26 +250,26 @@ def block_end(*, stayed: bool) -> bytes:
 
 
 def short_chunk(index: int, status: int, text: str = "") -> bytes:
-    """A chunk without bytes of a block."""
+    """Return a chunk without a block."""
     data = " ".join(text.split()).encode("utf-8", "backslashreplace")[:MOST_TEXT]
     return b"%x\r\n" % (HEAD_SIZE + len(data)) + _HEAD.pack(index, status, NO_TIER, len(data)) + data + _LINE_END
 
 
 def beat(*, lives: bool) -> bytes:
-    """A chunk without anything. lives: does the daemon behind the server?"""
+    """Return an empty chunk. lives: whether the daemon behind the server is alive."""
     return b"%x\r\n" % HEAD_SIZE + _HEAD.pack(NO_BLOCK, BEAT, _LIVES if lives else NO_TIER, 0) + _LINE_END
 
 
 def last_chunk(retransmitted: int) -> bytes:
-    """The end of an answer. retransmitted: packets that were sent again since the last answer."""
+    """Return the end of a response. retransmitted: packets sent again since the last response."""
     head = _HEAD.pack(NO_BLOCK, LAST, NO_TIER, min(retransmitted, 0xFFFFFFFF))
     return b"%x\r\n" % HEAD_SIZE + head + _LINE_END + _LAST_CHUNK
 
 
 class Block(NamedTuple):
-    """A block has come. Its bytes are not verified."""
+    """A block that has arrived. Its bytes are not verified."""
 
-    # Its number in the question.
+    # Number in the request.
     at: int
     tier: int
     checksums: bytes
@@ -281,7 +278,7 @@ class Block(NamedTuple):
 
 
 class NoBlock(NamedTuple):
-    """None will come."""
+    """The outcome of a block that will not arrive."""
 
     at: int
     status: int
@@ -289,16 +286,16 @@ class NoBlock(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """An answer with no block at all: a refusal, or the answer to a probe."""
+    """A response without blocks: a refusal, or the response to a probe."""
 
     status: int
-    # Why, where it is about who asks whom: the value of a Verdict.
+    # The value of a Verdict, if the refusal is about sender or addressee.
     verdict: str
     text: str
 
 
 class Sender(NamedTuple):
-    """Who answers."""
+    """The responding node."""
 
     node: str
     incarnation: str
@@ -309,16 +306,16 @@ Item = Block | NoBlock | Refused
 
 
 class SenderCheck(NamedTuple):
-    """Finds out whether an answer comes from the node that was asked: only that one gives blocks."""
+    """Checks that a response comes from the node that was asked: blocks are accepted from no other."""
 
-    # Of the request.
+    # Greeting of the request.
     greeting: Greeting
-    # Where the node is reached; and the cluster's secret, None where there is none.
+    # Data port of the addressee; and the cluster's secret, None without one.
     port: int
     secret: ClusterSecret | None
 
     def objection(self, sender: Sender, proof: str, *, serves: bool) -> str:
-        """Return why the answer is not taken; "" where it is."""
+        """Return why the response is rejected, or ""."""
         asked = self.greeting
         if sender.node != asked.addressee and (serves or self.secret is not None):
             return f"node {sender.node} answers at its address, not {asked.addressee}"
@@ -333,32 +330,32 @@ class SenderCheck(NamedTuple):
 
 
 def answer_room(lengths: Sequence[int]) -> int:
-    """Bytes that an answer to a question for blocks of these lengths may have, without beats."""
+    """Return the most bytes of a response with blocks of these lengths, without beats."""
     return MOST_BYTES + sum(length + 8 * piece_count(length) + MOST_TEXT + 64 for length in lengths)
 
 
 class AnswerParser:
-    """One answer, as it comes into a buffer. It keeps positions and no bytes."""
+    """Parses one response as it arrives in a buffer. Keeps positions, and no bytes."""
 
     def __init__(self, lengths: Sequence[int], check: SenderCheck | None = None) -> None:
-        """lengths: of the blocks that were asked for. check: of who answers; None: any node may."""
+        """lengths: of the requested blocks. check: of the responding node; None accepts any."""
         self._sender_check = check
-        self.sender: Sender | None = None  # once the head was read
+        self.sender: Sender | None = None  # None until the head is parsed
         self.is_done = False
-        self.is_last = False  # the server closes the connection behind it
+        self.is_last = False  # the server closes the connection after the response
         self.retransmitted = 0
-        self.signs = 0  # chunks that only a node gives whose daemon lives, or that has the block
-        self.position = 0  # up to which everything was read
-        self.wanted_to = 0  # up to which bytes are needed before there is more to read; 0 where nobody knows
+        self.signs = 0  # chunks that prove a live daemon, or a block
+        self.position = 0  # end of the parsed bytes
+        self.wanted_to = 0  # bytes needed before parsing can go on; 0 if unknown
         self._lengths = lengths
         self._left = set(range(len(lengths)))
-        self._kept = 0  # end of the last block: what came behind it is not needed any more
-        self._ended = False  # the chunk LAST was there
-        self._body = 0  # of an answer that has no blocks: where it ends
+        self._kept = 0  # end of the last block: bytes after it are not needed any more
+        self._ended = False  # chunk LAST was parsed
+        self._body = 0  # end of the body of a response without blocks
         self._refused: tuple[int, str] | None = None
 
     def rewind(self, filled: int) -> int:
-        """How many bytes of the buffer are in use, of *filled*: fewer where only beats have come since the last
+        """Return how many of the *filled* bytes of the buffer are in use: fewer if only beats arrived since the last
         block."""
         if self.sender is not None and self._refused is None and self.position == filled > self._kept:
             self.position = self._kept
@@ -366,7 +363,7 @@ class AnswerParser:
         return filled
 
     def parse(self, view: memoryview) -> Iterator[Item]:
-        """What has come whole since the last call. view: the filled part of the buffer. Raises BadAnswer."""
+        """Yield what has arrived whole since the last call. view: the filled part of the buffer. Raises BadAnswer."""
         if self.sender is None and not self._parse_head(view):
             return
         if self._refused is not None:
@@ -416,7 +413,7 @@ class AnswerParser:
         return True
 
     def _parse_chunk(self, view: memoryview) -> Item | bool | None:
-        """None where more is needed; True for what concerns no block."""
+        """Return None if more bytes are needed; True for a chunk that concerns no block."""
         start = self.position
         line = bytes(view[start : start + _MOST_DIGITS + 2])
         end = line.find(_LINE_END)
@@ -496,11 +493,11 @@ class AnswerParser:
 
 
 def tier_of(number: int) -> int | None:
-    """MEMORY or SSD; None for a block that was in none."""
+    """Return MEMORY or SSD; None for a block that was in no tier."""
     return number if number <= SSD else None
 
 
 def _readable(text: memoryview) -> str:
-    """What a peer says, as part of a line of the log."""
+    """Return a peer's text in a form that is safe in a log line."""
     words = " ".join(bytes(text).decode("utf-8", "replace").split())[:MOST_TEXT]
     return "".join(letter if letter.isprintable() else "?" for letter in words)

@@ -1,4 +1,4 @@
-"""The thread that receives from peers, and how it tells the event loop."""
+"""The thread that receives from peers and reports to the event loop."""
 
 import asyncio
 import contextlib
@@ -15,13 +15,13 @@ log = logging.getLogger(__name__)
 
 
 class Receiver:
-    """Receives on all connections that it is given. Made on the event loop.
+    """Receives on all connections given to it. Made on the event loop.
 
-    One thread takes 1.4 GB/s; many would fight for the interpreter lock with each other and with the loop.
+    One thread receives 1.4 GB/s; more threads would contend for the interpreter lock with each other and with the loop.
     """
 
     def __init__(self, take: Callable[[News], None]) -> None:
-        """take: is called on the loop with all news, in order."""
+        """take: called on the loop with all news, in order."""
         self._take = take
         self._loop = asyncio.get_running_loop()
         self._poll = select.epoll()
@@ -34,12 +34,12 @@ class Receiver:
         self._thread.start()
 
     def add(self, connection: PeerConnection) -> None:
-        """Receive on it from now on."""
+        """Receive on the connection from now on."""
         self._connections[connection.fileno()] = connection
         self._poll.register(connection, select.EPOLLIN | select.EPOLLRDHUP)
 
     def close(self) -> None:
-        """Close all connections. Nothing is told any more."""
+        """Close all connections. No news is reported any more."""
         self._is_closing = True
         os.eventfd_write(self._wake, 1)
         self._thread.join()
@@ -73,10 +73,11 @@ class Receiver:
 
     def _tell(self) -> None:
         while self._news:
-            # It leaves when it was taken, so that what comes meanwhile needs no other call.
+            # An item leaves the deque only after it was handled, so that items that arrive meanwhile need no other
+            # call.
             try:
                 self._take(self._news[0])
-            except Exception:  # a bug costs this one only: nobody would call again for those behind it
+            except Exception:  # a bug costs this item only: no other call would handle the items behind it
                 log.exception("internal error with what came from node %s", self._news[0].connection.peer)
             finally:
                 self._news.popleft()

@@ -1,7 +1,7 @@
-"""A peer server: a process that gives other nodes blocks of this one, with a thread for each connection.
+"""A peer server: a process that serves this node's blocks to other nodes, with a thread per connection.
 
-It has the index and the segments open to read, as a worker of a mount has, and asks the daemon for what is not there.
-What it has to know of the cluster the daemon tells it, and it ends with the daemon.
+It has the index and the segments open for reading, like a mount's worker, and asks the daemon for blocks that are not
+there. The daemon tells it the state of the cluster; it ends with the daemon.
 """
 
 import os
@@ -38,28 +38,28 @@ from cachefs_daemon.peers.tls import Certificates, names_of
 from cachefs_daemon.peers.wire import Gone, PlainWire, TlsWire, Wire, prepare
 from cachefs_daemon.runtime.connection_limits import Bounds, ConnectionLimits
 
-# Connections of one server process. Each has a thread.
+# Limits of connections of one server process. Each connection has a thread.
 BOUNDS: Final = Bounds(total=2048, unknown=256, unknown_of_address=64, of_member=64)
-# Seconds that a TLS handshake may take.
+# Timeout of a TLS handshake.
 HANDSHAKE_SECONDS: Final = 5.0
 # Nodes whose counters are kept: those that asked last.
 _MOST_GIVEN: Final = 4096
-# A thread's stack, in bytes: there may be thousands.
+# Stack size of a thread in bytes: there may be thousands of threads.
 _STACK: Final = 512 << 10
 _AT_ONCE: Final = 64 << 10
-# Why there can be no more connections for now: too many files, or too little memory.
+# Seconds to wait after accept fails, for lack of descriptors or memory.
 _PAUSE: Final = 0.1
 
 _told = decoder(Told)
 
 
 class PeerServer:
-    """One process. Its attributes are what its threads share."""
+    """The server of one process. Its attributes are shared by its threads."""
 
     def __init__(
         self, listening: socket.socket, pipe: socket.socket, fetches: DaemonFetches, outlet: Outlet, told: Told
     ) -> None:
-        """listening: others of this daemon may accept from it too. told: the first thing that the daemon has said."""
+        """listening: other servers of this daemon may accept from it too. told: the first message of the daemon."""
         self.outlet = outlet
         self.fetches = fetches
         self.cluster = told.cluster
@@ -72,23 +72,23 @@ class PeerServer:
         self._frames = Frames(MOST_TOLD)
         self._certificates: Certificates | None = None
         self._limits: ConnectionLimits[Caller] = ConnectionLimits(BOUNDS)
-        self._lock = threading.Lock()  # of what follows
+        self._lock = threading.Lock()  # guards the attributes below
         self._given: OrderedDict[str, Given] = OrderedDict()
         self._complaints: list[Complaint] = []
         self._more = 0
         self._is_behind = False
         self._fetching = 0
-        self._handed: dict[str, bytearray] = {}  # by id of the node: keys of blocks, one after the other
+        self._handed: dict[str, bytearray] = {}  # by id of the node: keys of blocks, concatenated
         self._handed_count = 0
-        self._news = threading.Event()  # there is something in `_handed`
-        self._telling = threading.Lock()  # of the pipe
+        self._news = threading.Event()  # set while `_handed` has something
+        self._telling = threading.Lock()  # guards writes to the pipe
 
     def use(self, certificates: Certificates | None) -> None:
-        """None: connections are not encrypted."""
+        """Set the certificates; None serves without encryption."""
         self._certificates = certificates
 
     def run(self) -> None:
-        """Serve until the daemon is gone."""
+        """Serve until the daemon ends."""
         threading.stack_size(_STACK)
         self._listening.setblocking(False)
         poll = select.poll()
@@ -122,7 +122,7 @@ class PeerServer:
         self._limits.rest(caller)
 
     def complain(self, address: str, kind: str, text: str) -> None:
-        # Each kind is a subject of its own, as the log has one line a minute of a subject.
+        # Each kind is a separate subject, as the log has one line a minute per subject.
         with self._lock:
             if len(self._complaints) < MOST_COMPLAINTS:
                 self._complaints.append(Complaint(subject=f"peers at {address}, {kind}", text=text[:500]))
@@ -198,7 +198,7 @@ class PeerServer:
         except Gone as gone:
             self.complain(address, gone.kind, str(gone))
         except OSError:
-            pass  # it has gone before it was anybody
+            pass  # the peer left before it was identified
         except Exception as error:
             self.complain(address, "bug", f"internal error of the peer server ({error!r})")
         finally:
@@ -206,7 +206,8 @@ class PeerServer:
             self._limits.leave(caller)
 
     def _open(self, caller: Caller) -> tuple[Wire, frozenset[str] | None]:
-        """Raises Gone with the reason where it is nobody that may ask; OSError."""
+        """Set up the wire, and return it with the ids that the certificate proves. Raises Gone with the reason if the
+        peer may not ask; OSError."""
         connection = caller.connection
         prepare(connection)
         if self._certificates is None:
@@ -234,7 +235,7 @@ class PeerServer:
     # --- the daemon -----------------------------------------------------------------------------------------------
 
     def _listen_to_daemon(self) -> bool:
-        """False where it is gone."""
+        """Read messages of the daemon. Return False if it has ended."""
         try:
             data = self._pipe.recv(_AT_ONCE)
             if not data:
@@ -266,7 +267,7 @@ class PeerServer:
         self._send(said)
 
     def _tell_handed(self) -> None:
-        """Runs as long as the server."""
+        """Report served blocks to the daemon, for as long as the server runs."""
         while True:
             self._news.wait()
             time.sleep(HANDED_SECONDS)
@@ -281,7 +282,7 @@ class PeerServer:
             with self._telling:
                 self._pipe.sendall(frame(said))
         except OSError:
-            os._exit(0)  # the daemon is gone, or does not listen to anything any more
+            os._exit(0)  # the daemon has ended, or has stopped reading
 
 
 def open_server(
@@ -291,8 +292,8 @@ def open_server(
     places: tuple[Path, dict[int, Path]],
     certificates: Callable[[], Certificates | None],
 ) -> PeerServer:
-    """A server that knows what it has to. link: to the daemon's fetch channel. places: of the index, and of the tiers
-    by number. Raises CachefsError, OSError."""
+    """Return a server that has received its state from the daemon. link: to the daemon's fetch channel. places: path of
+    the index, and tier directories by number. Raises CachefsError, OSError."""
     frames = Frames(MOST_TOLD)
     bodies: list[bytes | memoryview] = []
     while not bodies:

@@ -1,4 +1,4 @@
-"""What the daemon and a peer server of it tell each other over a pipe: frames as on the fetch channel."""
+"""Messages between the daemon and a peer server over a pipe, framed as on the fetch channel."""
 
 from typing import Final
 
@@ -7,34 +7,34 @@ import msgspec
 from cachefs.messages import Message
 from cachefs_daemon.cluster.view import ClusterView
 
-# Bytes of a frame, at most: 1,000 members take 60 KB.
+# Most bytes of a frame: 1,000 members take 60 KB.
 MOST_TOLD: Final = 16 << 20
 MOST_SAID: Final = 1 << 20
-# Complaints that a server keeps until it next says something. More are counted.
+# Complaints that a server keeps until its next message. Further ones are only counted.
 MOST_COMPLAINTS: Final = 50
-# Seconds between two messages of a server, at most: it lives.
+# Most seconds between two messages of a live server.
 SAY_SECONDS: Final = 1.0
-# Seconds after which the daemon learns which blocks others were given, and how many of them it learns in one message.
-# Copies change hands by that; what it does not learn it finds out as the others read on.
+# Seconds between two reports of served blocks to the daemon, and most blocks in one report. Copies change hands by
+# these reports; blocks that are not reported are found out as the other nodes read on.
 HANDED_SECONDS: Final = 0.1
 MOST_HANDED: Final = 32768
 
 
 class Told(Message, frozen=True):
-    """What a server has to know. It uses the last one that it was told."""
+    """The state that a server needs. The last message received applies."""
 
-    # Name of the cluster, and the cluster as its daemon knows it. None: as before; the daemon lives.
+    # Name of the cluster, and its view as the daemon knows it. None: unchanged; the daemon is alive.
     cluster: str
     view: ClusterView | None = None
-    # The cluster's secret, with the view; empty where there is none.
+    # The cluster's secret, sent with the view; empty without one.
     secret: bytes = b""
 
 
 class Served(msgspec.Struct, frozen=True, array_like=True):
-    """What one node was given since its server has started."""
+    """Counts what one node was served since the server started."""
 
     node: str
-    # Blocks and bytes; of these blocks, those that were brought from the origin for it; blocks that it did not get.
+    # Blocks and bytes; those of the blocks that were fetched from the origin for the node; blocks that it did not get.
     blocks: int = 0
     bytes: int = 0
     fetched: int = 0
@@ -42,26 +42,25 @@ class Served(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Complaint(Message, frozen=True, array_like=True):
-    """Something that people should know of."""
+    """A problem for the daemon's error log."""
 
     subject: str
     text: str
 
 
 class Said(Message, frozen=True):
-    """What a server says once a second; the first one says that it is ready. Between these, as soon as others have got
-    blocks, only which (brief); and while others wait for blocks that the daemon brings, whether it lives."""
+    """A message of a server: a full one every second, the first of which tells that it is ready; and brief ones in
+    between, with the blocks that other nodes received, or with the question whether the daemon is alive."""
 
     brief: bool = False
-    # Does the daemon live? It answers with a `Told`.
+    # Asks for a `Told`, as proof that the daemon is alive.
     asks: bool = False
-    # By id of the node, the keys of the blocks that it has got since the last message, one after the other.
+    # By id of the node: keys of the blocks that it received since the last message, concatenated.
     handed: dict[str, bytes] = msgspec.field(default_factory=dict)
     served: tuple[Served, ...] = ()
     complaints: tuple[Complaint, ...] = ()
-    # Complaints for which there was no room.
+    # Complaints that did not fit.
     more: int = 0
-    # Has somebody asked whose view is newer than ours?
+    # Has a node with a newer view asked?
     is_behind: bool = False
-    # Connections that are open now.
     connections: int = 0

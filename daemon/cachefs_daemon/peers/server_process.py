@@ -1,4 +1,5 @@
-"""The daemon's peer servers: started, told of the cluster, listened to, started again, ended."""
+"""Runs the daemon's peer servers: starts and restarts them, sends them the cluster's state, reads their messages, ends
+them."""
 
 import asyncio
 import logging
@@ -22,15 +23,15 @@ from cachefs_daemon.runtime.errorlog import ErrorLog
 
 log = logging.getLogger(__name__)
 
-# Connections that wait to be taken.
+# Connections that wait to be accepted.
 _BACKLOG: Final = 512
-# Processors from which on there are two servers.
+# Number of processors from which on there are two servers.
 _MANY_PROCESSORS: Final = 8
-# Seconds from the end of a server to its next start: at first, and at most. One that lived longer than the last begins
-# anew.
+# Seconds from the end of a server to its next start: at first, and at most. The backoff starts anew after a server that
+# outlived it.
 _PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 30.0
-# Seconds without a word after which a server is replaced. It says something every second.
+# Seconds of silence after which a server is replaced. A live one sends something every second.
 _SILENT: Final = 20.0
 _TICK: Final = 0.5
 _END_SECONDS: Final = 2.0
@@ -41,16 +42,16 @@ _said = decoder(Said)
 
 @dataclass(frozen=True, slots=True)
 class ServerPlaces:
-    """What a peer server reads, and how it is reached."""
+    """The files that a peer server reads, and the address that it listens on."""
 
-    # Host and port; port 0 for any.
+    # Host and port; port 0 for any free one.
     listen: tuple[str, int]
     index: Path
-    # Name of a tier -> directory.
+    # Directory by name of the tier.
     tiers: dict[str, Path]
     # None: connections are not encrypted.
     tls: TlsFiles | None = None
-    # Servers; 0 for as many as suit the machine.
+    # Number of servers; 0 for as many as suit the machine.
     count: int = 0
     # None: nodes prove nothing to each other.
     secret: ClusterSecret | None = None
@@ -58,7 +59,7 @@ class ServerPlaces:
 
 @dataclass(slots=True, eq=False)
 class _Server:
-    """One process."""
+    """One server process."""
 
     process: subprocess.Popen[bytes]
     pipe: socket.socket
@@ -66,14 +67,14 @@ class _Server:
     heard: float
     frames: Frames = field(default_factory=lambda: Frames(MOST_SAID))
     unsent: bytearray = field(default_factory=bytearray)
-    is_outdated: bool = False  # there is another view than the last one in `unsent`
+    is_outdated: bool = False  # the view has changed since the one in `unsent`
     is_ready: bool = False
     served: tuple[Served, ...] = ()
     connections: int = 0
 
 
 class PeerServers:
-    """All of them. Used on the event loop."""
+    """All peer servers of the daemon. Used on the event loop."""
 
     def __init__(
         self,
@@ -83,9 +84,9 @@ class PeerServers:
         adopt: Callable[[socket.socket], Awaitable[None]],
         errors: ErrorLog,
     ) -> None:
-        """adopt: serves a connection of the fetch channel for a peer server. Raises ConfigError where it cannot
-        listen."""
-        # Is told which blocks a node has got from here, by its id and their keys, within some 0.1 s.
+        """adopt: serves a connection of the fetch channel for a peer server. Raises ConfigError if the address cannot
+        be bound."""
+        # Called with a node's id and the keys of the blocks that it received from this node, within some 0.1 s.
         self.on_served: Callable[[str, Sequence[bytes]], None] = lambda node, keys: None
         self._cluster = cluster
         self._membership = membership
@@ -96,28 +97,28 @@ class PeerServers:
         self._servers: list[_Server | None] = [None] * (places.count or 1 + (_processors() >= _MANY_PROCESSORS))
         self._keepers: list[asyncio.Task[None]] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._gone: dict[str, Served] = {}  # what servers that have ended had given
+        self._gone: dict[str, Served] = {}  # counts of servers that have ended
         self._ready = asyncio.Event()
         membership.listen(lambda _: self._tell_all())
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port that the servers listen on."""
         port: int = self._listening.getsockname()[1]
         return port
 
     @property
     def pids(self) -> list[int]:
-        """Of the servers that run."""
+        """Process ids of the running servers."""
         return [server.process.pid for server in self._servers if server is not None]
 
     @property
     def connections(self) -> int:
-        """That are open."""
+        """Number of open connections."""
         return sum(server.connections for server in self._servers if server is not None)
 
     def served(self) -> dict[str, Served]:
-        """What other nodes were given since the daemon started, by their ids."""
+        """Return what other nodes were served since the daemon started, by node id."""
         total = dict(self._gone)
         for server in self._servers:
             for one in server.served if server is not None else ():
@@ -125,7 +126,7 @@ class PeerServers:
         return total
 
     async def start(self) -> None:
-        """Start the servers, and wait a moment until one is ready."""
+        """Start the servers, and wait up to 10 s until one is ready."""
         self._listening.listen(_BACKLOG)
         self._keepers = [asyncio.create_task(self._keep(number)) for number in range(len(self._servers))]
         try:
@@ -135,7 +136,7 @@ class PeerServers:
             self._errors.add("peers", "the peer server does not start; other nodes fetch for themselves until it does")
 
     async def stop(self) -> None:
-        """End them. It may be called again."""
+        """End the servers. May be called again."""
         self._listening.close()
         for keeper in self._keepers:
             keeper.cancel()
@@ -148,7 +149,7 @@ class PeerServers:
     # --- one server -----------------------------------------------------------------------------------------------
 
     async def _keep(self, number: int) -> None:
-        """Have server *number* running."""
+        """Keep server *number* running."""
         loop, pause = asyncio.get_running_loop(), _PAUSE
         while True:
             began = loop.time()
@@ -165,11 +166,12 @@ class PeerServers:
             await asyncio.sleep(pause)
 
     async def _watch(self, server: _Server) -> None:
-        """Until it has ended, or says nothing any more."""
+        """Wait until the server has ended or is silent for too long."""
         loop = asyncio.get_running_loop()
         looked = loop.time()
         while server.process.poll() is None:
-            # Where this daemon stood still itself, what the server has said is not read yet.
+            # After this daemon itself stood still, messages of the server are unread: that time does not count as
+            # silence.
             server.heard += max(0.0, loop.time() - looked - 2 * _TICK)
             if loop.time() - server.heard > _SILENT:
                 log.warning("a peer server has said nothing for %.0f s; it is replaced", _SILENT)
@@ -178,7 +180,7 @@ class PeerServers:
             await asyncio.sleep(_TICK)
 
     async def _start(self, number: int) -> _Server:
-        """Raises OSError."""
+        """Start server *number*. Raises OSError."""
         server, link = self._spawn()
         self._servers[number] = server
         await self._adopt(link)
@@ -187,8 +189,8 @@ class PeerServers:
         return server
 
     def _spawn(self) -> tuple[_Server, socket.socket]:
-        """A new process, and the daemon's end of its connection of the fetch channel. It is started by this thread, as
-        it ends with the thread that has started it. Raises OSError."""
+        """Start a process, and return it with the daemon's end of its fetch-channel connection. Runs on this thread, as
+        the process ends with the thread that started it. Raises OSError."""
         pipe, their_pipe = socket.socketpair()
         link, their_link = socket.socketpair()
         with their_pipe, their_link:
@@ -229,7 +231,7 @@ class PeerServers:
         server.heard = asyncio.get_running_loop().time()
         for node, keys in said.handed.items():
             self.on_served(node, [keys[at : at + KEY_SIZE] for at in range(0, len(keys), KEY_SIZE)])
-        if said.asks and not server.unsent:  # else it hears from this daemon anyway
+        if said.asks and not server.unsent:  # else other bytes on their way show that this daemon is alive
             server.unsent += frame(Told(cluster=self._cluster))
             self._send(server)
         if said.brief:
@@ -254,7 +256,7 @@ class PeerServers:
         server.pipe.close()
         server.process.kill()
         until = loop.time() + _END_SECONDS
-        # To wait for it would hold up everything else.
+        # Waiting for the process would block the event loop.
         while server.process.poll() is None and loop.time() < until:  # noqa: ASYNC110
             await asyncio.sleep(_END_TICK)
         if server.process.poll() is None:
@@ -271,7 +273,7 @@ class PeerServers:
                 self._tell(server)
 
     def _tell(self, server: _Server) -> None:
-        server.is_outdated = bool(server.unsent)  # of those that come while it reads slowly it needs the last one only
+        server.is_outdated = bool(server.unsent)  # while it reads slowly it needs only the last view
         if not server.is_outdated:
             secret = self._places.secret
             key = secret.key if secret is not None else b""
@@ -296,7 +298,7 @@ class PeerServers:
 
 
 def _listen(address: tuple[str, int]) -> socket.socket:
-    """A socket with that address, which does not listen yet. Raises ConfigError."""
+    """Return a bound socket that does not listen yet. Raises ConfigError."""
     host, port = address
     try:
         family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]

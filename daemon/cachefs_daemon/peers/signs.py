@@ -1,8 +1,8 @@
-"""Signs that the daemon behind a peer server lives, for nodes that wait for blocks which it brings.
+"""Heartbeats for nodes that wait for blocks which the daemon behind a peer server fetches.
 
-An origin may take seconds, so that nothing has come yet says little. Whoever waits is told every 0.1 s, on one of its
-connections, that this daemon still runs; where it hangs, or the whole node does, those who wait learn it in half a
-second and ask elsewhere.
+An origin may take seconds, so that the lack of a block says little about a peer. Waiting nodes get a heartbeat every
+0.1 s, on one of their connections, while this daemon runs; if the daemon or its node hangs, they learn it in half a
+second and ask other sources.
 """
 
 import threading
@@ -13,36 +13,36 @@ from typing import Final
 from cachefs_daemon.peers.daemon_fetches import Coming
 from cachefs_daemon.peers.protocol import SIGN_SECONDS
 
-# Seconds in which the daemon answers while it lives. Its loop waits for 17 ms at most in 99 of 100 cases on a machine
-# that is not overloaded.
+# Seconds within which a live daemon answers. Its loop waits for 17 ms at most in 99 of 100 cases on a machine that is
+# not overloaded.
 LIVES_SECONDS: Final = 0.25
-# The same where a probe asks.
+# The same for a probe.
 ANSWER_SECONDS: Final = 1.0
-# Seconds until it is asked again where it does not.
+# Seconds until the daemon is asked again after it did not answer.
 AGAIN_SECONDS: Final = 1.0
 
 
 class Signs:
-    """Thread-safe."""
+    """Tracks whether the daemon is alive, and which connection of each node sends the heartbeats. Thread-safe."""
 
     def __init__(self, ask: Callable[[], None]) -> None:
-        """ask: has the daemon say something, and `heard` be called then."""
+        """ask: makes the daemon send a message, after which `heard` is called."""
         self._ask = ask
         self._lock = threading.Lock()
-        # By id of the node: where its connections wait. The first of them sends the signs.
+        # By id of the node: queues of its waiting connections. The first connection sends the heartbeats.
         self._waiting: dict[str, list[Coming]] = {}
-        # When the daemon was asked last, and when first since it has answered, in monotonic seconds.
+        # When the daemon was asked last, and when first since its last answer, in monotonic seconds.
         self._asked = self._unanswered = 0.0
         self._answered = threading.Event()
         self._answered.set()
 
     def enter(self, node: str, coming: Coming) -> None:
-        """A connection of that node waits for the daemon there."""
+        """Add a connection of the node that waits for the daemon."""
         with self._lock:
             self._waiting.setdefault(node, []).append(coming)
 
     def leave(self, node: str, coming: Coming) -> None:
-        """It waits no more. Another one sends the signs from now on, and is woken for it."""
+        """Remove a connection. If it sent the heartbeats, wake another one to send them from now on."""
         with self._lock:
             waiting = self._waiting[node]
             spoke = waiting[0] is coming
@@ -53,26 +53,27 @@ class Signs:
                 waiting[0].put(None)
 
     def speaks(self, node: str, coming: Coming) -> bool:
-        """Does this one send the signs?"""
+        """Return whether this connection sends the heartbeats."""
         with self._lock:
             return self._waiting[node][0] is coming
 
     def heard(self) -> None:
-        """The daemon has said something."""
+        """Record a message of the daemon."""
         self._answered.set()
 
     def answers(self) -> bool:
-        """Does the daemon, within a moment? It is asked now."""
+        """Ask the daemon now, and return whether it answers within ANSWER_SECONDS."""
         self._ask_now(time.monotonic(), 0.0)
         return self._answered.wait(ANSWER_SECONDS)
 
     def lives(self, now: float) -> bool:
-        """Does the daemon, as far as is known? It is asked, unless it was a moment ago. now: monotonic seconds."""
+        """Return whether the daemon is alive as far as is known. Asks it, unless it was asked a moment ago. now:
+        monotonic seconds."""
         self._ask_now(now, SIGN_SECONDS / 2)
         return self._answered.is_set() or now - self._unanswered < LIVES_SECONDS
 
     def _ask_now(self, now: float, pause: float) -> None:
-        """Ask the daemon, unless it owes an answer, or gave one to what was asked so many seconds ago."""
+        """Ask the daemon, unless it owes an answer, or was asked less than *pause* seconds ago."""
         with self._lock:
             is_answered = self._answered.is_set()
             asks = now - self._asked >= (pause if is_answered else AGAIN_SECONDS)

@@ -1,8 +1,8 @@
-"""Mutual TLS between nodes: contexts that follow their files, and who the other side is.
+"""Mutual TLS between nodes: contexts that follow their files, and the identity of the other side.
 
-A node's certificate names it: a DNS name in subjectAltName, or the common name where there is none, is the `name` of a
-member. Addresses are not looked at, so certificates stay right when a node moves. Both sides have the same three files,
-and both ask for a certificate that the authority has signed; so a certificate must be good for servers and for clients.
+A node's certificate names it: a DNS name in subjectAltName, or the common name without one, is the `name` of a member.
+Addresses are not checked, so certificates stay valid when a node moves. Both sides have the same three files, and both
+require a certificate signed by the authority; so a certificate must be valid for servers and for clients.
 """
 
 import logging
@@ -20,29 +20,29 @@ from cachefs_daemon.cluster.view import NodeRecord
 
 log = logging.getLogger(__name__)
 
-# Seconds between two looks whether the files have changed.
+# Seconds between two checks whether the files have changed.
 LOOK_SECONDS: Final = 1.0
-# A handshake of TLS 1.3 is over when each side has had its turn so often.
+# Turns that each side needs to finish a handshake of TLS 1.3.
 _MESSAGES: Final = 3
 _SETTINGS: Final = ("cluster.tls_cert", "cluster.tls_key", "cluster.tls_ca")
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """What TLS between nodes is made of, in PEM."""
+    """The files for TLS between nodes, in PEM."""
 
-    # Certificates of the authorities that sign nodes' certificates, and of nobody else's.
+    # Certificates of the authorities that sign nodes' certificates, and no others.
     ca: Path
-    # This node's certificate, with those between it and the authority; and its key, without a password.
+    # This node's certificate with its intermediates; and its key, without a password.
     cert: Path
     key: Path
 
 
 class Certificates:
-    """Contexts for both directions. Thread-safe.
+    """TLS contexts for both directions. Thread-safe.
 
-    Whoever replaces the files need not restart anything: connections that are made from then on use the new ones. While
-    the files cannot be used, such as when only one is replaced yet, the former ones stay.
+    Replacing the files needs no restart: connections made from then on use the new ones. While the files cannot be
+    used, such as when only one is replaced yet, the former contexts stay in use.
     """
 
     def __init__(self, files: TlsFiles) -> None:
@@ -52,12 +52,13 @@ class Certificates:
         self._state = files_state((files.ca, files.cert, files.key))
         self._looked = time.monotonic()
         self._server, self._client = _contexts(files)
-        # What servers keep. Each handshake takes the newest one: Python calls it for every ClientHello.
+        # Servers keep this context. Each handshake switches to the newest one: Python calls the callback for every
+        # ClientHello.
         self.server: ssl.SSLContext = _server_context(files)
         self.server.sni_callback = self._use_newest
 
     def client(self) -> ssl.SSLContext:
-        """For the next connection to a peer. Compare `member_of` afterwards: it checks no name."""
+        """Return the context for a connection to a peer. It checks no name: compare `member_of` after the handshake."""
         self._follow()
         return self._client
 
@@ -85,7 +86,7 @@ class Certificates:
 
 
 def names_of(certificate: Mapping[str, Any] | None) -> frozenset[str]:
-    """Whom a certificate (as `getpeercert` gives it) names, in small letters."""
+    """Return the names in a certificate (as `getpeercert` returns it), in lower case."""
     if not certificate:
         return frozenset()
     names = [str(value) for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS"]
@@ -96,13 +97,13 @@ def names_of(certificate: Mapping[str, Any] | None) -> frozenset[str]:
 
 
 def member_of(names: frozenset[str], members: Iterable[NodeRecord]) -> NodeRecord | None:
-    """The member whose certificate has these names; None where there is none."""
+    """Return the member that has one of these names, or None."""
     return next((record for record in members if record.name.lower() in names), None)
 
 
 def remark(files: TlsFiles, name: str) -> str:
-    """Why the other nodes would refuse this node, which is called *name* in its cluster: their side is played here,
-    with the same authorities. Empty where they would not. Raises ConfigError where the files cannot be used at all."""
+    """Return why the other nodes would refuse this node, whose name in its cluster is *name*; "" if they would not.
+    Plays their side of a handshake with the same authorities. Raises ConfigError if the files cannot be used at all."""
     server, client = _server_context(files), _prepared(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), files)
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     asked = server.wrap_bio(to_server, to_client, server_side=True)
@@ -123,14 +124,14 @@ def remark(files: TlsFiles, name: str) -> str:
 
 
 def _contexts(files: TlsFiles) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """For this node as a server, and as a client. Raises ConfigError."""
+    """Return the contexts of this node as a server and as a client. Raises ConfigError."""
     client = _prepared(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), files)
     return _server_context(files), client
 
 
 def _server_context(files: TlsFiles) -> ssl.SSLContext:
     context = _prepared(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), files)
-    # A resumed session would not be checked against certificates that have changed since.
+    # A resumed session would not be checked against certificates that changed since.
     context.num_tickets = 0
     return context
 

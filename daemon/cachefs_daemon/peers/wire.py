@@ -1,4 +1,4 @@
-"""A connection as a peer server has it: with deadlines for each step, and with bytes of files sent to it."""
+"""A connection of a peer server: with timeouts for each step, and with files as a source of bytes."""
 
 import os
 import select
@@ -8,49 +8,50 @@ import struct
 import time
 from typing import Final, Protocol
 
-# Seconds without any progress after which a connection is given up, and after which the kernel gives it up while bytes
-# wait to be acknowledged (facts of TCP_USER_TIMEOUT: a peer that was stopped or cut off is noticed after so long).
+# Seconds without progress after which a connection is given up; and the kernel's limit for unacknowledged bytes
+# (TCP_USER_TIMEOUT), after which a stopped or cut-off peer is noticed.
 STALLED_SECONDS: Final = 10.0
 USER_TIMEOUT_MS: Final = 5_000
 # Bytes that are encrypted and sent at once.
 _AT_ONCE: Final = 256 << 10
-# Of struct tcp_info: where the count of retransmitted packets is (tcpi_total_retrans), and how much is asked for.
+# Offset of the count of retransmitted packets (tcpi_total_retrans) in struct tcp_info, and the bytes of the struct to
+# request.
 _RETRANSMITTED: Final = 100
 _TCP_INFO_SIZE: Final = 104
 
 
 class Gone(Exception):
-    """The other side has closed the connection, or does not go on, or may not."""
+    """The other side closed the connection, stalls, or is refused."""
 
     def __init__(self, text: str = "", kind: str = "connections") -> None:
         super().__init__(text)
-        self.kind = kind  # of what happened: for the log
+        self.kind = kind  # kind of fault, for the log
 
 
 class Wire(Protocol):
-    """One connection. Used by one thread."""
+    """One connection, plain or encrypted. Used by one thread."""
 
     def wait(self, seconds: float) -> bool:
-        """Has it anything to be read, or becomes so within that time?"""
+        """Return whether there is, or arrives within *seconds*, anything to read."""
 
     def receive(self, most: int, seconds: float) -> bytes:
-        """What has come, at least a byte. Raises Gone."""
+        """Return what has arrived, at least one byte. Raises Gone."""
 
     def send(self, data: bytes | bytearray | memoryview, *, more: bool = False) -> None:
-        """more: something follows at once. Raises Gone."""
+        """Send *data*. more: other bytes follow at once. Raises Gone."""
 
     def send_file(self, descriptor: int, offset: int, count: int, until: float) -> None:
-        """Bytes of a file, by *until* (monotonic seconds). Raises Gone; OSError where the file cannot be read."""
+        """Send bytes of a file by *until* (monotonic seconds). Raises Gone; OSError if the file cannot be read."""
 
     def retransmitted(self) -> int:
-        """Packets that were sent again so far."""
+        """Return the number of packets retransmitted so far."""
 
     def close(self) -> None:
-        """At once."""
+        """Close the connection at once."""
 
 
 def prepare(connection: socket.socket) -> None:
-    """Set what all connections between nodes have."""
+    """Set the socket options that all connections between nodes share."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
     for option, value in (
@@ -63,7 +64,7 @@ def prepare(connection: socket.socket) -> None:
 
 
 class PlainWire:
-    """Without encryption: the kernel sends files by itself."""
+    """A connection without encryption: the kernel sends files itself."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -116,7 +117,7 @@ class PlainWire:
 
 
 class TlsWire:
-    """With encryption: what is sent is read into memory first."""
+    """A connection with TLS: file bytes are read into memory first."""
 
     def __init__(self, connection: ssl.SSLSocket) -> None:
         """connection: after its handshake."""
@@ -125,7 +126,7 @@ class TlsWire:
         self._room = memoryview(bytearray(_AT_ONCE))
         self._poll = select.poll()
         self._poll.register(connection, select.POLLIN | select.POLLRDHUP)
-        self._kept = bytearray()  # what goes before the next bytes: a record is not made for so little
+        self._kept = bytearray()  # small bytes that precede the next ones: they get no TLS record of their own
 
     def wait(self, seconds: float) -> bool:
         return bool(self.connection.pending() or self._poll.poll(max(0, seconds * 1000)))
