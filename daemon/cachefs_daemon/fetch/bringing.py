@@ -1,8 +1,7 @@
-"""Bringing blocks onto this node: each flight from its slot until its block is in a tier.
+"""Manages all fetches in flight, each from its slot until its block is in a tier.
 
-Each fetch in flight runs for itself: it goes on when a reader that asked for it goes away (a killed process, a mount
-that died), and is tried until the deadline of the last who asked for it. What somebody waits for is fetched before what
-is fetched ahead of all readers.
+A fetch is independent of the readers that requested it: it continues when a reader goes away (a killed process, a dead
+mount), and is retried until the latest deadline of all requests. Reads on demand are fetched before reads ahead.
 """
 
 import asyncio
@@ -37,54 +36,51 @@ from cachefs_daemon.runtime.errorlog import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.block_store import BlockStore, Put
 
-# Seconds that a failure is remembered which does not pass by itself, such as that of an object that has changed.
+# Seconds for which a permanent failure is remembered, such as that of a changed object.
 FAILURE_MEMORY: Final = 2.0
-# Seconds that any other one is remembered. The kernel asks again at once for a page that failed, and must not wait for
-# a second deadline; a reader that comes later must, since the origin may have come back.
+# Seconds for which any other failure is remembered. The kernel retries a failed page at once, and must not wait for a
+# second deadline; later readers must, since the origin may be back.
 OUTAGE_MEMORY: Final = 0.1
-# Fetches whose outcomes are remembered.
+# Number of fetches whose outcomes are remembered.
 RECENT: Final = 4096
-# Seconds of a fetch until one was measured: that of an object store.
+# Assumed seconds of a fetch before the first measurement: typical of an object store.
 FIRST_LATENCY: Final = 0.05
 
-# Seconds that a refusal is remembered. With a full tier and a policy that never evicts, a block fetched ahead would be
-# thrown away, so after a refusal nothing as large is fetched ahead for a moment.
+# Seconds for which a refusal is remembered. With a full tier and a policy that never evicts, a block fetched ahead
+# would be thrown away, so after a refusal nothing as large is fetched ahead for a moment.
 REFUSAL_MEMORY: Final = 1.0
 
-# Of the bytes that may be in flight, the part that blocks may take which no tier can hold; and the part that parts of
-# blocks may take whose rest is to come.
+# Divisors of the bytes that may be in flight: the share of bypass blocks, and the share of partial blocks.
 PASSING_PART: Final = 8
 HELD_PART: Final = 4
 
-# Seconds that a reader waits for a fetch process, at least. After that, and once such a request is late, the block is
-# fetched beside it. While nobody knows what is late, or it takes long, it is so once the process says nothing for 1 s.
+# Shortest time in seconds that a reader waits for a fetch process. Once the request is late, the daemon fetches the
+# block too. If the late threshold is unknown or long, it does so after 1 s without a report from the process.
 LEAST_LATE: Final = 0.1
 
-# Seconds of a reader's time that must be left for other nodes to be asked where the origin has failed.
+# Seconds that a reader must have left for other nodes to be asked after the origin failed.
 LEAST_LEFT: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Landing:
-    """How a flight has ended."""
+    """The end of a flight."""
 
-    # When it ended, in loop time.
+    # Loop time of the end.
     when: float
     outcome: Outcome
-    # Was it for other nodes alone? Then its failure says nothing to readers here, for whom others are asked too.
+    # Whether only other nodes wanted the block. Its failure then does not apply to readers here, for whom other nodes
+    # are asked too.
     was_for_peer: bool
 
 
 class Bringing:
-    """All flights. Used on the event loop.
-
-    It has more than 12 attributes: half of them are the parts that it uses, and half what it remembers and counts.
-    """
+    """All flights. Used on the event loop."""
 
     def __init__(
         self, store: BlockStore, threads: Threads, slots: FetchSlots, errors: ErrorLog, read_deadline: float
     ) -> None:
-        """read_deadline: seconds that anybody waits for a read of an origin, at most."""
+        """read_deadline: longest time in seconds that a reader waits for an origin."""
         self._threads = threads
         self._slots = slots
         self._errors = errors
@@ -95,26 +91,27 @@ class Bringing:
         self.passing = Passing(slots.capacity // PASSING_PART)
         self.tally = Tally()
         self.parts = HeldParts(slots.capacity // HELD_PART, partial(self.tally.add, ORIGIN, Became.PASSED))
-        # Is told of each block that has come: of which snapshot it is, whether from origin or peer, and its bytes.
+        # Called for each fetched block with its snapshot, ORIGIN or PEER, and its bytes.
         self.on_block: Callable[[str, str, int], None] = lambda snapshot, source, size: None
         self._ranges = Ranges(slots, read_deadline, self.tally.discard)
-        self._puts = Puts(store, threads.run)  # of blocks that somebody waits for
+        self._puts = Puts(store, threads.run)  # for blocks with a waiting reader
         self._puts_ahead = Puts(store, threads.ahead, at_once=1)
-        self._refused: dict[str, tuple[int, float]] = {}  # by snapshot: bytes of the last block refused, loop time
-        # Lets a fetch process bring a block that nobody waits for, if it can: see `Carrying.take`.
+        self._refused: dict[str, tuple[int, float]] = {}  # by snapshot: bytes of the last refused block, loop time
+        # Lets a fetch process fetch a block without a waiting reader, if one can: see `Carrying.take`.
         self.carry: Callable[[BlockSource, Tell, Callable[[], None]], bool] = _not_carried
-        # How a block is reached now: its origin may have got another endpoint since its fetch began.
+        # Returns the current source of a block: its origin may have got another endpoint since the fetch began.
         self.renewed: Callable[[BlockSource], BlockSource] = lambda source: source
-        # Has a refresh replaced a snapshot, by its id? Then another refresh does not help its readers.
+        # Returns whether a refresh has replaced the snapshot with this id. Another refresh then does not help its
+        # readers.
         self.is_replaced: Callable[[str], bool] = lambda snapshot: False
         self.elsewhere: Elsewhere | None = None  # None: there are no other nodes
         self.fetched_blocks = self.fetched_bytes = 0  # from origins, since the daemon started
         self.peer_blocks = self.peer_bytes = 0  # from peers, since the daemon started
         self.latency = Latency(FIRST_LATENCY)  # of a fetch, from its slot until its block is in a tier
-        self._reads = Latency(FIRST_LATENCY)  # of a read of an origin, from its slot until its bytes are here
+        self._reads = Latency(FIRST_LATENCY)  # of a read from an origin, from its slot until its bytes have arrived
 
     async def close(self) -> None:
-        """Cancel what is in flight."""
+        """Cancel all fetches."""
         flights = list(self._flights.values())
         for flight in flights:
             if flight.search is not None:
@@ -134,10 +131,12 @@ class Bringing:
     def known(
         self, source: BlockSource, looked: float, *, for_peer: bool = False, ahead: bool = False
     ) -> BlockSource | Outcome:
-        """The block, if no tier could hold it a moment ago. The outcome of a flight of this block that failed a moment
-        ago, or that landed since *looked* (loop time): the look at the store may have missed it. Else the source.
-        for_peer: another node asks. A failure of what was fetched for other nodes alone concerns no reader here.
-        ahead: no read waits for it. A read of this node that meets a failure has failed as well."""
+        """Return what is known of a block: the bypass block; or the outcome of a flight that has just failed, or has
+        landed since *looked* (loop time), as the look at the store may have missed it; otherwise the source.
+
+        for_peer: another node asks. A failure of a fetch for other nodes alone does not apply to readers here. ahead:
+        no read waits for it. A read of this node that meets a failure is counted as failed.
+        """
         passing = self.passing.get(source.key)
         if passing is not None:
             return passing
@@ -156,11 +155,11 @@ class Bringing:
         return landing.outcome if landing.when >= looked and landing.outcome is not None else source
 
     def is_flying(self, key: bytes) -> bool:
-        """Is the block being brought, or waits to be?"""
+        """Return whether the block is being fetched, or is queued."""
         return key in self._flights
 
     def waiting_reads(self, since: float) -> list[WaitingRead]:
-        """Blocks that reads have waited for since *since* (loop time) or longer."""
+        """Return the blocks that reads have waited for since *since* (loop time) or longer."""
         return [
             WaitingRead(
                 key=flight.source.key,
@@ -177,12 +176,12 @@ class Bringing:
         ]
 
     def on_landing(self, key: bytes, tell: Callable[[Flight], None]) -> None:
-        """Have *tell* called when the flight of the block with this key lands; if there is none, it is not called."""
+        """Call *tell* when the flight of the block with this key lands; never, if there is none."""
         if (flight := self._flights.get(key)) is not None:
             flight.on_landing(tell)
 
     def _is_futile_hint(self, flight: Flight) -> bool:
-        # A caller who knows when a block is needed has asked for room before.
+        # A caller that knows when a block is needed has checked the room before.
         if flight.needed < math.inf or flight.transient:
             return False
         source = flight.source
@@ -198,9 +197,12 @@ class Bringing:
         transient: bool = False,
         for_peer: bool = False,
     ) -> Flight:
-        """The flight of a block, which begins if there is none. for_peer: another node asks: this one does not wait for
-        any other node to bring it, so nodes never wait for each other, whatever they think of who brings what. Others
-        that may have it are asked for that alone, which they answer at once."""
+        """Return the flight of a block, started if there is none.
+
+        for_peer: another node asks. No other node is then asked to fetch the block, so nodes never wait for each other,
+        whatever their views of the routes. Nodes that may have the block are only asked whether they do, which they
+        answer at once.
+        """
         until = asyncio.get_running_loop().time() + self._read_deadline
         flight = self._flights.get(source.key)
         if flight is not None and not ahead and not flight.patience.extend(until):
@@ -215,20 +217,20 @@ class Bringing:
                 self._queue(flight)
             return flight
         flight.is_read_here = flight.is_read_here or not (ahead or for_peer)
-        flight.is_for_peer = flight.is_for_peer and for_peer  # where the origin refuses it, others are asked
+        flight.is_for_peer = flight.is_for_peer and for_peer  # if the origin refuses it, other nodes are asked
         if not ahead and not flight.demanded:
             flight.demanded = True
             flight.waited_since = until - self._read_deadline
             self._slots.promote(source.key)
             flight.slot.want()
             if flight.is_carried:
-                # Where it has no slot its bytes have come; to let readers find them takes milliseconds.
+                # Without a slot, its bytes have arrived, and their entry into the store takes milliseconds.
                 late = source.origin.endpoint.late_after(source.length) if flight.slot.held else 0.0
                 late = max(LEAST_LATE, late)
                 if late < math.inf:
                     asyncio.get_running_loop().call_later(late, self._fetch_beside, flight)
         elif not ahead and flight.task is None:
-            self._slots.promote(source.key)  # this reader's turn may be sooner than that of the one who asked first
+            self._slots.promote(source.key)  # this reader's turn may be sooner than the first asker's
         if flight.search is not None:
             if for_peer and not flight.is_given:
                 flight.search.stay()
@@ -237,10 +239,10 @@ class Bringing:
         return flight
 
     def give(self, source: BlockSource, node_id: str, *, ahead: bool) -> bool:
-        """Another node asks for a block. Is it to bring the block itself, since this one is behind? Then this one gets
-        it from there: others who ask here wait for that, and it stays a single read of the origin.
+        """Decide whether a requesting node should fetch the block itself, since this node is overloaded. If so, this
+        node gets the block from there: other requests here wait for it, and it stays a single read of the origin.
 
-        node_id: of who asks; ahead: nobody waits there yet.
+        node_id: the requesting node; ahead: no reader waits there yet.
         """
         flight = self._flights.get(source.key)
         if self.elsewhere is None or (flight is not None and flight.is_under_way):
@@ -256,7 +258,7 @@ class Bringing:
         flight.is_given = True
         if not self._search(flight, self.elsewhere, Route(brings=node)):
             flight.is_given = False
-            self._queue(flight)  # it is away since a moment ago
+            self._queue(flight)  # the node has just become unusable
             return False
         self.elsewhere.counts.given += 1
         return True
@@ -267,7 +269,7 @@ class Bringing:
         return flight
 
     def _queue(self, flight: Flight) -> None:
-        """It waits for a slot for its origin."""
+        """Wait for a slot of the origin."""
         if not (flight.source.is_whole or self.parts.of(flight.source.key)):
             self._ranges.wait(flight.source)
         flight.slot.ahead = not flight.demanded
@@ -275,7 +277,8 @@ class Bringing:
             self._begin(flight)
 
     def refusal(self, source: BlockSource) -> CachefsError | None:
-        """Why this node cannot bring a block that it looks for on all others now; None where it does not do that."""
+        """Return the origin's error for a block that is now being searched on all other nodes; None if there is no such
+        search."""
         flight = self._flights.get(source.key)
         return flight.refusal if flight is not None else None
 
@@ -284,7 +287,8 @@ class Bringing:
     def _is_looked_for(self, flight: Flight, elsewhere: Elsewhere) -> bool:
         try:
             return self._look_elsewhere(flight, elsewhere)
-        except Exception as error:  # a bug: the flight would never land, and all who join it would wait for nothing
+        # A bug: otherwise the flight would never land, and all readers would wait for their deadlines.
+        except Exception as error:
             self._errors.add(flight.source.subject, f"internal error ({error!r}); its origin is asked", bug=error)
             if flight.search is not None:
                 flight.search.cancel()
@@ -292,7 +296,7 @@ class Bringing:
             return False
 
     def _look_elsewhere(self, flight: Flight, elsewhere: Elsewhere) -> bool:
-        """Look for it on other nodes. False where none of them is to be asked."""
+        """Search other nodes for the block. Returns False if none is to be asked."""
         route = elsewhere.route(flight.source)
         if route is None:
             return False
@@ -308,7 +312,7 @@ class Bringing:
         search = elsewhere.search(flight, route, may_take, partial(self._found, flight))
         if search is None:
             return False
-        flight.slot.leave()  # it may be waiting for its turn at the origin
+        flight.slot.leave()  # it may be queued for the origin
         if not flight.source.is_whole:
             self._ranges.forget(flight.source)
         flight.search = search
@@ -318,8 +322,8 @@ class Bringing:
         return True
 
     def _ask_all(self, flight: Flight, error: CachefsError) -> bool:
-        """The origin does not give it to this node. Ask others, who may have other credentials or disks. False where
-        that is of no use."""
+        """Ask all other nodes after the origin refused this one: they may have other credentials or disks. Returns
+        False if that is useless."""
         if self.elsewhere is None or flight.is_for_peer or flight.refusal is not None:
             return False
         if isinstance(error, ObjectChanged) or flight.patience.left < LEAST_LEFT:
@@ -335,7 +339,7 @@ class Bringing:
         return True
 
     def _found(self, flight: Flight, found: Found | None) -> None:
-        """A peer gave it, or the origin is to be asked, too."""
+        """Handle the result of a search: a peer gave the block, or the origin is to be asked too."""
         if flight.has_landed or flight.is_being_stored:
             return
         if found is None and flight.refusal is not None:
@@ -358,7 +362,7 @@ class Bringing:
         return OriginUnavailable(f"{flight.source.subject} did not come within the read deadline; {why}")
 
     def _begin(self, flight: Flight) -> None:
-        """It has its slot."""
+        """Start the fetch: its slot is admitted."""
         if flight.is_mine and not (flight.demanded or flight.transient or self._is_futile_hint(flight)):
             flight.began = asyncio.get_running_loop().time()
             flight.is_carried = self.carry(
@@ -368,18 +372,18 @@ class Bringing:
             flight.task = asyncio.create_task(self._fly(flight))
 
     def _fetch_beside(self, flight: Flight) -> None:
-        """A fetch process is late with it, or does not bring it: it is fetched here. What lands first counts."""
+        """Start a fetch in the daemon, as the fetch process is late or gave up. The first result counts."""
         if flight.task is None and not flight.has_landed:
             flight.task = asyncio.create_task(self._fly(flight))
 
     @staticmethod
     def _arrived(flight: Flight) -> None:
-        """A fetch process has its bytes: unless it is fetched here too, it needs its slot no longer."""
+        """Give the slot back: a fetch process has the bytes. A fetch in the daemon beside it keeps the slot."""
         if flight.task is None:
             flight.slot.give_back()
 
     def _carried(self, flight: Flight, place: Location | None) -> None:
-        """A fetch process has brought it, or another way is better."""
+        """Handle the result of a fetch process: the block's location, or None if the daemon should fetch it."""
         if place is not None:
             self.tally.add(ORIGIN, Became.DISCARDED if flight.has_landed else Became.STORED, flight.source.length)
         if flight.has_landed:
@@ -394,7 +398,7 @@ class Bringing:
         self._end(flight, place)
 
     def _count(self, flight: Flight) -> None:
-        """Its block has come."""
+        """Count a block that has arrived."""
         self.latency.measure(asyncio.get_running_loop().time() - flight.began)
         if flight.via:
             self.peer_blocks += 1
@@ -405,15 +409,15 @@ class Bringing:
         self.on_block(flight.source.snapshot, PEER if flight.via else ORIGIN, flight.source.length)
 
     async def _fly(self, flight: Flight, block: PeerBlock | None = None) -> None:
-        """block: as a peer gave it; None: the origin is asked."""
+        """Run the flight. block: as a peer gave it; None: ask the origin."""
         outcome: Outcome = _stopping()
         try:
             if block is not None:
                 flight.arrive(block.data, asyncio.get_running_loop().time(), block.checksums)
-                block = None  # nothing may keep its bytes
+                block = None  # no reference may keep its bytes
                 outcome = await self._keep(flight, PEER)
             else:
-                if not flight.slot.held:  # its bytes have come in another way, and are still in no tier
+                if not flight.slot.held:  # the bytes arrived in another way, and are still in no tier
                     await flight.slot.take(ahead=not flight.demanded, needed=flight.needed)
                 outcome = await self._bring(flight)
         except CachefsError as error:
@@ -427,12 +431,12 @@ class Bringing:
             outcome = CachefsError(f"{flight.source.subject}: internal error ({error!r}); see the daemon's log")
             self._errors.add(flight.source.subject, str(outcome), bug=error)
         finally:
-            if flight.task is asyncio.current_task():  # else a peer was quicker than the origin, or is asked now
+            if flight.task is asyncio.current_task():  # otherwise a peer was quicker than the origin, or is asked now
                 self._end(flight, outcome)
 
     def _note_failure(self, flight: Flight, error: CachefsError) -> None:
         self._errors.add(flight.source.subject, str(error))
-        # A read of another node is counted there.
+        # The other node counts its own failed read.
         self.failures.add(flight.source, error, time.time(), waited=flight.is_read_here)
 
     def _end(self, flight: Flight, outcome: Outcome) -> None:
@@ -447,7 +451,7 @@ class Bringing:
             self._ranges.forget(flight.source)
         flight.slot.leave()
         self.parts.drop(key)
-        if not isinstance(outcome, PassingBlock):  # `passing` says how long that is remembered
+        if not isinstance(outcome, PassingBlock):  # `passing` decides how long those are remembered
             self._remember(flight, outcome)
         flight.land(outcome)
 
@@ -481,12 +485,12 @@ class Bringing:
         self._reads.measure(clock() - flight.began)
         flight.arrive(data, clock())
         if flight.early is not None and self._puts.has_room:
-            flight.slot.leave()  # nobody waits for it any more
+            flight.slot.leave()  # no reader waits for it any more
         return await self._keep(flight, ORIGIN)
 
     async def _read(self, flight: Flight, parts: Sequence[Part]) -> Data:
-        """The bytes as its origin gives them, but for the *parts* that are here. Where the origin is reached in another
-        way meanwhile, it is asked so."""
+        """Return the bytes from the origin, using the *parts* that are here. If the origin's address changes meanwhile,
+        retry there."""
         while True:
             source, patience = flight.source, flight.patience
             try:
@@ -500,7 +504,7 @@ class Bringing:
                     raise
 
     async def _complete(self, flight: Flight, parts: Sequence[Part]) -> Data:
-        """Read what surrounds the *parts*: at once, as far as there are slots for it."""
+        """Read the gaps around the *parts*, in parallel as far as there are slots."""
         source, slots = flight.source, list[Slot]()
         for number in range(len(parts)):
             slot = self._slots.slot(source.key + bytes([number]), 0, source.origin.endpoint, ahead=not flight.demanded)
@@ -515,7 +519,7 @@ class Bringing:
                 slot.give_back()
 
     async def _rest(self, flight: Flight, seconds: float) -> None:
-        """Between two attempts. Fetches from other origins have the slot meanwhile."""
+        """Pause between two attempts, and let other fetches have the slot meanwhile."""
         flight.slot.give_back()
         await asyncio.sleep(seconds)
         await flight.slot.take(ahead=not flight.demanded, needed=flight.needed)
@@ -525,7 +529,7 @@ class Bringing:
             raise trouble
 
     async def _keep(self, flight: Flight, came_from: str) -> Location | PassingBlock | None:
-        """Its bytes have come."""
+        """Store or pass on the bytes, which have arrived."""
         became = Became.DISCARDED
         try:
             location = await self._store_or_pass(flight)
@@ -539,8 +543,9 @@ class Bringing:
         return location
 
     async def _come_along(self, flight: Flight) -> Data | None:
-        """The bytes of a block that comes with its neighbours; None where it must be fetched by itself."""
-        await asyncio.sleep(0)  # those that were asked for together with it wait for their slots now
+        """Return the bytes of a block that comes with its neighbours in one request; None if it must be fetched by
+        itself."""
+        await asyncio.sleep(0)  # lets the blocks requested together with it queue for slots
         part = self._ranges.begin(flight.source, flight.slot)
         if part is None:
             return None
@@ -549,9 +554,9 @@ class Bringing:
                 data = await part
         except TimeoutError:
             raise OriginUnavailable(f"{flight.source.subject} did not come in time") from None
-        self._ranges.took(flight.source)  # now, as its source may become another one
+        self._ranges.took(flight.source)  # now, as the source may be replaced
         if data is None:
-            await flight.patience.rest(0)  # it had the slot of another one
+            await flight.patience.rest(0)  # it shared the slot of another block
             if not flight.demanded:
                 flight.patience.extend(flight.began + self._read_deadline)
         return data
@@ -571,7 +576,7 @@ class Bringing:
         except Exception as error:
             if not flight.demanded:
                 raise
-            # A bug, which may be of any block of the batch. Readers get the bytes, as they are here.
+            # A bug, possibly of any block of the batch. The bytes are here, so readers get them.
             self._errors.add("the store", f"internal error ({error!r}); see the daemon's log", bug=error)
             stored = StoreFull("the store has failed")
         if isinstance(stored, StoreFull) and not flight.demanded:

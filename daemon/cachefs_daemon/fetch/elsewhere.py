@@ -1,4 +1,4 @@
-"""Blocks that other nodes of the cluster have, or bring from the origin for all nodes."""
+"""The peers as a source of blocks: nodes that have a block, or fetch it from the origin for all nodes."""
 
 import math
 import random
@@ -17,15 +17,15 @@ from cachefs_daemon.fetch.slots import FetchSlots
 from cachefs_daemon.fetch.snapshot_lacks import SnapshotLacks
 from cachefs_daemon.peers.answers import Wanted
 
-# Reads from peers that are under way at once, as a multiple of those from origins: most of them wait for an origin too,
-# and there are several nodes that have one.
+# Concurrent reads from peers, as a multiple of those from origins: most of them wait for an origin too, and several
+# nodes have one each.
 WIDER: Final = 2
-# Seconds that reads from an origin have to wait for their turn until some of them are given to nodes that have nothing
-# to do there: where readers wait, and where nobody does yet.
+# Seconds that reads from an origin wait for their turn before some are given to idle nodes: with a waiting reader, and
+# without.
 BEHIND: Final = 0.5
 BEHIND_AHEAD: Final = 2.0
-# Nodes that are asked for a block that this node cannot get from its origin, at most; and snapshots of which it is
-# remembered who gave the last such block.
+# Nodes asked for a block that this node cannot get from its origin, at most; and snapshots for which the last giver of
+# such a block is remembered.
 MOST_ASKED: Final = 64
 MOST_GIVERS: Final = 1024
 
@@ -43,40 +43,40 @@ class Elsewhere:
         *,
         steal: bool = True,
     ) -> None:
-        """route: of a block that is not on this node; None where only this node and the origin come into question.
-        origin_slots: of reads from origins. lacks: which nodes *route* is to pass over. steal: may nodes bring blocks
-        for one that is behind?"""
+        """route: returns the route of a block that is not on this node; None if only the origin is left. origin_slots:
+        slots of reads from origins. lacks: nodes that *route* skips. steal: whether nodes may fetch blocks for an
+        overloaded one."""
         self.route = route
-        # Reads from peers wait for a lane of their own, not for an origin's: peers are there when the origin hangs, and
-        # their own windows say how many bytes are on the way.
+        # Reads from peers have lanes of their own: peers respond while an origin hangs, and their receive windows limit
+        # the bytes in flight.
         self.slots = FetchSlots(WIDER * origin_slots.count, origin_slots.capacity)
         self._experience = Experience(peers, lacks)
         self._membership = membership
         self._steal = steal
-        self._lanes: dict[str, _Lane] = {}  # by id of the node
-        self._givers: dict[str, str] = {}  # by snapshot: id of the node that gave what this one cannot bring
+        self._lanes: dict[str, _Lane] = {}  # by node id
+        self._givers: dict[str, str] = {}  # by snapshot: id of the node that last gave a block that this one cannot get
 
     @property
     def counts(self) -> SearchCounts:
-        """Questions to peers."""
+        """Counts of requests to peers."""
         return self._experience.counts
 
     def silent_nodes(self) -> dict[str, float]:
-        """Nodes that gave no sign of life when they were last asked: when that was noticed (loop time), by id."""
+        """Return nodes without a heartbeat since the last request: loop time of noticing, by id."""
         return self._experience.silent_nodes()
 
     def search(
         self, flight: Flight, route: Route, may_take: Callable[[], bool], found: Callable[[Found | None], None]
     ) -> Search | None:
-        """What looks for a block once it begins; None where no peer can be asked. may_take, found: see `Search`."""
+        """Return a search for a block, not started yet; None if no peer can be asked. may_take, found: see `Search`."""
         return self._search(flight, _steps(route), may_take, found)
 
     def search_all(self, flight: Flight, found: Callable[[Found | None], None]) -> Search | None:
-        """The same where this node cannot get the block from its origin, as with a directory that only some nodes have:
-        what asks some of all nodes to bring it."""
+        """Return a search among all nodes, for a block that this node cannot get from its origin: for example a
+        directory that only some nodes have."""
         usable = self._experience.peers.usable
         nodes = [node for node in self._membership.view.reachable if usable(node.id)]
-        # Only one of many may have the directory: the one that gave the last block of it first, then in any order.
+        # Only one of many may have the directory: the last giver first, then random order.
         random.shuffle(nodes)
         giver = self._givers.get(flight.source.snapshot)
         nodes.sort(key=lambda node: node.id != giver)
@@ -87,7 +87,7 @@ class Elsewhere:
         return search
 
     def _given(self, snapshot: str, found: Callable[[Found | None], None], one: Found | None) -> None:
-        """That has come of a search among all nodes."""
+        """Remember the giver of a block found by a search among all nodes."""
         if one is not None:
             self._givers.pop(snapshot, None)
             self._givers[snapshot] = one.node.id
@@ -120,32 +120,32 @@ class Elsewhere:
         return _steps(route) if route is not None else []
 
     def note_reader(self, snapshot: str, node_id: str) -> None:
-        """This node has just told that node that it does not have the snapshot."""
+        """Record that this node has just told another that it lacks the snapshot."""
         self._experience.lacks.note_reader(snapshot, node_id)
 
     def able(self, node_id: str, seconds: float, *, ahead: bool) -> NodeRecord | None:
-        """The node that asks, if it may bring a block for this one, whose reads from the origin wait for so many
-        seconds. ahead: nobody waits for the block yet."""
+        """Return the requesting node, if it may fetch a block for this one, whose reads from the origin wait *seconds*
+        for their turn. ahead: no reader waits for the block yet."""
         if not self._steal or seconds < (BEHIND_AHEAD if ahead else BEHIND):
             return None
         node = self._membership.view.get(node_id)
         return node if node is not None and self._experience.peers.usable(node_id) else None
 
     def on_view(self, view: ClusterView) -> None:
-        """The cluster is like that now."""
+        """Forget nodes that left the cluster."""
         self._lanes = {node: lane for node, lane in self._lanes.items() if view.get(node) is not None}
         self._experience.keep(lambda node: view.get(node) is not None)
 
 
 class _Lane:
-    """One peer, to the slots. So one that hangs does not hold up those that wait for others."""
+    """A peer as seen by FetchSlots: each has a lane of its own, so a hanging peer does not delay reads from others."""
 
     width = 1 << 20
-    ahead_bytes = math.inf  # the receive window says how many may be on the way
+    ahead_bytes = math.inf  # the receive window limits the bytes in flight
 
 
 def _steps(route: Route) -> Steps:
-    """Whom to ask, in order, and whether to have it bring the block."""
+    """Return the nodes to ask in order, each with whether it should fetch the block."""
     steps = [(node, False) for node in route.may_have]
     if route.brings is not None:
         steps.append((route.brings, True))

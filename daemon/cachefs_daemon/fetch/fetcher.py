@@ -1,7 +1,7 @@
-"""Whoever wants blocks on this node asks here: each block is brought once, however many ask for it.
+"""The fetcher makes blocks resident on this node. Concurrent requests for one block share a single fetch.
 
-All who ask for a block while it is in flight get its result. The flight is tried until the deadline of the last of
-them, and each of them waits until a deadline of its own.
+All requests for a block in flight get its result. The fetch is retried until the latest of their deadlines, and each
+request waits until its own.
 """
 
 import asyncio
@@ -28,25 +28,25 @@ from cachefs_daemon.runtime.errorlog import ErrorLog
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.block_store import BlockStore
 
-# Reading ahead is a hint. More reads ahead than this in the queue for slots help nobody.
+# Reads ahead that may wait for slots. Hints beyond that are dropped: they would come too late to help.
 MAX_AHEAD: Final = 8192
 
-# A peer that asks for a block without haste will want it in so many seconds, for what is known here: as soon as what is
-# fetched ahead for this node's own readers (see cachefs_daemon.fetch.prefetcher).
+# Assumed seconds until a peer needs a block that it requests without hurry: as soon as planned blocks of this node's
+# own readers (see cachefs_daemon.fetch.prefetcher).
 NEEDED_BY_PEER: Final = 0.1
 
-# Bytes of a block that its reader gets before it is stored, at most. To copy a larger one through a socket takes as
-# long as to store it, and its readers take it in parts.
+# Largest block, in bytes, whose readers get its bytes before it is stored. A larger one takes as long to copy through a
+# socket as to store, and its readers take it in parts.
 MOST_EARLY: Final = 256 << 10
 
-# Is told the outcomes, and where the block came from if that is one which has just come: see `Flight.via`.
+# Called with the outcomes, and the source of a block that has just arrived: see `Flight.via`.
 Tell = Callable[[list[Answer], str], None]
-# Is told what another node is answered, for each block.
+# Called with the response to another node, one entry per block.
 PeerTell = Callable[[Sequence[Answer | TakeIt | LacksSnapshot]], None]
 
 
 class Fetcher:
-    """Fetches blocks on demand and ahead of it. Used on the event loop."""
+    """Fetches blocks on demand and ahead of demand. Used on the event loop."""
 
     def __init__(
         self,
@@ -57,43 +57,43 @@ class Fetcher:
         errors: ErrorLog,
         read_deadline: float,
     ) -> None:
-        """resolve: where a block comes from, to be called in any thread; it raises CachefsError. read_deadline: seconds
-        that anybody waits for a read of an origin, at most."""
+        """resolve: returns the source of a block, or raises CachefsError; called in any thread. read_deadline: longest
+        time in seconds that a reader waits for an origin."""
         self._look_ups = LookUps(store, resolve)
         self._threads = threads
         self._slots = slots
         self._errors = errors
         self.bringing = Bringing(store, threads, slots, errors, read_deadline)
-        self._asking: set[asyncio.Task[None]] = set()  # in which `ask` goes on
-        # Is told of a block that a reader waits for, of its bytes, and of its key; 0 and none where it is on the node.
+        self._asking: set[asyncio.Task[None]] = set()  # running `ask` tasks
+        # Called for each block that a reader waits for, with its bytes and key; 0 and empty if it is on the node.
         self.on_ask: Callable[[BlockRef, int, bytes], None] = _ignore
         self.awaited: AwaitedSnapshots | None = None  # None: there are no other nodes
-        # Reads parts of blocks for who reads here and there; None: every block comes as a whole.
+        # Reads parts of blocks for random readers. None: every block is fetched as a whole.
         self.part_reads: PartReads | None = None
 
     @property
     def in_flight(self) -> tuple[int, int]:
-        """Blocks asked of an origin right now, and their bytes."""
+        """Blocks requested from origins right now, and their bytes."""
         return self._slots.in_use, self._slots.bytes_in_use
 
     @property
     def fetched_blocks(self) -> int:
-        """That came from origins since the daemon started."""
+        """Blocks fetched from origins since the daemon started."""
         return self.bringing.fetched_blocks
 
     @property
     def fetched_bytes(self) -> int:
-        """Of these blocks."""
+        """Bytes fetched from origins since the daemon started."""
         return self.bringing.fetched_bytes
 
     @property
     def latency(self) -> Latency:
-        """Of a fetch, from its slot until its block is in a tier."""
+        """Time of a fetch, from its slot until its block is in a tier."""
         return self.bringing.latency
 
     @property
     def passing(self) -> Passing:
-        """Blocks that no tier can hold."""
+        """Bypass blocks."""
         return self.bringing.passing
 
     @property
@@ -103,29 +103,29 @@ class Fetcher:
 
     @property
     def is_waited_for(self) -> bool:
-        """Does a reader wait for an origin?"""
+        """Whether a reader waits for an origin."""
         return self._slots.is_waited_for
 
     @property
     def has_queue(self) -> bool:
-        """Do blocks that nobody waits for yet wait for a slot?"""
+        """Whether reads ahead wait for slots."""
         return self._ahead_queued > 0
 
     @property
     def failures(self) -> ReadFailures:
-        """Why blocks could not be had."""
+        """Failures to get blocks."""
         return self.bringing.failures
 
     def waiting_reads(self, since: float) -> list[WaitingRead]:
-        """Blocks, and parts of them, that reads have waited for since *since* (loop time) or longer."""
+        """Return the blocks, and parts of blocks, that reads have waited for since *since* (loop time) or longer."""
         parts = self.part_reads.waiting_reads(since) if self.part_reads is not None else []
         return self.bringing.waiting_reads(since) + parts
 
     def ask(self, refs: Sequence[BlockRef], patience: float, answer: Tell, *, early: bool = False) -> None:
-        """As `demand`, and *answer* is called with the outcomes: at once where known. early: with bytes as soon as they
-        have come: those of a small block where all of them are wanted, and of a part of a large one.
+        """Fetch blocks as `demand` does, and call *answer* with the outcomes: immediately if known. early: pass on
+        bytes as soon as they arrive, for a small block that is wanted whole, or for a part of a large one.
 
-        There is a thread, and a task, only where more than one block is asked for, or where a look-up may take long.
+        Uses a thread and a task only for several blocks, or if a look-up may block.
         """
         until = asyncio.get_running_loop().time() + patience
         found = self._at_once(refs, until, answer, for_peer=False)
@@ -134,7 +134,7 @@ class Fetcher:
                 self.part_reads.ask(refs[0], found, until, partial(self._pass_part, refs, found, until, answer))
             else:
                 self._wait_for(refs, found, until, answer, early=early)
-            # To guess takes 20 to 45 us: after the answer, and after the task that sends the request.
+            # Guessing takes 20 to 45 us, so it runs after the answer, and after the task that sends the request.
             asyncio.get_running_loop().call_soon(self.on_ask, refs[0], found.length, found.key)
         elif found is not None and not isinstance(found, CachefsError):
             self.on_ask(refs[0], 0, b"")
@@ -156,13 +156,13 @@ class Fetcher:
             self._wait_for(refs, source, until, answer, early=False)
 
     def read_in_parts(self) -> None:
-        """From now on, who reads here and there in large blocks gets its bytes before the rest of them."""
+        """Serve random reads in large blocks before the rest of the block, from now on."""
         self.part_reads = PartReads(self.bringing, self._slots)
 
     def ask_for_peer(self, fetch: Fetch, patience: float, answer: PeerTell) -> None:
-        """Another node asks for blocks. They come from the origin, and not from any third node; or the other node is to
-        bring one of them itself, where this one is behind (see `Bringing.give`); or to ask the next node, where this
-        one does not have the snapshot."""
+        """Fetch blocks for another node, from the origin and not from a third node. The response may instead hand the
+        fetch back to the other node, if this one is overloaded (see `Bringing.give`), or tell it to ask the next node,
+        if this one lacks the snapshot."""
         until = asyncio.get_running_loop().time() + patience
         snapshots = self.awaited if fetch.await_snapshot else None
         ask = partial(self._ask_for_peer, fetch, until, answer)
@@ -197,8 +197,8 @@ class Fetcher:
     def _at_once(
         self, refs: Sequence[BlockRef], until: float, answer: Tell, *, for_peer: bool
     ) -> BlockSource | Outcome:
-        """The source of a block that has to be brought. Else *answer* is called with what is known of it, which is
-        returned; or will be, and None is returned."""
+        """Return the source of a block that has to be fetched. Otherwise *answer* is called: now, with the returned
+        outcome, or later, and None is returned."""
         looked = asyncio.get_running_loop().time()
         found = self._look_ups.at_once(refs[0]) if len(refs) == 1 else None
         if found is None:
@@ -211,7 +211,7 @@ class Fetcher:
         return one
 
     def _pass_on(self, refs: Sequence[BlockRef], until: float, answer: Tell, flight: Flight, *, for_peer: bool) -> None:
-        """The flight has landed, or is stuck, or its time is over; or its bytes are here for one who takes them."""
+        """Pass on the result: the flight has landed, is stuck or out of time, or has bytes for an early reader."""
         outcome = flight.early if flight.is_being_stored else self.bringing.result(flight)
         if outcome is None:
             self._ask_in_task(refs, until, answer, for_peer=for_peer)  # see `demand`
@@ -224,7 +224,7 @@ class Fetcher:
             try:
                 answers = await self.demand(refs, until - asyncio.get_running_loop().time(), for_peer=for_peer)
             except Exception as error:
-                # Whoever asks counts what is not answered, and would wait until its deadline.
+                # The caller counts open requests, and would wait for a missing answer until its deadline.
                 text = f"internal error ({error!r}); see the daemon's log"
                 self._errors.add("blocks that readers wait for", text, bug=error)
                 answers = [CachefsError(text)] * len(refs)
@@ -235,13 +235,13 @@ class Fetcher:
         task.add_done_callback(self._asking.discard)
 
     async def demand(self, refs: Sequence[BlockRef], patience: float, *, for_peer: bool = False) -> list[Answer]:
-        """Somebody waits for these blocks, at most *patience* seconds. Returns one outcome per block, in order.
-        for_peer: see `Bringing.join`."""
+        """Fetch blocks that a reader waits for, for at most *patience* seconds. Returns one outcome per block, in
+        order. for_peer: see `Bringing.join`."""
         until = asyncio.get_running_loop().time() + patience
         outcomes = await self._outcomes(refs, ahead=False, until=until, for_peer=for_peer)
         refused = [number for number, outcome in enumerate(outcomes) if outcome is None]
         if refused:
-            # They were in flight before somebody waited for them, and no tier wanted them. Now one has to take them.
+            # The fetch began ahead, and no tier wanted the block. On demand, a tier must take it.
             wanted = [refs[number] for number in refused]
             again = await self._outcomes(wanted, ahead=False, until=until, for_peer=for_peer)
             for number, outcome in zip(refused, again, strict=True):
@@ -249,7 +249,7 @@ class Fetcher:
         return [outcome or _gone_again() for outcome in outcomes]
 
     async def ahead(self, refs: Sequence[BlockRef]) -> list[Outcome]:
-        """Nobody waits for these blocks yet: what somebody waits for comes first, and the policy may refuse them.
+        """Fetch blocks that no reader waits for yet: demand comes first, and the policy may refuse them.
 
         Returns one outcome per block, in order.
         """
@@ -259,11 +259,11 @@ class Fetcher:
     async def start(
         self, refs: Sequence[BlockRef], needed: Sequence[float], looked: float, *, transient: bool = False
     ) -> list[Flight | Outcome]:
-        """Begin to bring blocks that were in no tier at *looked*, and will be wanted at *needed* (loop times), soonest
-        first. transient: also those that no policy admits, as transient blocks.
+        """Start fetches of blocks that were in no tier at *looked*, and will be needed at *needed* (loop times, soonest
+        first). transient: blocks that no policy admits become transient blocks.
 
-        Returns for each block its flight, or the outcome where it is known already. The index is not asked again: that
-        lets go of the interpreter lock for each block, and the store asks it before it writes.
+        Returns for each block its flight, or its outcome if known already. The index is not read again: that releases
+        the interpreter lock once per block, and the store checks the index before it writes.
         """
         sources = self._look_ups.sources_at_once(refs)
         if rest := refs[len(sources) :]:
@@ -278,7 +278,7 @@ class Fetcher:
         return begun
 
     async def hint(self, refs: Sequence[BlockRef]) -> None:
-        """Start bringing these blocks, if there is room in the queue, and return."""
+        """Start fetches of blocks, as far as the queue has room."""
         for found in await self._threads.background(self._look_ups.look_up, refs):
             if isinstance(found, BlockSource) and self._ahead_queued < MAX_AHEAD:
                 self.bringing.join(found, ahead=True)
@@ -290,7 +290,7 @@ class Fetcher:
         return self._slots.ahead_queued + (elsewhere.slots.ahead_queued if elsewhere is not None else 0)
 
     async def close(self) -> None:
-        """Cancel what is in flight."""
+        """Cancel all fetches."""
         if self.part_reads is not None:
             await self.part_reads.close()
         for task in self._asking:
@@ -322,7 +322,8 @@ class Fetcher:
         ]
 
     async def _wait(self, wanted: Collection[Flight], until: float | None) -> None:
-        """Until all have ended, or *until* then (loop time); a reader, who has such a deadline, waits for no disk."""
+        """Wait until all flights have landed, or until *until* (loop time). With a deadline, stop at flights that are
+        stuck at a disk."""
         loop = asyncio.get_running_loop()
         landings = {flight: flight.landing() for flight in wanted if not flight.has_landed}
         while waiting := [

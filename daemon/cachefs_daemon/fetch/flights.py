@@ -1,4 +1,4 @@
-"""A fetch in flight, and those who wait for it."""
+"""Fetches in flight, and the readers that wait for them."""
 
 import asyncio
 import logging
@@ -18,14 +18,14 @@ from cachefs_daemon.origin.patience import Patience
 
 log = logging.getLogger(__name__)
 
-# Seconds for which a reader waits until the bytes that have come are in a tier; then it gets the bytes themselves. A
-# block is written in milliseconds, and where all writes of a disk hang, another tier takes it after 1 s.
+# Seconds that a reader waits for fetched bytes to reach a tier; then it gets the bytes themselves. A write takes
+# milliseconds, and where all writes of a disk hang, another tier takes the block after 1 s.
 PUT_PATIENCE: Final = 2.0
 
-# What somebody gets who waits for a block: where it is; or itself, where no tier can hold it, or has it yet; or why it
-# did not come.
+# Response to a waiting reader: the location of the block; or the block itself, if no tier can hold it or has it yet; or
+# the error.
 Answer = Location | PassingBlock | CachefsError
-# What came of a fetch. None where no tier's policy wants the block (only blocks that nobody waits for are refused).
+# Result of a fetch. None if no tier's policy wants the block (only blocks without a waiting reader are refused).
 Outcome = Answer | None
 
 
@@ -34,72 +34,72 @@ class Flight:
     """A fetch in flight."""
 
     source: BlockSource
-    # True where somebody waits for the block.
+    # Whether a reader waits for the block.
     demanded: bool
-    # It ends a read deadline after the last one who waits has come, or after it has got its slot if nobody waits.
+    # Ends a read deadline after the last reader began to wait, or, without readers, after the slot was admitted.
     patience: Patience
-    # Loop time at which somebody will want what is fetched ahead; inf: nobody knows.
+    # Loop time at which a block that is fetched ahead will be needed; inf: unknown.
     needed: float
     slot: Slot
-    # Loop time at which the first waiting read began to wait for the block; inf: no read waits.
+    # Loop time at which the first waiting read began to wait; inf: no read waits.
     waited_since: float = math.inf
-    # Runs once it has its slot, unless a fetch process brings it.
+    # Runs once the slot is admitted, unless a fetch process fetches the block.
     task: "asyncio.Task[None] | None" = None
-    # When it got its slot last, in loop time.
+    # Loop time at which the slot was last admitted.
     began: float = 0.0
-    # Its bytes, once they have come, and when that was, in loop time.
+    # The bytes, once arrived, and the loop time of arrival.
     data: Data = b""
     came: float = math.inf
-    # May it be a transient block although nobody waits for it?
+    # Whether the block may become a transient block without a waiting reader.
     transient: bool = False
     has_landed: bool = False
-    # Was a fetch process to bring it? There is a task then only where that is late, or cannot.
+    # Whether a fetch process was to fetch it. A task then runs only if the process is late, or cannot.
     is_carried: bool = False
-    # Where it is looked for among the nodes of the cluster.
+    # The search among the nodes of the cluster.
     search: Search | None = None
-    # Is this node the one that keeps the block, as far as is known? Else it is a copy of another's.
+    # Whether this node keeps the block, as far as is known; otherwise it is a mere copy.
     is_mine: bool = True
-    # Has only another node asked for it? Then it is looked for on no third one.
+    # Whether only another node has asked for the block. Then no third node is searched.
     is_for_peer: bool = False
-    # Do reads of this node wait for it?
+    # Whether reads of this node wait for the block.
     is_read_here: bool = False
-    # Why its origin does not give it to this node, while others are asked whether it gives it to them.
+    # Error of the origin, while other nodes are asked whether it serves them.
     refusal: CachefsError | None = None
-    # Does another node bring it, which has asked for it itself, since this one is behind?
+    # Whether the requesting node fetches the block, as this node is overloaded.
     is_given: bool = False
-    # What brought it, as stalls tell: empty for its origin.
+    # The peer that gave the block, as shown for stalls; empty for the origin.
     via: str = ""
-    # Of all its pieces, where they are known.
+    # Checksums of all pieces, if known.
     checksums: bytes = b""
-    # What came of it, once it has landed.
+    # Result, once landed.
     outcome: Outcome = None
-    # Its bytes for those who take them before they are in a tier: only while they are being stored.
+    # The bytes for early readers: only while they are being stored.
     early: PassingBlock | None = None
-    # Who is told when it has landed, and who is told as soon as its bytes have come.
+    # Called upon landing; and as soon as the bytes have arrived.
     _told: "list[Callable[[Flight], None]]" = field(default_factory=list)
     _takers: "list[Callable[[Flight], None]]" = field(default_factory=list)
 
     def is_stuck(self, now: float) -> bool:
-        """Do its bytes wait for a disk?"""
+        """Return whether the bytes have waited long for a disk."""
         return now - self.came >= PUT_PATIENCE and self.is_being_stored
 
     @property
     def is_being_stored(self) -> bool:
-        """Have its bytes come, which are in no tier yet?"""
+        """Whether the bytes have arrived, and are in no tier yet."""
         return self.came < math.inf and not self.has_landed
 
     @property
     def is_under_way(self) -> bool:
-        """Does anybody bring it already?"""
+        """Whether the fetch is already running in any way."""
         return self.slot.held or self.task is not None or self.search is not None or self.is_carried
 
     def on_landing(self, tell: Callable[["Flight"], None]) -> None:
-        """Call *tell* when it lands: at once, since a turn of the event loop for each would take longer than what is
-        done then. It has not landed yet."""
+        """Call *tell* synchronously upon landing, since a turn of the event loop would cost more than the callbacks do.
+        The flight must not have landed yet."""
         self._told.append(tell)
 
     def on_bytes(self, tell: Callable[["Flight"], None]) -> None:
-        """Call *tell* when its bytes have come: at once where they have. Then they are in `early`."""
+        """Call *tell* when the bytes have arrived, immediately if they have. They are then in `early`."""
         if not self.is_being_stored:
             self._takers.append(tell)
             return
@@ -107,7 +107,7 @@ class Flight:
         tell(self)
 
     def arrive(self, data: Data, now: float, checksums: bytes = b"") -> None:
-        """Its bytes have come, *now* in loop time. checksums: of all pieces, where they are known."""
+        """Record arrival of the bytes at *now* (loop time). checksums: of all pieces, if known."""
         self.data, self.came, self.checksums = data, now, checksums
         takers, self._takers = self._takers, []
         if takers:
@@ -115,27 +115,27 @@ class Flight:
             self._tell(takers)
 
     def show(self) -> PassingBlock:
-        """Have its bytes, which have come, in `early`."""
+        """Put the arrived bytes into `early`."""
         if self.early is None:
             self.early = PassingBlock.of(self.source.key, self.data, self.checksums)
             self.checksums = self.early.checksums
         return self.early
 
     def landing(self) -> "asyncio.Future[None]":
-        """Is done when it has landed."""
+        """Return a future that is done when the flight has landed."""
         landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def tell(_: Flight) -> None:
-            if not landed.done():  # else nobody waits any more
+            if not landed.done():  # otherwise cancelled
                 landed.set_result(None)
 
         self.on_landing(tell)
         return landed
 
     def land(self, outcome: Outcome) -> None:
-        """It ends with that."""
+        """End the flight with *outcome*."""
         self.outcome, self.has_landed = outcome, True
-        # Nothing may keep its bytes until Python's collector finds it: the connection uses their memory again.
+        # No reference may keep the bytes until a garbage collection: the connection reuses their memory.
         self.data, self.early, self.search, self.patience.rest = b"", None, None, asyncio.sleep
         told, self._told, self._takers = self._told, [], []
         self._tell(told)
@@ -144,18 +144,18 @@ class Flight:
         for tell in told:
             try:
                 tell(self)
-            except Exception:  # the others are told all the same
+            except Exception:  # the other callbacks still run
                 log.exception("one who waited for %s was not told", self.source.subject)
 
 
 class Waiting:
-    """One who waits for a flight."""
+    """A reader that waits for a flight."""
 
     __slots__ = ("_flight", "_pass_on", "_timer", "_told", "_until")
 
     def __init__(self, flight: Flight, until: float, pass_on: Callable[[Flight], None], *, early: bool) -> None:
-        """pass_on: is called once: when the flight has landed, or is stuck, or at *until* (loop time). early: also when
-        its bytes have come."""
+        """pass_on: called once: when the flight has landed, is stuck, or at *until* (loop time). early: also when the
+        bytes have arrived."""
         self._flight = flight
         self._until = until
         self._pass_on = pass_on

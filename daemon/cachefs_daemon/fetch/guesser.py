@@ -1,6 +1,7 @@
-"""Fetching what nobody has published, but readers seem to come to (cachefs.planning.prefetch.guessing).
+"""Readahead: fetches blocks that no job has published, but that readers seem to approach
+(cachefs.planning.prefetch.guessing).
 
-What somebody waits for comes first, then what jobs have published; and a guess evicts nothing that a policy would keep.
+Reads on demand come first, then published plans; and a guess never evicts a block that a policy would keep.
 """
 
 import asyncio
@@ -31,27 +32,27 @@ from cachefs_daemon.store.storage import Storage
 
 log = logging.getLogger(__name__)
 
-# Seconds between two looks, at least; and between looks for streams that have ended.
+# Shortest interval between two steps, in seconds; and between checks for idle streams.
 _FASTEST: Final = 0.005
 _FORGET_SECONDS: Final = 1.0
-# Between two orders to a pusher, each of which costs 1 ms.
+# Seconds between two commands to a pusher, each of which costs 1 ms.
 _PUSH_SECONDS: Final = 0.02
-# Of a large file that a reader has not come to, so many blocks are brought.
+# Blocks fetched of a large file that no reader has reached yet.
 _FIRST_BLOCKS: Final = 4
-# Key of a block that nobody has planned to read.
+# Key that stands for an unplanned block.
 _UNPLANNED: Final = b"\xff" * KEY_SIZE
-# Guesses may take this part of the room that is free or can be made, and of the connections while a job has published
-# what it reads.
+# Fractions that guesses may take: of the room that is free or evictable, and of the slots while a plan is published.
 _PART_OF_ROOM: Final = 2
 _PART_OF_SLOTS: Final = 4
-# Else so many blocks may be asked for at once for each connection.
+# Blocks that may be requested at once per slot, while no plan is published.
 _QUEUED: Final = 4
-# Where there is no room for so many bytes, they are transient blocks.
+# With less room than this, in bytes, guesses become transient blocks.
 _LEAST_ROOM: Final = 16 << 20
 
 
 class Guesser:
-    """Used on the event loop."""
+    """Feeds misses and reads into `Guessing` and `Sweeper`, and fetches the blocks that they choose. Used on the event
+    loop."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class Guesser:
         held: Callable[[str], Snapshot | None],
         pages: PageCaches,
     ) -> None:
-        """held: a snapshot that is held, by its id."""
+        """held: returns a held snapshot by its id."""
         self._fetcher = fetcher
         self._blocks = storage.blocks
         self._tiering = storage.tiering
@@ -75,8 +76,9 @@ class Guesser:
         self._in_flight = 0
         self._news = asyncio.Event()
         self._sweeper.wake_by(self._news.set)
-        self._landed: dict[tuple[str, str], list[Guess]] = {}  # by mount and snapshot: what is to be pushed there
-        # When something was pushed last, and when idle streams were looked for, in monotonic seconds.
+        # by mount and snapshot: fetched guesses to be pushed there
+        self._landed: dict[tuple[str, str], list[Guess]] = {}
+        # Monotonic times of the last push, and of the last check for idle streams.
         self._pushed = self._forgot = -math.inf
 
     @property
@@ -84,7 +86,8 @@ class Guesser:
         return self._guessing.counts
 
     def asked(self, ref: BlockRef, size: int, key: bytes) -> None:
-        """A reader waits for a block of *size* bytes with this *key*; 0 and none where it is on the node by now."""
+        """Record that a reader waits for a block of *size* bytes with this *key*; 0 and empty if the block is on the
+        node by now."""
         try:
             snapshot = self._held(ref.snapshot)
             files = snapshot.files if snapshot is not None else 0
@@ -98,7 +101,7 @@ class Guesser:
             self._begin_anew()
 
     def _entered(self, snapshot: str, entry: int, flight: Flight) -> None:
-        """The first block of a file has come, whose reader waited for its beginning."""
+        """Record that the first block of a file has arrived, for a reader that waited for its beginning."""
         try:
             goes_on = not flight.source.is_whole and isinstance(flight.outcome, Location)
             if goes_on and self._guessing.entered(snapshot, entry, time.monotonic()):
@@ -107,7 +110,7 @@ class Guesser:
             self._begin_anew()
 
     def on_reads(self, mount: str, accessed: Sequence[bytes]) -> None:
-        """Blocks with these keys were read through *mount*."""
+        """Record that blocks with these keys were read through *mount*."""
         try:
             now = time.monotonic()
             of_streams = self._guessing.seen(accessed, mount if self._pages.takes(mount) else "", now)
@@ -118,19 +121,20 @@ class Guesser:
             self._begin_anew()
 
     def _tell_gone_on(self, now: float) -> None:
-        """That somebody goes through a file from its beginning is evidence of shards, though no reader had to wait."""
+        """Pass sequential reads on to the sweeper: a file read from its beginning is evidence of shards, though no
+        reader waited."""
         for guess in self._guessing.take_gone_on():
-            self._sweeper.seen([guess.key], now)  # where it was brought for another reason too
+            self._sweeper.seen([guess.key], now)  # if it was fetched for another reason too
             self._sweeper.missed(guess.name, guess.size, guess.key, now)
 
     def _begin_anew(self) -> None:
-        """After a bug, which must not cost anybody a read."""
+        """Reset all state after a bug, which must not fail any read."""
         log.exception("guessing begins anew")
         self._guessing = Guessing(self.book)
         self._sweeper.begin_anew()
 
     async def run(self) -> None:
-        """Runs as long as the daemon."""
+        """Follow the streams as long as the daemon runs."""
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._patience):
@@ -154,7 +158,7 @@ class Guesser:
 
     @property
     def _patience(self) -> float | None:
-        """Seconds until something is to be done without news."""
+        """Seconds until the next step without news."""
         if self._landed:
             return _PUSH_SECONDS
         return _FORGET_SECONDS if self._guessing.streams or not self._sweeper.is_idle else None
@@ -162,11 +166,11 @@ class Guesser:
     async def _step(self) -> None:
         room, transient = await self._room()
         await self._follow_streams(room, transient=transient)
-        # What is transient makes way for others before it is read in some other order.
+        # A transient block is evicted before it is read in another order than its stream's.
         await self._sweeper.step(0 if transient else room, asyncio.get_running_loop().time(), time.monotonic())
 
     async def _follow_streams(self, room: int, *, transient: bool) -> None:
-        """room: see `_room`."""
+        """Search along the streams, and fetch the missing blocks. room: see `_room`."""
         if not transient:
             room //= _PART_OF_ROOM
         slots = self._fetcher.ahead_slots
@@ -181,7 +185,8 @@ class Guesser:
             await self._fetch(self._guessing.choose(search, found), looked, transient=transient)
 
     async def _room(self) -> tuple[int, bool]:
-        """Bytes that are free, or taken by what may be evicted; or bytes for transient blocks, and True."""
+        """Return (bytes, is_transient): bytes that are free or evictable and False, or bytes for transient blocks and
+        True."""
         tiering = self._tiering.unlocked
         room = sum(tiering.free_by_tier)
         if room < _LEAST_ROOM:
@@ -191,14 +196,14 @@ class Guesser:
         return room, False
 
     def _room_to_be_made(self) -> int:
-        """In a thread, as the lock may be held by one that writes."""
+        """Return the evictable bytes. Run in a thread, as a writer may hold the lock."""
         with self._tiering as tiering:
             return tiering.room_for(_UNPLANNED)
 
     # --- fetches ------------------------------------------------------------------------------------------------------
 
     async def _fetch(self, guesses: Sequence[Guess], looked: float, *, transient: bool) -> None:
-        """looked: loop time at which none of them was in any tier."""
+        """Start fetches. looked: loop time at which none of the blocks was in any tier."""
         if not guesses:
             return
         refs = [BlockRef(*guess.name) for guess in guesses]
@@ -290,7 +295,7 @@ class Guesser:
     def _missing(
         self, snapshot: Snapshot, file: tuple[int, int, bytes], numbers: Sequence[int], reached: int
     ) -> Iterator[Missing]:
-        """file: its entry, size and content id."""
+        """Yield the missing blocks of a file. file: its entry, size and content id."""
         entry, size, content = file
         for number in numbers:
             key = block_key(content, number)

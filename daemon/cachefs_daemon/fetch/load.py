@@ -7,28 +7,28 @@ from cachefs.block import Location
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.origin.order import Order, OrderingOrigin
 
-# Is told where the block is; or, at most once and before that, None: it should be brought in another way, and may come
-# in this one all the same.
+# Called with the location of the block; or, at most once and before that, with None: fetch it in another way too. The
+# process may still deliver it.
 Tell = Callable[[Location | None], None]
 
 
 @dataclass(slots=True, eq=False)
 class Load:
-    """One block."""
+    """A block to be fetched by a fetch process."""
 
     source: BlockSource
     origin: OrderingOrigin
     order: Order
     tell: Tell
-    # Is called when its bytes have come.
+    # Called when the bytes have arrived.
     arrived: Callable[[], None]
-    # When that was asked for, in loop time.
+    # Loop time of the request.
     began: float
-    # Whether it should be brought in another way by now.
+    # Whether the block should be fetched in another way by now.
     given_up: bool = False
 
     def give_up(self) -> None:
-        """Somebody else should bring it."""
+        """Ask for the block to be fetched in another way."""
         if not self.given_up:
             self.given_up = True
             self.tell(None)

@@ -1,9 +1,9 @@
-"""Where a block is: in a tier, or else at its origin.
+"""Looks up blocks: in a tier, or else at their origin.
 
-A look-up takes 10 us, also beside a busy thread, and to hand it to a thread 200 us. So for one who waits it is done on
-the event loop. What it reads are pages of the snapshot and of the index that a mount has read itself a moment before it
-asks, so they are in memory. Where they had to come from a slow disk all the same, since memory is short, look-ups go to
-threads for a while. So do complaints of bad bytes, which read the tiers.
+A look-up takes 10 us, also beside a busy thread, and to hand it to a thread takes 200 us. So look-ups for waiting
+readers run on the event loop. They read pages of the snapshot and of the index that the mount has just read itself, so
+the pages are in memory. If memory is short and pages had to come from a slow disk after all, look-ups go to threads for
+a while. Reports of bad bytes always do, since they read the tiers.
 """
 
 import math
@@ -18,29 +18,29 @@ from cachefs.messages import BlockRef
 from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.store.block_store import BlockStore
 
-# Seconds that a look-up on the loop may take where it had to wait for a disk.
+# Longest time in seconds for a look-up on the loop that had to wait for a disk.
 LONGEST: Final = 0.01
-# Seconds for which threads look up after one that took longer.
+# Seconds for which threads look up after a longer one.
 IN_THREADS: Final = 10.0
 
 Found = BlockSource | Location | CachefsError
 
 
 class LookUps:
-    """Used on the event loop, but for `look_up` and `find_sources`."""
+    """Used on the event loop, except for `look_up` and `find_sources`, which run in threads."""
 
     def __init__(self, store: BlockStore, resolve: Callable[[BlockRef], BlockSource]) -> None:
-        """resolve: where a block comes from; it raises CachefsError. It is called in any thread."""
+        """resolve: returns the source of a block, or raises CachefsError. Called in any thread."""
         self._store = store
         self._resolve = resolve
         self._in_threads_until = -math.inf  # monotonic seconds
-        self._disk_reads = disk_reads()  # when last asked
+        self._disk_reads = disk_reads()  # at the last check
 
     def at_once(self, ref: BlockRef) -> Found | None:
-        """Without waiting for anything. None where only a thread can tell."""
+        """Return the result without blocking; None if only a thread can look it up."""
         began = time.monotonic()
         if ref.slow:
-            # A disk hangs. It may be that of the state directory too.
+            # A disk hangs, possibly that of the state directory.
             self._in_threads_until = began + IN_THREADS
         if ref.bad or ref.slow or began < self._in_threads_until:
             return None
@@ -56,8 +56,8 @@ class LookUps:
         return found
 
     def sources_at_once(self, refs: Sequence[BlockRef]) -> list[Found]:
-        """Where blocks that are in no tier come from, without waiting for anything. `find_sources` is to be asked for
-        those at the end of *refs* that are missing."""
+        """Return the sources of blocks that are in no tier, without blocking. Stops early if look-ups are slow: call
+        `find_sources` in a thread for the rest of *refs*."""
         found: list[Found] = []
         began = now = time.monotonic()
         while len(found) < len(refs) and now >= self._in_threads_until and now - began <= LONGEST:
@@ -68,7 +68,7 @@ class LookUps:
         return found
 
     def find_sources(self, refs: Sequence[BlockRef]) -> list[Found]:
-        """In a thread: where blocks that are in no tier come from."""
+        """Return the sources of blocks that are in no tier. Runs in a thread."""
         return [self._source(ref) for ref in refs]
 
     def _source(self, ref: BlockRef) -> Found:
@@ -78,13 +78,14 @@ class LookUps:
             return error
 
     def _note_slow(self, now: float) -> None:
-        """On a busy machine the processor itself is waited for, 40 ms at times: threads would not help."""
+        """Switch to threads, if the delay was due to a disk. On a busy machine processes wait 40 ms for a processor at
+        times, where threads would not help."""
         reads, self._disk_reads = self._disk_reads, disk_reads()
         if self._disk_reads > reads:
             self._in_threads_until = now + IN_THREADS
 
     def look_up(self, refs: Sequence[BlockRef]) -> list[Found]:
-        """In a thread: of each block."""
+        """Look up each block. Runs in a thread."""
         return [self._find(ref) for ref in refs]
 
     def _find(self, ref: BlockRef) -> Found:
@@ -102,5 +103,5 @@ class LookUps:
 
 
 def disk_reads() -> int:
-    """How often this thread has waited for a page to come from a disk."""
+    """Return how often this thread has waited for a page from a disk."""
     return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt

@@ -1,4 +1,4 @@
-"""Fetching from the origins, before it is read, what the fetch plan names (cachefs.planning.prefetch.fetch_plan)."""
+"""Fetches planned blocks from their origins before they are read (cachefs.planning.prefetch.fetch_plan)."""
 
 import asyncio
 import functools
@@ -19,13 +19,13 @@ from cachefs_daemon.fetch.readers import Readers
 from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.runtime.threads import Threads
 
-# Seconds for which a block that waits for a slot may be overtaken by one that is needed sooner. While estimates of the
-# rate grow, all that comes later seems to be needed sooner.
+# Seconds for which a block queued for a slot may be overtaken by one that is needed sooner. While estimates of the rate
+# grow, all later blocks seem to be needed sooner.
 OVERTAKEN: Final = 0.1
 
 
 class Prefetcher:
-    """Asks the tiers for room, starts the fetches that the plan names, and tells the plan what became of them."""
+    """Asks the tiers for room, starts the fetches of the plan, and reports their outcomes to it."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Prefetcher:
         self._readers = readers
 
     async def run(self) -> None:
-        """Runs as long as the daemon."""
+        """Follow the plan as long as the daemon runs."""
         await self._pace.repeat(self._step)
 
     async def _step(self) -> None:
@@ -59,7 +59,7 @@ class Prefetcher:
         looked = _now()
         batch = self._plan.for_backlog(self._window)
         if batch is not None:
-            # Room is made in steps. A step must not reach blocks that are read before these: they would be missing.
+            # Room is made in steps. A step must not evict blocks that are read before these.
             await self._fetch_evicting(batch, looked, spared=self._tiering.unlocked.step)
         self._plan.note_idle()
 
@@ -70,14 +70,12 @@ class Prefetcher:
     # --- room ---------------------------------------------------------------------------------------------------------
 
     async def _fetch_evicting(self, batch: Batch, looked: float, spared: int) -> None:
-        """Fetch what fits into the room that is free or can be made, but for *spared* bytes of it. looked: see
-        `_fetch`."""
+        """Fetch what fits into the room that is free or evictable, minus *spared* bytes. looked: see `_fetch`."""
         room = await self._room_for(batch.key) - spared
         await self._fetch(await self._within_quotas(self._plan.fitting(batch.blocks, room), evicting=True), looked)
 
     async def _within_quotas(self, blocks: Sequence[Upcoming], *, evicting: bool) -> list[Upcoming]:
-        """The *blocks* that their datasets' shares of the tiers have room for. evicting: room that can be made counts
-        too."""
+        """Return the *blocks* that fit into their datasets' quotas. evicting: include evictable room."""
         quotas = self._tiering.unlocked.quotas
         left: dict[str, float] = {}
         for snapshot, last in {one.snapshot: one for one in blocks}.items():
@@ -90,7 +88,8 @@ class Prefetcher:
         return within_quotas(blocks, left)
 
     async def _room_for(self, key: bytes, snapshot: str = "") -> int:
-        """A thread is asked only while another one decides: to hand it over takes longer than to tell, 0.1 ms."""
+        """Return the room for a block. Uses a thread only while another thread holds the lock: the handover takes
+        longer than the computation, 0.1 ms."""
         if not self._tiering.take_now():
             return await self._threads.run(self._wait_for_room, key, snapshot)
         try:
@@ -105,7 +104,7 @@ class Prefetcher:
     # --- fetches ------------------------------------------------------------------------------------------------------
 
     async def _fetch(self, blocks: Sequence[Upcoming], looked: float) -> None:
-        """looked: loop time at which none of the *blocks* was in any tier."""
+        """Start fetches. looked: loop time at which none of the *blocks* was in any tier."""
         if not blocks:
             return
         now = _now()

@@ -1,4 +1,4 @@
-"""Moving blocks from the SSD tier nearer to their readers, before they are read
+"""Moves blocks from the SSD tier closer to their readers before they are read
 (cachefs.planning.prefetch.promotion_plan)."""
 
 import asyncio
@@ -13,8 +13,8 @@ from cachefs_daemon.store.block_store import BlockStore
 
 
 class Promoter:
-    """Moves blocks from the SSD tier into the memory tier (it promotes them), or reads them ahead into the kernel's
-    page cache, as the plan says."""
+    """Promotes blocks from the SSD tier into the memory tier, or reads them ahead into the kernel's page cache, as
+    planned."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Promoter:
         self._readers = readers
 
     async def run(self) -> None:
-        """Runs as long as the daemon."""
+        """Follow the plan as long as the daemon runs."""
         await self._pace.repeat(self._step)
 
     async def _step(self) -> None:

@@ -1,8 +1,8 @@
-"""Neighbouring blocks of one object that wait for a slot come with one request, if there are more of them than slots.
+"""Merges reads of neighbouring blocks of one object into one request, if more blocks wait than there are slots.
 
-Their bytes are handed on block by block as they arrive, so nobody waits for a block that follows. How large a request
-should be is learned of each server (cachefs.planning.requests.throughput_fit). While slots are free, each block has a
-request of its own: several requests at once are quicker than a large one.
+The bytes are passed on block by block as they arrive, so no block waits for the ones after it. The best size of a
+request is learned per server (cachefs.planning.requests.throughput_fit). While slots are free, each block has a request
+of its own: several parallel requests are quicker than a large one.
 """
 
 import asyncio
@@ -16,46 +16,47 @@ from cachefs_daemon.fetch.slots import FetchSlots, Slot
 from cachefs_daemon.origin.base import Data, ObjectRange, RangeOrigin
 from cachefs_daemon.origin.patience import Patience
 
-# What comes of a block: its bytes, or None where it must be fetched by itself.
+# Bytes of a block; None if the block must be fetched by itself.
 Part = asyncio.Future[Data | None]
 
-# Blocks of one request, at most.
+# Blocks per request, at most.
 _MOST: Final = 64
 
 _Object = tuple[int, bytes, bytes]  # id of the origin, key, version
 
 
 class Ranges:
-    """Used on the event loop."""
+    """Waiting blocks by object, and merged requests in flight. Used on the event loop."""
 
     def __init__(self, slots: FetchSlots, read_deadline: float, discard: Callable[[int], None]) -> None:
-        """read_deadline: seconds that anybody waits for a read of an origin, at most. discard: is told of bytes that
-        have come and that nobody takes."""
+        """read_deadline: longest time in seconds that a reader waits for an origin. discard: called with the size of
+        bytes that arrived in vain."""
         self._slots = slots
         self._read_deadline = read_deadline
         self._discard = discard
-        self._waiting: dict[_Object, dict[int, BlockSource]] = {}  # blocks that wait for a slot, by their offsets
-        self._parts: dict[int, Part] = {}  # of blocks that come with others, by id of their source
+        self._waiting: dict[_Object, dict[int, BlockSource]] = {}  # blocks that wait for a slot, by offset
+        self._parts: dict[int, Part] = {}  # blocks in merged requests, by id of their source
         self._tasks: set[asyncio.Task[None]] = set()
-        self.requests = 0  # for several blocks, since the daemon started
+        self.requests = 0  # merged requests since the daemon started
 
     def wait(self, source: BlockSource) -> None:
-        """A block waits for a slot. Call `forget` in the end."""
+        """Register a block that waits for a slot. Call `forget` in the end."""
         self._waiting.setdefault(_object(source), {})[source.range.offset] = source
 
     def forget(self, source: BlockSource) -> None:
-        """It is here, or nobody waits for it any more."""
+        """Remove a block that has arrived, or is no longer wanted."""
         self._leave(source)
         part = self._parts.pop(id(source), None)
         if part is not None and not part.cancel() and not part.cancelled() and (data := part.result()) is not None:
             self._discard(len(data))
 
     def took(self, source: BlockSource) -> None:
-        """Its bytes are taken."""
+        """Mark the bytes of a block as taken."""
         self._parts.pop(id(source), None)
 
     def begin(self, source: BlockSource, slot: Slot) -> Part | None:
-        """The block has its *slot*. Returns what comes of it, where it comes with others; else None."""
+        """Start the request of a block whose *slot* was admitted. Returns its future if it comes with others; otherwise
+        None."""
         known = self._parts.get(id(source))
         if known is not None:
             return known
@@ -78,7 +79,7 @@ class Ranges:
         return parts[0]
 
     async def close(self) -> None:
-        """Cancel what is under way."""
+        """Cancel all merged requests."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -91,10 +92,10 @@ class Ranges:
                 del self._waiting[_object(source)]
 
     def _run(self, source: BlockSource) -> list[BlockSource]:
-        """The block, and those after it that should come with it."""
+        """Return the block and its successors that should come with it."""
         waiting = self._waiting.get(_object(source), {})
         endpoint = source.origin.endpoint
-        # This block counts among those that wait, and its slot among the free ones.
+        # This block counts as waiting, and its slot as free.
         share = -(-len(waiting) // (self._slots.free(endpoint) + 1))
         if share < 2 or not isinstance(source.origin, RangeOrigin) or not source.origin.reads_ranges:
             return [source]
@@ -102,7 +103,7 @@ class Ranges:
         run, end = [source], source.range.offset + source.length
         while len(run) < _MOST and (one := waiting.get(end)) is not None:
             end += one.length
-            # A whole object is asked for in another way: with a checksum that is known in the end only.
+            # A whole object needs another request: with a checksum that is known only at its end.
             if end - source.range.offset > most or end - source.range.offset == source.range.size:
                 break
             run.append(one)
@@ -120,7 +121,7 @@ class Ranges:
         wanted = ObjectRange(first.key, first.version, first.size, first.offset, sum(lengths))
         self.requests += 1
         try:
-            # Whatever goes wrong, each block is fetched by itself then, and says why that fails.
+            # Upon any failure, each block is fetched by itself, and reports its own error.
             with contextlib.suppress(CachefsError, TimeoutError), Patience.of(self._read_deadline).enforced():
                 await origin.read_parts(wanted, lengths, arrived)
         finally:

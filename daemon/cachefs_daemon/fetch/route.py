@@ -9,13 +9,13 @@ from cachefs_daemon.cluster.view import NodeRecord
 class Route:
     """Nodes that may have, or can fetch, a block that is not on this node. This node is never among them."""
 
-    # Asked in this order whether they have it. That costs them a look-up.
+    # Asked in this order whether they have the block, at the cost of a look-up each.
     may_have: tuple[NodeRecord, ...] = ()
-    # The node that all others have bring it, so that it leaves the origin once. None: this node.
+    # The home: the node through which all others fetch the block, so that it leaves the origin once. None: this node.
     brings: NodeRecord | None = None
-    # The one that all others ask where that cannot be asked. None: this node.
+    # The stand-in that all others ask if the home cannot be asked. None: this node.
     stands_in: NodeRecord | None = None
-    # Is this node to keep it? Else it is a copy of another's.
+    # Whether this node keeps the block; otherwise it holds a mere copy.
     is_mine: bool = False
     # Asked in this order whether they have the block, before this node asks the origin, for itself or for a peer.
     before_origin: tuple[NodeRecord, ...] = ()
