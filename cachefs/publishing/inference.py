@@ -72,7 +72,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class _Kept:
-    """An observation that is kept."""
+    """An observation as the inference keeps it."""
 
     samples: tuple[int, ...]
     paths: frozenset[str]

@@ -98,7 +98,7 @@ def _name(given: str, otherwise: str) -> str:
 
 @dataclass(slots=True)
 class Unexplained:
-    """Samples of which it was seen what was opened for them, while nobody knows a rule."""
+    """Counts observed samples and files for which no rule is known."""
 
     # A set, since a long batch is reported in parts, each with all of its samples.
     _samples: set[int] = field(default_factory=set)

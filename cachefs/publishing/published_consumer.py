@@ -1,4 +1,4 @@
-"""What the helper knows of one consumer: its samples' files, given or learned, and its orders."""
+"""The helper's state of one consumer: the files of its samples, given or learned, and its orders."""
 
 import dataclasses
 import os
@@ -31,61 +31,58 @@ from cachefs.publishing.rule import Column, Rule
 from cachefs.publishing.shares import Order, Share, no_files, shares
 from cachefs.publishing.tally import NO_TALLY, Tally
 
-# Bytes that the orders of one consumer may have that are still to be read: of ten epochs of ten million samples.
+# Maximum size in bytes of the orders of one consumer that are still to be read: ten epochs of ten million samples.
 MOST_ORDER_BYTES: Final = 400 << 20
-# Times that files of a list, or learned ones, are wrong, until nothing is said of them any more: a dataset may have
-# others in each epoch.
+# Number of times that listed or learned files are wrong, after which none are published: a dataset may have other files
+# in each epoch.
 MOST_MISTAKES: Final = 2
-# Seconds after which it is asked what is wrong, at first.
+# Initial pause in seconds before the daemon is asked what is wrong.
 LOOK_SECONDS: Final = 3.0
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """What a training process says first of a consumer. Fields without a comment mean what they mean in JobPublish."""
+    """A training process's first message about a consumer. Fields without a comment mean the same as in JobPublish."""
 
     # Number of the consumer on the page that the training process and the helper share.
     slot: int
     # Name of the consumer.
     name: str
     source: str
-    # Samples of the dataset; 0 where only the files tell.
+    # Number of samples of the dataset; 0 where only the files tell.
     length: int
     rank: int = 0
     world_size: int = 1
     workers: int = 0
     batch_size: int = 1
     prefetch: int = 2
-    # Which file each sample is has still to be learned from what is opened.
+    # Whether the samples' files have to be learned from the files that are opened.
     learn: bool = False
-    # Somebody says what is opened, so that the given files can be compared with it.
+    # Whether opened files will be reported, so that the given files can be compared with them.
     compare: bool = False
     # The samples are all files below this directory, in order of their path bytes.
     tree: str = ""
-    # Its samples are shards, of which each holds many of its loader's.
+    # Whether a sample is a shard, with many of the loader's samples.
     shards: bool = False
     # The samples are the records of the files (JobPublish.map.indexer).
     indexer: str = ""
     # The directory that relative paths start from.
     cwd: str = "/"
-    # Names of the classes of the loader's dataset and sampler, to tell the user which loader it is.
+    # Names of the classes of the loader's dataset and sampler, to name the loader to the user.
     dataset: str = ""
     sampler: str = ""
-    # The line of the job's code that has made the loader, and how many epochs the program's arguments name; empty and 0
-    # where nobody knows.
+    # The line of the job's code that made the loader, and the number of epochs in the program's arguments; "" and 0
+    # where unknown.
     place: str = ""
     planned: int = 0
-    # Of the loader in its process: one that is made anew for each epoch keeps its number.
+    # Number of the loader in its process: a loader that is made anew for each epoch keeps its number.
     number: int = 0
-    # A file that was opened for it, where nothing else is known of what it reads.
+    # A file that the loader opened, where nothing else is known of its reads.
     opened: str = ""
 
 
 @dataclass(slots=True)
 class PublishedConsumer:
-    """One consumer, and how much of it the daemon knows.
-
-    It has more attributes than most classes: they are the state of one conversation, which Reporter goes on with.
-    """
+    """One consumer, and how much of it the daemon knows."""
 
     opening: Opening
     # One share per snapshot, with the consumer's files in it, once they are known.
@@ -94,56 +91,58 @@ class PublishedConsumer:
     spec: SamplerSpec | None = None
     # The orders of single epochs, of the current one and of later ones.
     orders: dict[int, Order] = field(default_factory=dict)
-    # Of epochs that are only parts of one of the job: the number of that, and how many of its samples come before.
+    # For epochs that are only parts of one of the job: the number of that epoch, and how many of its samples come
+    # before.
     parts: dict[int, tuple[int, int]] = field(default_factory=dict)
     # Where the consumer is: the epoch, and how many of the epoch's samples were delivered.
     epoch: int = 0
     position: int = 0
-    # Does the daemon know the files?
+    # Whether the daemon knows the files.
     published: bool = False
-    # Has the daemon refused the consumer?
+    # Whether the daemon has rejected the consumer.
     failed: bool = False
-    # When the daemon, which had no room for the consumer, is asked again (monotonic seconds).
+    # When to publish again after the daemon had no room for the consumer (monotonic seconds).
     quiet_until: float = 0.0
     # (index of the share, epoch) of the orders that the daemon knows.
     reported: set[tuple[int, int]] = field(default_factory=set)
     # When the consumer ends (monotonic seconds), unless it opens again before; None where it is open.
     closing: float | None = None
-    # When the daemon was last told its position (monotonic seconds).
+    # When the position was last reported (monotonic seconds).
     reported_at: float = 0.0
-    # Seconds after which the daemon is asked what is wrong, while the consumer stands still.
+    # Pause in seconds before the daemon is asked what is wrong, while the consumer stands still.
     pause: float = LOOK_SECONDS
-    # What the daemon was last told: its note, of which epoch the current one is a part, its tally, whether it learns.
+    # Last reported: the note, the epoch that the current one is a part of, the tally, and whether files are being
+    # learned.
     told: tuple[str, tuple[int, int] | None, Tally, bool] = ("", None, NO_TALLY, False)
-    # What its loader has delivered, and how long that took.
+    # What the loader has delivered, and how long that took.
     tally: Tally = NO_TALLY
-    # Has its user been told what is understood of it, or what is not?
+    # Whether the user was told what is understood of the loader, or what is not.
     has_said: bool = False
-    # The samples' files, where they have to be learned.
+    # The learned files of the samples.
     learned: LearnedFiles = field(init=False)
-    # Does nothing but what is opened say which files the samples are?
+    # Whether only opened files tell which files the samples are.
     is_learning: bool = field(init=False)
-    # How many samples there are: more than its opening says where its dataset and its sampler have no `__len__`.
+    # Number of samples: more than in `opening` where the dataset and its sampler have no `__len__`.
     _length: int = field(init=False)
-    # What is known of a rule that says the files of all samples.
+    # The search for a rule that gives the files of all samples.
     inference: Inference | None = None
-    # Has the daemon to forget the files, which were wrong?
+    # Whether the daemon has to forget the files, which were wrong.
     is_wrong: bool = False
-    _rule: Rule | None = None  # that `shares` was made of
+    _rule: Rule | None = None  # source of `shares`
     _compared: Compared = field(default_factory=Compared)
-    # How often the files of a list, or learned ones, were wrong.
+    # How often listed or learned files were wrong.
     _mistakes: int = 0
-    # What the training process says is not known of it.
+    # What the training process reports as unknown.
     _unknown: Unknown | None = None
     _unexplained: Unexplained = field(default_factory=Unexplained)
-    # A file that was opened for it: a mount, and the inode number.
+    # A file that the loader opened: its mount, and its inode number.
     _opened: tuple[MountPoint, int] | None = None
-    # How many samples were learned when `shares` was made of them.
+    # Number of learned samples when `shares` was made of them.
     _resolved: int = 0
     _first_epoch: int | None = None
 
     def set_files(self, files: Sequence[str]) -> None:
-        """The file of each sample. Raises OSError."""
+        """Set the file of each sample. Raises OSError."""
         absolute = [path if path.startswith("/") else os.path.join(self.opening.cwd, path) for path in files]
         self._take(shares(absolute, Places(), max(self._length, len(files))))
 
@@ -154,14 +153,14 @@ class PublishedConsumer:
 
     @property
     def need(self) -> Need:
-        """Of which samples it has to be heard what was opened."""
+        """The samples whose opened files should be reported."""
         if self._is_asking:
             return Need.UNKNOWN
         return Need.SOME if self.opening.compare and not self._is_given_up else Need.NONE
 
     @property
     def _is_asking(self) -> bool:
-        """Are there samples of which nothing says the files?"""
+        """Whether the files of some samples are unknown."""
         return self.is_learning and self._rule is None and not self.learned.is_full
 
     @property
@@ -169,12 +168,12 @@ class PublishedConsumer:
         return self._mistakes >= MOST_MISTAKES
 
     def set_columns(self, columns: Sequence[Column]) -> None:
-        """What the dataset lists, whose files have to be found out."""
+        """Set the columns of the dataset, from which to infer the samples' files."""
         if self.is_learning and self._rule is None:
             self.inference = Inference(columns, self._length)
 
     def observe(self, observed: Observed, places: Places) -> None:
-        """What was opened for some samples."""
+        """Record the files that were opened for some samples."""
         if not self.is_learning or self._rule is None:
             self._compare(observed, places)
         if not self.is_learning:
@@ -186,7 +185,7 @@ class PublishedConsumer:
             self._opened = file_at(observed.paths[0], places)
         each, rest = divmod(len(observed.paths), max(1, len(observed.samples)))
         if observed.in_order and each and not rest:
-            # Which files belong to which sample of a batch is known where all have equally many.
+            # Files can be matched with the samples of a batch only where all have equally many.
             for number, sample in enumerate(observed.samples):
                 paths = dict.fromkeys(observed.paths[number * each : (number + 1) * each])
                 self.learned.learn(sample, list(paths), places)
@@ -204,7 +203,7 @@ class PublishedConsumer:
             self.learned = LearnedFiles(0 if self._is_given_up else self._length)
 
     def infer(self, places: Places) -> None:
-        """Make shares of the rule that was found, or have them forgotten where it was retracted."""
+        """Make shares of the inferred rule, or have them forgotten where the rule was retracted."""
         if self.inference is None:
             return
         while (rule := self.inference.rule) is not self._rule:
@@ -217,7 +216,7 @@ class PublishedConsumer:
                 found = shares(files, places, self._length)
             except OSError:
                 found = []  # a directory that the user may not read
-            # A rule that names files which are not there is none.
+            # A rule is wrong where its files do not exist.
             if sum(len(share.entries) for share in found) < (1 - PART_WRONG) * sum(map(len, files)):
                 self.inference.reject()
             else:
@@ -227,16 +226,16 @@ class PublishedConsumer:
 
     @property
     def is_to_be_resolved(self) -> bool:
-        """Has a rule been found, or retracted?"""
+        """Whether a rule was found or retracted since the last `infer`."""
         return self.is_wrong or (self.inference is not None and self.inference.rule is not self._rule)
 
     def forget(self) -> None:
-        """The daemon has forgotten the files."""
+        """Drop the files, which the daemon has forgotten."""
         self.shares, self.published, self.is_wrong, self._resolved = [], False, False, 0
         self.reported.clear()
 
     def reopen(self) -> None:
-        """A new loader of the same samples goes on with what the last one has learned."""
+        """Continue with a new loader of the same samples, and keep what was learned."""
         self.closing = None
         self.orders.clear()
         self.reported.clear()
@@ -244,14 +243,12 @@ class PublishedConsumer:
 
     @property
     def has_begun(self) -> bool:
-        """Is it in an epoch? A loader that was made anew is in none until it says in which."""
+        """Whether the consumer is in an epoch. A loader that was made anew is in none until it names its epoch."""
         return self.epoch >= 0
 
     def resolve_learned(self) -> bool:
-        """Make shares of what was learned, where that is worth it: all files are known, or an epoch has gone by.
-
-        True where the daemon should be told.
-        """
+        """Make shares of the learned files, once all are known or an epoch has passed. Return whether there are new
+        shares."""
         if not self.is_learning or self._rule is not None:
             return False
         known = self.learned.count
@@ -266,8 +263,8 @@ class PublishedConsumer:
     # --- what is not understood -----------------------------------------------------------------------------------
 
     def set_unknown(self, unknown: str, opened: str = "") -> None:
-        """What the training process does not understand of it; empty where it does. opened: a file that it reads, where
-        the training process itself tells the user. Raises ValueError."""
+        """Set what the training process does not understand of the consumer; "" where it understands all. opened: a
+        file that the consumer reads, where the training process itself tells the user. Raises ValueError."""
         self.has_said = self.has_said or bool(opened)
         self._unknown = Unknown(unknown) if unknown else None
         if opened and self._opened is None:
@@ -275,7 +272,7 @@ class PublishedConsumer:
 
     @property
     def note(self) -> str:
-        """What is not understood of it, for its user; empty where all is, or it is not known to read from a mount."""
+        """What is not understood, for the user; "" where all is, or the consumer is not known to read from a mount."""
         unknown = (self._unexplained.unknown if self._lacks_files else None) or self._unknown
         if unknown is None or (self._lacks_files and self._opened is None):
             return ""
@@ -283,12 +280,12 @@ class PublishedConsumer:
 
     @property
     def loader(self) -> str:
-        """What its loader is called; empty where no loader of torch is behind it."""
+        """The name of the consumer's loader; "" where it has no loader of torch."""
         return loader_name(self.opening.dataset, self.opening.place) if self.opening.dataset else ""
 
     @property
     def line(self) -> str:
-        """What is understood of it, for its user; empty while that is being found out, or where a note says it."""
+        """What is understood, for the user; "" while that is unknown, or where `note` tells it."""
         if not self.loader or self.note or self._lacks_files:
             return ""
         order = self.orders.get(self.epoch) if self.opening.shards else None
@@ -303,17 +300,19 @@ class PublishedConsumer:
 
     @property
     def last_line(self) -> str:
-        """The same as it ends, where it has delivered anything."""
+        """The line for the end of the consumer: `note` or `line`, or that a loader with delivered samples was not
+        understood."""
         return self.note or self.line or (unsettled_words(self.loader) if self.loader and self.tally.samples else "")
 
     @property
     def _knows_the_epoch(self) -> bool:
-        """Is all of the epoch published that it is in, and not parts of it as they are drawn?"""
+        """Whether the order of the whole current epoch is published, not parts of it as they are drawn."""
         order, length = self.orders.get(self.epoch), self.tally.epoch_length
         _, begins = self.parts.get(self.epoch, (-1, 0))
         if self.spec is not None:
             return length > 0
-        # Of an epoch that is resumed, what is left is published at once; the last part of many has its end as well.
+        # The rest of a resumed epoch is published at once. The last part of an epoch in several parts also reaches its
+        # end.
         return order is not None and 0 < length <= begins + len(order) and 2 * len(order) > length
 
     @property
@@ -322,16 +321,16 @@ class PublishedConsumer:
 
     @property
     def was_learned(self) -> bool:
-        """Did nothing but what it has opened say which files its samples are?"""
+        """Whether only opened files tell which files the samples are."""
         return self.is_learning and self._rule is None
 
     @property
     def is_shown_learning(self) -> bool:
-        """Does the daemon know it, and nobody which files it reads, which are being learned?"""
+        """Whether the daemon knows the consumer, but its files are still being learned."""
         return self.is_learning and self._lacks_files and not self._is_given_up
 
     def show(self) -> None:
-        """Let the daemon know of it, where it reads from a mount, though nobody knows what."""
+        """Let the daemon know a consumer that reads unknown files from a mount, by a share without files."""
         if not self.shares and self._opened is not None and (self.note or self.is_learning):
             mount, inode = self._opened
             self.shares = [no_files(mount, inode)]
@@ -341,7 +340,8 @@ class PublishedConsumer:
         return self.spec is not None or bool(self.orders)
 
     def set_order(self, epoch: int, order: Order, part: tuple[int, int] | None = None) -> None:
-        """part: see `parts`. Raises ConfigError where the orders of too many epochs are published beforehand."""
+        """Set the order of an epoch. Raises ConfigError where too many orders are published ahead. part: see
+        `parts`."""
         others = sum(known.nbytes for number, known in self.orders.items() if number != epoch)
         if others and others + order.nbytes > MOST_ORDER_BYTES:
             raise ConfigError(
@@ -350,7 +350,7 @@ class PublishedConsumer:
             )
         self._begin(epoch)
         if self.spec is not None:
-            # The spec is no longer right, and the daemon has to forget it.
+            # The daemon has to forget the spec, which is no longer right.
             self.spec = None
             self.published = False
         self.orders[epoch] = order
@@ -361,13 +361,14 @@ class PublishedConsumer:
         self.reported = {(share, known) for share, known in self.reported if known != epoch}
 
     def _grow(self, length: int) -> None:
-        """An order has more samples than were known, whose files are still to be learned."""
+        """Set a number of samples that is larger than was known. The files of the new samples are still to be
+        learned."""
         self._length = length
         if not self._is_given_up:
             self.learned.grow(length)
         if self.inference is not None:
             self.inference.grow(length)
-            self._rule = None  # its shares are made anew
+            self._rule = None  # `infer` makes its shares anew
 
     def set_spec(self, spec: SamplerSpec, epoch: int) -> None:
         self._begin(epoch)
@@ -381,7 +382,7 @@ class PublishedConsumer:
             self._first_epoch = self.epoch = epoch
 
     def move(self, epoch: int, position: int) -> bool:
-        """The consumer is at this place now. True where it was at another place before."""
+        """Set the consumer's position. Return whether it has changed."""
         if (epoch, position) == (self.epoch, self.position):
             return False
         self.epoch, self.position = epoch, position
@@ -391,58 +392,59 @@ class PublishedConsumer:
         return True
 
     def order(self, epoch: int) -> Order | None:
-        """The samples of *epoch*, in order; None where they are not known. Raises ConfigError for a senseless spec."""
+        """Return the samples of *epoch* in order; None where they are unknown. Raises ConfigError for an invalid
+        spec."""
         if epoch not in self.orders and self.spec is not None and epoch < self.spec.epochs:
             self.orders[epoch] = epoch_order(self.spec, epoch)
         return self.orders.get(epoch)
 
     def spec_for(self, share: Share) -> SamplerSpec | None:
-        """The spec from which the daemon can compute the orders of *share*. There is none where the share's files are
-        not the samples one by one."""
+        """Return the spec from which the daemon can compute the orders of *share*; None where the share's files are not
+        the samples one by one."""
         return self.spec if share.is_plain else None
 
     def unreported(self, number: int) -> list[int]:
-        """Epochs whose order of share *number* the daemon needs now, and does not know."""
+        """Return the epochs whose order of share *number* the daemon needs now, and does not know."""
         if self.spec_for(self.shares[number]) is not None or self._lacks_files:
             return []
         known = {self.epoch, self.epoch + 1} if self.spec is not None else set(self.orders)
         return sorted(epoch for epoch in known if epoch >= self.epoch and (number, epoch) not in self.reported)
 
     def position_in(self, share: Share) -> int:
-        """How many files of *share* belong to the samples that were delivered in this epoch. Raises ConfigError."""
+        """Return how many files of *share* belong to the samples delivered in this epoch. Raises ConfigError."""
         if share.is_plain:
             return self.position
         order = self.order(self.epoch)
         return 0 if order is None else share.position(order, self.position)
 
     def part_in(self, share: Share) -> tuple[int, int]:
-        """The epoch of the job that the current epoch is a part of, and about how many files of *share* come before
-        it there; (-1, 0) where it is no part."""
+        """Return the epoch of the job that the current epoch is a part of, and about how many files of *share* come
+        before it there; (-1, 0) where it is no part."""
         epoch, begins = self.parts.get(self.epoch, (-1, 0))
         return epoch, begins if share.is_plain else begins * len(share.samples) // max(1, share.length)
 
     def _take(self, found: Sequence[Share]) -> None:
         if self.opening.indexer:
             found = [dataclasses.replace(share, of_records=True) for share in found]
-        # The largest share comes first, and is published under the consumer's own name.
+        # The largest share is published under the consumer's own name.
         self.shares = sorted(found, key=lambda share: -len(share.entries))
         self.published = False
         self.reported.clear()
 
 
 def order_of(bulk: bytes) -> Order:
-    """The order in a message: sample numbers, shape (n,), uint32."""
+    """Return the order in a message: sample numbers, shape (n,), uint32."""
     return numpy.frombuffer(bulk, dtype="<u4")
 
 
 def part_of(message: dict[str, Any]) -> tuple[int, int] | None:
-    """The epoch of the job that an order in a message is a part of, and how many of its samples come before."""
+    """Return the epoch of the job that an order in a message is a part of, and how many of its samples come before."""
     part = message.get("part")
     return None if part is None else (int(part[0]), int(part[1]))
 
 
 def spec_of(fields: dict[str, Any]) -> SamplerSpec:
-    """The spec in a message. Raises msgspec.ValidationError, ConfigError."""
+    """Return the spec in a message. Raises msgspec.ValidationError, ConfigError."""
     spec = msgspec.convert(fields, SamplerSpec)
     spec.check()
     return spec

@@ -1,7 +1,7 @@
-"""Which samplers may be iterated by somebody else than the loader: those of which that cannot be told afterwards.
+"""Tells which samplers cachefs may iterate besides the loader: the pure ones.
 
-A sampler is pure if iterating it changes nothing: not itself, no random generator, no file, no other process. What it
-gives next follows from its attributes. Nobody can see that from outside, so a class is known to be pure, or says so.
+A sampler is pure if iterating it changes nothing: not itself, no random generator, no file, no other process. Its next
+order follows from its attributes. Purity cannot be seen from outside, so a class is either known to be pure, or marked.
 """
 
 import sys
@@ -16,7 +16,7 @@ _Class = TypeVar("_Class", bound=type)
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """Versions of a package, the first one and the one after the last."""
+    """A range of a package's versions: the first one and the one after the last."""
 
     package: str
     first: tuple[int, int]
@@ -43,19 +43,25 @@ _STATEFUL: Final = "torchdata.stateful_dataloader.sampler."
 
 
 def pure_sampler(kind: _Class) -> _Class:
-    """Says of a class of samplers that iterating one changes nothing; to be written above the class.
+    """Mark a class of samplers as pure: iterating one changes nothing. Use as a decorator of the class.
 
-    `cachefs run` then iterates it once more as an epoch begins, and publishes the whole epoch. Its `__iter__` must
-    draw from no generator but one that it makes itself, read from nothing that moves on (a file, a queue, a store), and
-    change no attribute.
+    `cachefs run` then iterates a sampler once more as an epoch begins, and publishes the whole epoch. Its `__iter__`
+    must draw from no generator but one that it makes itself, read from no source that moves on (a file, a queue, a
+    store), and change no attribute.
+
+    Args:
+        kind: The class of samplers.
+
+    Returns:
+        The same class.
     """
     setattr(kind, MARK, True)
     return kind
 
 
 def is_pure(sampler: Any) -> bool:
-    """Has its class said so, or is it a class that is known to be pure? Of a derived class that iterates in another way
-    nothing is known."""
+    """Return whether the sampler's class is marked or known to be pure. A derived class with its own `__iter__` is
+    not."""
     for kind in type(sampler).__mro__:
         if kind.__dict__.get(MARK) is True:
             return True
@@ -66,12 +72,13 @@ def is_pure(sampler: Any) -> bool:
 
 
 def is_seedable(sampler: Any) -> bool:
-    """Is it Accelerate's sampler, which seeds its generator anew for each epoch?"""
+    """Return whether the sampler is Accelerate's, which seeds its generator anew for each epoch."""
     return qualified_name(type(sampler)) == _SEEDABLE and is_installed(_ACCELERATE)
 
 
 def is_stateful(sampler: Any, name: str) -> bool:
-    """Is it torchdata's class of this name, which iterates as torch's does, but knows how far it is?"""
+    """Return whether the sampler is torchdata's class of this name, which iterates as torch's does, and knows its
+    position."""
     return qualified_name(type(sampler)) == _STATEFUL + name and is_installed(TORCHDATA)
 
 
@@ -80,7 +87,7 @@ def qualified_name(kind: type) -> str:
 
 
 def is_installed(known: Versions) -> bool:
-    """Is the package that is loaded of one of these versions?"""
+    """Return whether the loaded package has one of these versions."""
     version = str(getattr(sys.modules.get(known.package), "__version__", ""))
     numbers = version.split(".")[:2]
     if len(numbers) < 2 or not all(number.isdecimal() for number in numbers):

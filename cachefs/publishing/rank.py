@@ -1,4 +1,4 @@
-"""Which rank of a distributed job this process is, as its launcher says."""
+"""Finds the rank of this process in a distributed job, as set by its launcher."""
 
 import contextlib
 import os
@@ -16,7 +16,7 @@ _RANK_VARIABLES: Final = (
 
 
 def found_rank() -> tuple[int | None, int]:
-    """(rank, world size) as the launcher of a distributed job says; (None, 1) where there is no launcher."""
+    """Return (rank, world size) as set by the launcher of a distributed job; (None, 1) without a launcher."""
     for rank, world_size in _RANK_VARIABLES:
         with contextlib.suppress(KeyError, ValueError):
             number, of = int(os.environ[rank]), int(os.environ[world_size])

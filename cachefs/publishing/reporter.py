@@ -1,4 +1,4 @@
-"""Reports of the consumers to the daemon, and what is done where they fail."""
+"""Reports consumers to the daemon, and handles failures of the reports."""
 
 import os
 from collections.abc import Callable
@@ -17,51 +17,51 @@ from cachefs.publishing.shares import Share
 from cachefs.publishing.trouble_lines import TroubleLines
 from cachefs.rpc import JOB_EPOCH, JOB_PROGRESS, JOB_PUBLISH, JOB_SHOW
 
-# The daemon is told so many times in a lease that the job is there.
+# Number of reports in one lease that keep the job alive.
 RENEWALS: Final = 4
 PUBLISH_TIMEOUT: Final = 30.0
 TIMEOUT: Final = 5.0
 MOST_PROBLEMS: Final = 32
 RETRY_SECONDS: Final = (1.0, 2.0, 5.0, 10.0)
-# A daemon that has answered is restarted now and then, and takes the job up again: after so many seconds it is away.
+# Seconds of absence before a line is printed about a daemon that has answered before: a restart takes the job up again.
 AWAY_SECONDS: Final = 30.0
-# Seconds until a consumer is published again for which the daemon had no room.
+# Seconds until a consumer is published again after the daemon had no room for it.
 FULL_SECONDS: Final = 30.0
 _THROUGH: Final = "all else is published through the mount"
 _TRIED_AGAIN: Final = "it is tried again, and the job goes on meanwhile"
 
 
 class Reporter:
-    """Tells the daemon what it does not know yet of the consumers of one training process."""
+    """Reports new facts about the consumers of one training process to the daemon."""
 
     def __init__(self, route: Route, job: str, pid: int, say: Callable[[str], None], troubles: TroubleLines) -> None:
-        """job: its name; pid: of the training process; say: shows a line to its user; troubles: is told of those that
-        the daemon tells of."""
+        """job: its name; pid: of the training process; say: shows a line to the user; troubles: receives the daemon's
+        troubles."""
         self._troubles = troubles
         self._route = route
         self._job = job
         self._pid = pid
         self._say = say
-        self._said: set[str] = set()  # problems that were shown
-        self._full_name = job  # as the daemon knows it, see cachefs_daemon.jobs.owners
-        self._failures = 0  # to reach the daemon, one after the other
+        self._said: set[str] = set()  # problems that were printed
+        self._full_name = job  # name of the job in the daemon, see cachefs_daemon.jobs.owners
+        self._failures = 0  # successive failures to reach the daemon
         self._quiet_until = 0.0  # when to try again (monotonic seconds)
         self._has_answered = False
-        self._away_since: float | None = None  # when the daemon first did not answer (monotonic seconds)
-        # By consumer: the epoch in which the daemon did not take another one that was too far ahead.
+        self._away_since: float | None = None  # when the daemon first failed to answer (monotonic seconds)
+        # By consumer: the epoch in which the daemon rejected an order of an epoch too far ahead.
         self._too_far: dict[str, int] = {}
-        # By consumer: when an order for which there was no memory is published again (monotonic seconds).
+        # By consumer: when to publish an order again for which there was no memory (monotonic seconds).
         self._no_memory: dict[str, float] = {}
 
     def say(self, problem: str, then: str = "the job goes on without that", once: str = "") -> None:
-        """Have *problem* printed on the job's stderr, each problem once, and MOST_PROBLEMS at most. once: what it is
-        the same problem by, where its text has figures that change."""
+        """Print *problem* on the job's stderr, each problem once, and MOST_PROBLEMS at most. once: identifies the
+        problem, where its text has figures that change."""
         if (once or problem) not in self._said and len(self._said) < MOST_PROBLEMS:
             self._said.add(once or problem)
             self._say(f"{problem}; {then}")
 
     def report(self, consumer: PublishedConsumer, moved: bool) -> None:
-        """Tell the daemon what it does not know yet. moved: is the consumer at another place than at the last call?"""
+        """Report new facts about a consumer. moved: whether its position has changed since the last call."""
         now = clock.monotonic()
         if consumer.opening.learn and (refusal := self._route.refusal):
             self.say(f"{refusal}, so files that are opened in C are not seen", _THROUGH, _THROUGH)
@@ -80,7 +80,8 @@ class Reporter:
             told = (consumer.note, consumer.parts.get(consumer.epoch), consumer.tally, consumer.is_shown_learning)
             if moved or told != consumer.told or is_due:
                 self._report_progress(consumer)
-                # One that stands still may wait for a read. The longer nothing is wrong, the less often it is asked.
+                # A consumer that stands still may wait for a read. While nothing is wrong, the pause between calls
+                # doubles.
                 is_well = not (moved or self._troubles.has_any)
                 consumer.pause = 2 * consumer.pause if is_well else LOOK_SECONDS
                 consumer.reported_at, consumer.told = now, told
@@ -98,16 +99,16 @@ class Reporter:
             self.say(str(error))
             consumer.failed = True
         except Exception as error:
-            # One consumer is given up, and the others go on.
+            # Only this consumer fails.
             self.say(f"consumer {consumer.opening.name} cannot be published ({error!r:.300})")
             consumer.failed = True
 
     def say_last(self, consumer: PublishedConsumer) -> None:
-        """The training process is about to end."""
+        """Print what is left to say of a consumer, before the training process ends."""
         self._say_of_loader(consumer, consumer.last_line)
 
     def _say_of_loader(self, consumer: PublishedConsumer, line: str) -> None:
-        """One line for each loader of the run, whichever of its processes has it."""
+        """Print one line for each loader of the run, from only one of its processes."""
         if not line or consumer.has_said or is_quiet():
             return
         key = f"{consumer.loader}\n{consumer.note}"
@@ -117,7 +118,7 @@ class Reporter:
         consumer.has_said = True
 
     def _say_full(self, name: str, error: CachefsError) -> None:
-        """The daemon has no room for that consumer."""
+        """Print that the daemon has no room for the consumer."""
         self.say(str(error), _TRIED_AGAIN, f"no room for consumer {name}")
 
     def _on_absence(self, error: DaemonUnavailable, now: float) -> None:
@@ -129,7 +130,7 @@ class Reporter:
         self._failures += 1
 
     def job(self, timeout: float) -> JobView | None:
-        """How the job gets on, as the daemon sees it; None where it does not answer, or does not know the job."""
+        """Return the daemon's view of the job; None where the daemon does not answer, or does not know the job."""
         try:
             view = self._route.call(JOB_SHOW, JobName(job=self._full_name), timeout)
         except CachefsError:
@@ -143,7 +144,7 @@ class Reporter:
         try:
             for number in range(len(consumer.shares)):
                 self._route.call(JOB_PROGRESS, self._progress(consumer, number, ended=True), TIMEOUT)
-        except Exception:  # whatever ails the way to the daemon
+        except Exception:  # any failure of the connection
             return  # the consumer ends with its process or its lease
 
     def _publish(self, consumer: PublishedConsumer) -> None:
@@ -184,7 +185,7 @@ class Reporter:
                 continue
             try:
                 self._report_orders_of(consumer, number)
-            except Busy:  # until the consumer is in another epoch, and nearer
+            except Busy:  # until the consumer has reached a later epoch
                 self._too_far[name] = consumer.epoch
             except StoreFull as error:
                 self._say_full(name, error)
@@ -222,11 +223,11 @@ class Reporter:
         )
 
     def _lost(self, consumer: PublishedConsumer, error: NotFound) -> None:
-        """The daemon does not know the consumer. Publish it again where the daemon has forgotten it; give it up where
-        somebody has cancelled the job, or the daemon has never known it."""
+        """Handle that the daemon does not know the consumer. Publish it again where the daemon has forgotten it; give
+        up where the job was cancelled, or the daemon has never known the consumer."""
         try:
             view = self._route.call(JOB_SHOW, JobName(job=self._full_name), TIMEOUT)
-            # Where we have none of that name any more, it may be another user's.
+            # Another user's job may have the name once this user's job is gone.
             state = view.state if view.job == self._full_name else "unknown"
         except NotFound:
             state = "unknown"
@@ -239,7 +240,7 @@ class Reporter:
 
 
 def loader_view(consumer: PublishedConsumer) -> LoaderView | None:
-    """What its loader has done, for the daemon; None where no loader of torch is behind it."""
+    """Return the figures of the consumer's loader for the daemon; None where it has no loader of torch."""
     if not consumer.loader:
         return None
     tally = consumer.tally
@@ -262,7 +263,7 @@ def loader_view(consumer: PublishedConsumer) -> LoaderView | None:
 
 
 def pid_namespace() -> int:
-    """That in which the training process has its number, as the helper is its child; 0 where nobody can tell."""
+    """Return the inode of the training process's pid namespace, which the helper shares; 0 where it is unknown."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:

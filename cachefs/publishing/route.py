@@ -1,7 +1,6 @@
-"""The way to the daemon: over its socket, or, for who has none or may not use it, through the control files of mounts.
+"""Transport to the daemon: its socket, or, where that is missing or forbidden, the control files of mounts.
 
-It is chosen anew for each call until one was answered, and then stays: a daemon that is restarted has no socket for a
-while.
+Each call chooses anew until one was answered. Then the choice stays, since a daemon has no socket while it restarts.
 """
 
 from typing import Final, TypeVar
@@ -18,34 +17,34 @@ from cachefs.socket_path import refusal
 Request = TypeVar("Request", bound=Message)
 Reply = TypeVar("Reply", bound=Message)
 
-# Seconds without a word after which a job has ended whose process the daemon does not see.
+# Seconds without a call after which a job has ended whose process the daemon does not see.
 SOCKET_LEASE: Final = 60.0
-# Through a mount the daemon may not trust the process number, and often does not see the process.
+# A lease through a mount, where the daemon may not trust the process number, and often does not see the process.
 CONTROL_LEASE: Final = 30.0
-# Seconds that a call may take at most, while nobody has answered through a mount: its daemon may be away.
+# Maximum timeout of a call until one was answered through a mount, whose daemon may be away.
 _FIRST_SECONDS: Final = 10.0
 
 
 class Route:
-    """Calls of one process to the daemon."""
+    """Calls the daemon for one process."""
 
     def __init__(self, socket: DaemonClient) -> None:
         self._socket = socket
         self._control = ControlClient()
-        self._answered: DaemonClient | ControlClient | None = None  # the one that has answered
+        self._answered: DaemonClient | ControlClient | None = None  # the client that was answered
 
     @property
     def refusal(self) -> str:
-        """Why the socket cannot be used; empty where it can, or has been."""
+        """The reason why the socket cannot be used; "" where it can, or was used."""
         return "" if self._client is self._socket else refusal(self._socket.socket)
 
     @property
     def lease(self) -> float:
-        """Seconds, see JobPublish."""
+        """The lease in seconds, see JobPublish."""
         return SOCKET_LEASE if self._client is self._socket else CONTROL_LEASE
 
     def call(self, method: Method[Request, Reply], request: Request, timeout: float) -> Reply:
-        """As DaemonClient.call."""
+        """Call the daemon, with the arguments and errors of DaemonClient.call."""
         client = self._client
         if self._answered is None and client is self._control:
             timeout = min(timeout, _FIRST_SECONDS)
@@ -59,7 +58,8 @@ class Route:
         return reply
 
     def dataset_at(self, mount: MountPoint, slot: int, timeout: float) -> tuple[str, str]:
-        """Name and snapshot of the dataset whose files have inodes of that slot. Raises NotFound, and as `call`."""
+        """Return name and snapshot of the dataset whose files have inodes of this slot. Raises NotFound, and as
+        `call`."""
         client = self._client
         if isinstance(client, ControlClient):
             try:
@@ -69,7 +69,7 @@ class Route:
         views = self.call(DATASET_LIST, Empty(), timeout).datasets
         spec = MountSpec.parse(mount.spec)
         views = [view for view in views if spec.shows(view.name)]
-        # The current one of any before the others of any; it is empty where a dataset's snapshot is lost.
+        # Current snapshots come before others. `snapshot` is empty where a dataset's snapshot is lost.
         snapshots = [(view.name, view.snapshot) for view in views if view.snapshot]
         snapshots += [(view.name, snapshot) for view in views for snapshot in view.others]
         for name, snapshot in snapshots:

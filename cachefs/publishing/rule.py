@@ -1,4 +1,4 @@
-"""A rule that says which files each sample of a dataset is: text, and entries of what the dataset lists."""
+"""A rule for the files of each sample of a dataset: text, and entries of the dataset's columns."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,12 +8,12 @@ from typing import Any, Final
 import numpy
 from numpy.typing import NDArray
 
-# Name of the column that no dataset lists: the number of each sample.
+# Name of the implicit column with the number of each sample.
 NUMBER: Final = ""
 
 
 class Texts(Sequence[str]):
-    """Many texts in little memory: their bytes, with a NUL between each two."""
+    """A sequence of texts in little memory: their bytes, separated by NUL."""
 
     def __init__(self, joined: bytes) -> None:
         self._joined = joined
@@ -28,7 +28,7 @@ class Texts(Sequence[str]):
         return os.fsdecode(self._joined[self._begins[row] : self._ends[row]])
 
     def rows_with(self, text: str, most: int) -> list[int]:
-        """Rows in which *text* stands, *most* at most. Takes 20 ms for a million rows."""
+        """Return up to *most* rows that contain *text*. Takes 20 ms for a million rows."""
         wanted, found, at = os.fsencode(text), list[int](), 0
         while wanted and len(found) < most and (at := self._joined.find(wanted, at)) >= 0:
             row = int(numpy.searchsorted(self._begins, at, "right")) - 1
@@ -42,7 +42,7 @@ class Texts(Sequence[str]):
 
 @dataclass(frozen=True, eq=False)
 class Column:
-    """What a dataset lists: one entry per row."""
+    """A column of a dataset, with one entry per row."""
 
     name: str
     values: Sequence[str] | NDArray[numpy.int64]
@@ -57,17 +57,17 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Which row of a column a sample wants."""
+    """Selects the row of a column for a sample."""
 
-    # Column of numbers that says it, or NUMBER for the sample's own number.
+    # Column of numbers that gives the row, or NUMBER for the sample's own number.
     via: str = NUMBER
-    # Of that number: (times * number // of + plus) modulo the column's length.
+    # Applied to the sample's number: (times * number // of + plus) modulo the column's length.
     times: int = 1
     of: int = 1
     plus: int = 0
 
     def at(self, sample: int, columns: Mapping[str, Column], rows: int) -> int | None:
-        """None where there is none. rows: of the column."""
+        """Return the row of a sample; None where there is none. rows: length of the column."""
         number = sample
         if self.via != NUMBER:
             indices = columns[self.via].values
@@ -80,21 +80,21 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Which part of an entry stands in the path."""
+    """Selects the part of an entry that occurs in the path."""
 
-    # The last so many parts of a path; 0 for all of it.
+    # The last *tail* parts of a path; 0 for all parts.
     tail: int = 0
-    # Is it the directory only?
+    # Whether to take only the directory.
     is_parent: bool = False
-    # Extensions that are left out: none, the last one, or all (2).
+    # Extensions to leave out: none, the last one, or all (2).
     extensions: int = 0
-    # A number is written with so many digits, at least; -1 where the entry is a text.
+    # Minimum digits of a number; -1 where the entry is a text.
     width: int = -1
-    # What is added to a number.
+    # Offset added to a number.
     plus: int = 0
 
     def of(self, value: Any) -> str | None:
-        """The text; None where the entry has no such part."""
+        """Return the selected part; None where the entry has no such part."""
         if self.width >= 0:
             number = number_in(value)
             return None if number is None or number + self.plus < 0 else str(number + self.plus).zfill(self.width)
@@ -115,7 +115,7 @@ class Form:
         return text[:cut] if cut > 0 else text
 
 
-# Forms of a text, those that say more first.
+# Forms of a text, the most specific first.
 TEXT_FORMS: Final = (
     *(Form(tail, extensions=extensions) for tail in (0, 3, 2, 1) for extensions in (0, 1, 2)),
     *(Form(tail, is_parent=True) for tail in (0, 2, 1)),
@@ -123,7 +123,7 @@ TEXT_FORMS: Final = (
 
 
 def _parts(path: str) -> list[str]:
-    """The parts of a path as they stand in one that was normalised, without those that lead up from a directory."""
+    """Return the parts of the normalised path, without leading ones that go up from a directory."""
     if _needs_cleaning(path):
         path = os.path.normpath(path).lstrip("/")
         while path.startswith("../"):
@@ -136,7 +136,7 @@ def _needs_cleaning(path: str) -> bool:
 
 
 def number_in(value: Any) -> int | None:
-    """The number that an entry is, or is the text of; None where it is none."""
+    """Return the number that an entry is, or is the text of; None for other entries."""
     if isinstance(value, str):
         return int(value) if value.isascii() and value.isdigit() and len(value) <= 18 else None
     return int(value)
@@ -144,7 +144,7 @@ def number_in(value: Any) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """An entry in a path."""
+    """An entry of a column as it occurs in a path."""
 
     # Name of the column, or NUMBER.
     column: str
@@ -152,7 +152,7 @@ class Field:
     form: Form
 
     def of(self, sample: int, columns: Mapping[str, Column]) -> str | None:
-        """The text for a sample; None where it has none."""
+        """Return the text for a sample; None where it has none."""
         if self.column == NUMBER:
             return self.form.of(sample)
         values = columns[self.column].values
@@ -160,7 +160,7 @@ class Field:
         return None if row is None else self.form.of(values[row])
 
     def all(self, columns: Mapping[str, Column], length: int) -> list[str | None]:
-        """The texts for all samples."""
+        """Return the texts for all samples."""
         if self.column == NUMBER:
             return [self.form.of(sample) for sample in range(length)]
         column = columns[self.column]
@@ -173,13 +173,13 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """One file of each sample: text, and fields in between. There is one text more than fields."""
+    """The path of one file per sample: texts with fields in between, one text more than fields."""
 
     texts: tuple[str, ...]
     fields: tuple[Field, ...]
 
     def of(self, sample: int, columns: Mapping[str, Column]) -> str | None:
-        """The path for a sample; None where there is none."""
+        """Return the path for a sample; None where it has none."""
         path = self.texts[0]
         for field, text in zip(self.fields, self.texts[1:], strict=True):
             value = field.of(sample, columns)
@@ -189,7 +189,7 @@ class Template:
         return path
 
     def all(self, columns: Mapping[str, Column], length: int) -> list[str | None]:
-        """The paths for all samples."""
+        """Return the paths for all samples."""
         paths: list[str | None] = [self.texts[0]] * length
         for field, text in zip(self.fields, self.texts[1:], strict=True):
             values = field.all(columns, length)
@@ -202,17 +202,17 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Which files the samples of a dataset are."""
+    """The templates that give all files of a dataset's samples."""
 
     templates: tuple[Template, ...]
 
     def of(self, sample: int, columns: Mapping[str, Column]) -> tuple[str, ...]:
-        """The paths of one sample."""
+        """Return the paths of one sample."""
         found = (template.of(sample, columns) for template in self.templates)
         return tuple(path for path in found if path is not None)
 
     def files(self, columns: Mapping[str, Column], length: int) -> list[tuple[str, ...]]:
-        """The paths of each of the samples, of which there are *length*. Takes some 2 us per path."""
+        """Return the paths of each of *length* samples. Takes some 2 us per path."""
         of_templates = [template.all(columns, length) for template in self.templates]
         if len(of_templates) == 1:
             return [() if path is None else (path,) for path in of_templates[0]]

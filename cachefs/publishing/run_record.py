@@ -1,8 +1,8 @@
-"""What the processes of one `cachefs run` leave for each other: a small file each, of which the summary is made.
+"""Records that the processes of one `cachefs run` leave for each other, one small file each, for the summary.
 
-`cachefs run` makes a directory, whose name its processes inherit. The helper of each training process writes there what
-its loaders have done, again and again, and says when that is final. The process that prints the summary reads all of
-it. Nothing here raises: what cannot be written or read is missing in the summary.
+`cachefs run` makes a directory, whose name its processes inherit. The helper of each training process repeatedly writes
+the figures of its loaders there, and marks the last ones as final. The process that prints the summary reads all
+records. Nothing here raises: a record that cannot be written or read is missing in the summary.
 """
 
 import contextlib
@@ -24,29 +24,29 @@ from cachefs.publishing import clock
 from cachefs.publishing.channel import SOCKET_NAME
 from cachefs.publishing.channel import remove as remove_helper_directory
 
-# Names the directory.
+# Variable with the path of the directory.
 RUN_VARIABLE: Final = "CACHEFS_RUN"
-# Where it is 1, neither what is understood of loaders nor the summary is said.
+# Variable that, where it is 1, suppresses the lines about loaders and the summary.
 QUIET_VARIABLE: Final = "CACHEFS_QUIET"
-# Names the first Python of the run: it prints the summary when it ends.
+# Variable with the number of the run's first Python process, which prints the summary when it ends.
 TOP_VARIABLE: Final = "CACHEFS_TOP"
 _PREFIX: Final = "run-"
-# A socket that was made so many seconds ago may still have no listener.
+# Age in seconds up to which a socket may still have no listener.
 _NEW_SECONDS: Final = 60.0
-# Records of one run that are read, bytes of each, and loaders in each, at most.
+# Maximum number of records of one run that are read, of bytes of each, and of loaders in each.
 _MOST_RECORDS: Final = 4096
 _MOST_BYTES: Final = 1 << 20
 MOST_LOADERS: Final = 256
-# Troubles in one record.
+# Maximum number of troubles in one record.
 MOST_TROUBLES: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderRecord:
-    """What one loader has done. Times are seconds."""
+    """The figures of one loader. Times are seconds."""
 
     name: str
-    # Epochs that have begun; of the last one, its samples (0 while nobody knows) and those that are delivered.
+    # Epochs that have begun; of the last one, its samples (0 while unknown) and the delivered ones.
     epochs: int = 0
     epoch_length: int = 0
     epoch_samples: int = 0
@@ -56,35 +56,35 @@ class LoaderRecord:
     waited: float = 0.0
     first_busy: float = 0.0
     first_waited: float = 0.0
-    # Batches; and those of them whose samples could not be counted.
+    # Batches; and those whose samples could not be counted.
     batches: int = 0
     unmeasured: int = 0
-    # Bytes of its samples; 0 where nobody knows.
+    # Bytes of the delivered samples; 0 where unknown.
     bytes: float = 0.0
     workers: int = 0
-    # Did nothing but what it has opened say its files? And what is not understood of it (cachefs.publishing.notes).
+    # Whether its files were only learned from opened ones; and what is not understood (cachefs.publishing.notes).
     was_learned: bool = False
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class TroubleRecord:
-    """What has kept reads of the job waiting, or has made them fail (cachefs.messages.Trouble)."""
+    """A trouble that has kept reads of the job waiting, or has made them fail (cachefs.messages.Trouble)."""
 
-    # Names it among those of the run.
+    # Identifies the trouble in the run.
     key: str
-    # How long it was there; for how much of that reads have waited for it; and reads that have failed.
+    # Duration; the part of it during which reads have waited; and the number of failed reads.
     seconds: float
     waited: float
     failed: int
-    # In words.
+    # The text for the user.
     line: str
 
 
 @dataclass(frozen=True, slots=True)
 class MountBytes:
-    """Bytes that a mount has answered reads with since it began: out of the memory tier, out of the SSD tier, and after
-    a fetch."""
+    """Bytes of reads that a mount has answered since it began: from the memory tier, from the SSD tier, and after a
+    fetch."""
 
     memory: int = 0
     ssd: int = 0
@@ -93,46 +93,45 @@ class MountBytes:
 
 @dataclass(frozen=True, slots=True)
 class ProcessRecord:
-    """What one training process has done."""
+    """The figures of one training process."""
 
     pid: int
-    # Is nothing added any more?
+    # Whether no later record will follow.
     is_final: bool = False
     loaders: list[LoaderRecord] = field(default_factory=list)
     # By mount: at the beginning, and now.
     mounts: dict[str, tuple[MountBytes, MountBytes]] = field(default_factory=dict)
-    # Seconds that reads of the job have waited, by what they waited for (`origin`, `peer`, `ssd`, `daemon`); of all its
-    # processes on this node.
+    # Seconds that reads of the job have waited, by cause (`origin`, `peer`, `ssd`, `daemon`); of all its processes on
+    # this node.
     stalls: dict[str, float] = field(default_factory=dict)
-    # Bytes that other nodes have given it.
+    # Bytes that came from other nodes.
     peer_bytes: int = 0
     fetched_bytes: int = 0
-    # Why that is not known; empty where it is.
+    # Why these figures are unknown; "" where they are known.
     problem: str = ""
     job: str = ""
     troubles: list[TroubleRecord] = field(default_factory=list)
-    # The number of the process that prints the summary which this one belongs to.
+    # The number of the process that prints the summary with this record.
     top: str = ""
-    # The helper that writes this, as `this_process` names it; empty: not known.
+    # The helper that writes this record, as named by `this_process`; "" where unknown.
     helper: str = ""
 
     @property
     def is_awaited(self) -> bool:
-        """Returns whether more is to come: the record is not final, and its helper runs, as far as can be seen."""
+        """Whether a later record is expected: this one is not final, and its helper runs, as far as can be seen."""
         namespace, _, number = self.helper.partition("-")
         is_seen = bool(namespace) and namespace == _namespace()
         return not self.is_final and not (is_seen and not os.path.exists(f"/proc/{number}"))
 
 
 def is_quiet(environment: Mapping[str, str] | None = None) -> bool:
-    """Is nothing to be said but problems?"""
+    """Return whether only problems should be printed."""
     return (os.environ if environment is None else environment).get(QUIET_VARIABLE, "") not in ("", "0")
 
 
 def new_directory() -> str:
-    """A new directory for the processes of a run; empty where none can be made. Those of runs that are over are
-    removed."""
-    # A run that ends may have removed the user's directory in between: so the first place is tried twice.
+    """Make a directory for the processes of a run, and remove those of ended runs. Return "" where none can be made."""
+    # The end of another run may remove the user's directory in between, so the first place is tried twice.
     for shared in (Path("/dev/shm"), Path("/dev/shm"), Path(tempfile.gettempdir())):
         with contextlib.suppress(OSError):
             ours = shared / f"cachefs-{os.geteuid()}"
@@ -147,9 +146,9 @@ def new_directory() -> str:
 
 
 def sweep(ours: Path) -> None:
-    """Remove what killed processes have left in the user's directory: those of runs, and those of helpers."""
+    """Remove directories of killed processes in the user's directory: those of runs, and those of helpers."""
     for left in ours.glob(f"{_PREFIX}*"):
-        # A container that shares /dev/shm with others does not see their processes.
+        # A container that shares /dev/shm does not see the processes of others.
         if left.name.split("-")[2:3] == [_namespace()] and not os.path.exists(f"/proc/{left.name.split('-')[1]}"):
             shutil.rmtree(left, ignore_errors=True)
     for left in ours.glob(f"*/*/{SOCKET_NAME}"):
@@ -158,7 +157,7 @@ def sweep(ours: Path) -> None:
 
 
 def _is_left(address: Path) -> bool:
-    """Has who made this socket ended, and did not make it a moment ago? Then no listener has it."""
+    """Return whether the socket has no listener, and is not so new that its maker may still start to listen."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as asking:
         if clock.since_1970() - address.lstat().st_ctime < _NEW_SECONDS:
             return False
@@ -168,19 +167,19 @@ def _is_left(address: Path) -> bool:
 
 
 def _namespace() -> str:
-    """That in which this process has its number; empty where nobody can tell."""
+    """Return the inode of this process's pid namespace; "" where it is unknown."""
     with contextlib.suppress(OSError):
         return str(os.stat("/proc/self/ns/pid").st_ino)
     return ""
 
 
 def this_process() -> str:
-    """Returns what names this process among those of several containers."""
+    """Return a name of this process that is unique across containers."""
     return f"{_namespace()}-{os.getpid()}"
 
 
 def write(record: ProcessRecord) -> None:
-    """Leave *record* in the directory of the run, in place of an earlier one of that process."""
+    """Write the record to the directory of the run, in place of an earlier one of the same process."""
     directory = os.environ.get(RUN_VARIABLE)
     if not directory:
         return
@@ -191,7 +190,7 @@ def write(record: ProcessRecord) -> None:
 
 
 def is_first_to_say(line: str) -> bool:
-    """Has no process of the run said this line? From now on one has."""
+    """Return whether no process of the run has printed this line, and mark it as printed."""
     directory = os.environ.get(RUN_VARIABLE)
     if not directory:
         return True
@@ -210,7 +209,7 @@ def with_problem(record: ProcessRecord, problem: str) -> ProcessRecord:
 
 
 def read_all(directory: str) -> list[ProcessRecord]:
-    """What all processes of the run have left, as far as it can be read."""
+    """Return the records of all processes of the run that can be read."""
     found = []
     with contextlib.suppress(OSError):
         for path in sorted(Path(directory).glob("*.json"))[:_MOST_RECORDS]:
@@ -220,7 +219,7 @@ def read_all(directory: str) -> list[ProcessRecord]:
 
 
 def _bytes_of(path: Path) -> bytes:
-    """The first bytes of a file. Waits for nothing, as who opens a pipe would. Raises OSError."""
+    """Return the first bytes of a file. O_NONBLOCK keeps opening a pipe from waiting. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         return os.read(fd, _MOST_BYTES)
@@ -229,13 +228,13 @@ def _bytes_of(path: Path) -> bytes:
 
 
 def remove(directory: str) -> None:
-    """The run is over."""
+    """Remove the directory of a run that has ended."""
     if os.path.basename(directory).startswith(_PREFIX):
         shutil.rmtree(directory, ignore_errors=True)
 
 
 def _record(fields: dict[str, Any]) -> ProcessRecord:
-    """Raises TypeError, KeyError or ValueError for what is none."""
+    """Raises TypeError, KeyError or ValueError for an invalid record."""
     return ProcessRecord(
         **{
             **fields,
@@ -251,7 +250,7 @@ def _bytes(fields: Mapping[str, int]) -> MountBytes:
 
 
 def summed(records: Sequence[LoaderRecord]) -> LoaderRecord:
-    """The loaders of one name as one: those of several ranks."""
+    """Return the sum of the records of one loader's ranks."""
     first, epochs = records[0], max(one.epochs for one in records)
     last = [one for one in records if one.epochs == epochs]
     return LoaderRecord(
@@ -274,7 +273,8 @@ def summed(records: Sequence[LoaderRecord]) -> LoaderRecord:
 
 
 def worst(records: Iterable[ProcessRecord]) -> list[TroubleRecord]:
-    """The troubles of a run, each once, as the process has met it that has had most of it; the longest first."""
+    """Return the troubles of a run, each once, with the figures of the process that it affected most; the worst
+    first."""
     found: dict[str, TroubleRecord] = {}
     for record in records:
         for one in record.troubles:
@@ -284,7 +284,7 @@ def worst(records: Iterable[ProcessRecord]) -> list[TroubleRecord]:
 
 
 def largest(records: Iterable[ProcessRecord]) -> dict[str, MountBytes]:
-    """By mount: bytes that it has answered reads with while any of the processes ran."""
+    """Return, by mount, the bytes of the reads that it has answered while any of the processes ran."""
     first: dict[str, MountBytes] = {}
     last: dict[str, MountBytes] = {}
     for record in records:

@@ -1,4 +1,4 @@
-"""Which file each sample of a dataset is, where the dataset has a list of them."""
+"""Finds the file of each sample of a dataset that has a list of them."""
 
 import inspect
 import os
@@ -17,13 +17,13 @@ from cachefs.publishing.foreign import mode_of
 from cachefs.publishing.in_memory import is_in_memory
 from cachefs.publishing.lengths import length_of
 
-# Attributes that have it in torchvision's datasets and in many others: a path per sample, or a tuple that begins with
+# Attributes with the list in torchvision's datasets and in many others: a path per sample, or a tuple that begins with
 # the path.
 LIST_NAMES: Final = (
     "samples", "imgs", "image_paths", "img_paths", "file_paths", "paths", "files", "file_list", "filenames",
     "image_files", "img_files", "images", "_image_files", "_images",
 )  # fmt: skip
-# Paths that are looked for, where nothing but their being there says that they are paths.
+# Number of paths tested for existence, where nothing else shows that the texts are paths.
 PROBES: Final = 16
 
 
@@ -33,15 +33,15 @@ def listed_files(
     known: Listing | None = None,
     is_wanted: Callable[[Sequence[str]], bool] = lambda paths: True,
 ) -> list[str] | None:
-    """Path of each sample's file, or None where the dataset has no such list.
+    """Return the path of each sample's file, or None where the dataset has no list of them.
 
-    The dataset may also be torch's Subset or ConcatDataset of datasets that have a list, or a Hugging Face dataset with
-    a column of images, audio or video that refers to files.
+    The dataset may be a list of paths, or of rows with a path; torch's Subset or ConcatDataset of datasets with a list;
+    or a Hugging Face dataset with a column of images, audio or video that refers to files. Attributes are read as
+    stored in the object: no property and no other code of the dataset's is run. A list that takes longer than
+    COLUMN_SECONDS (see cachefs.publishing.columns) is ignored.
 
-    The dataset may be a list of paths, or of rows with a path, itself. Attributes are looked at as they lie in the
-    object: no property and no other code of the dataset's is run. A list that takes longer than COLUMN_SECONDS (see
-    cachefs.publishing.columns) is none. length: its number of samples, where it is known to the caller; known: what the
-    dataset lists, where that is; is_wanted: is asked with some of the paths before all of them are taken.
+    length: number of samples, where the caller knows it; known: the dataset's listing, where the caller has it;
+    is_wanted: called with some of the paths before all of them are taken.
     """
     torch_datasets = sys.modules.get("torch.utils.data.dataset")
     kind = type(dataset)  # isinstance may ask a dataset for its __class__
@@ -74,7 +74,7 @@ def listed_files(
 
 
 def _indices(subset: Any) -> list[int] | None:
-    """Which samples a subset has; None where only code of the job's could say."""
+    """Return the samples of a subset; None where only code of the job's could compute them."""
     indices = inspect.getattr_static(subset, "indices", None)
     is_array = type(indices) is numpy.ndarray and is_in_memory(indices)
     if is_array or (type(indices) is sys.modules["torch"].Tensor and indices.device.type == "cpu"):
@@ -86,8 +86,8 @@ def _indices(subset: Any) -> list[int] | None:
 
 
 def _further(found: Listing, length: int) -> list[str] | None:
-    """The paths of the only column that has one per sample, in whatever attribute it lies. Where they are relative,
-    they are so to a directory that the dataset names: files are there under these names."""
+    """Return the paths of the only column, in any attribute, that has one existing path per sample. Relative paths are
+    joined with a directory that the dataset names."""
     candidates = [source for source in found.sources if isinstance(source.first, str)]
     if not candidates:
         return None
@@ -96,7 +96,7 @@ def _further(found: Listing, length: int) -> list[str] | None:
     roots = ["", *(() if absolute else found.roots)]
     fitting = [(root, source) for source in absolute or candidates for root in roots if _is_file(root, source)]
     if len({id(source) for _, source in fitting}) != 1:
-        return None  # none, or an image and a mask, of which nobody knows yet whether both are read
+        return None  # none, or an image and a mask, which need not both be read
     root, source = fitting[0]
     values = source.take(soon())
     if values is None:
@@ -106,8 +106,8 @@ def _further(found: Listing, length: int) -> list[str] | None:
 
 
 def _are_from_here(paths: list[str]) -> bool:
-    """Do the paths begin in the root, or in the working directory? Others begin in a directory that the dataset joins
-    them with."""
+    """Return whether the paths begin in the root, or in the working directory. The dataset joins other paths with a
+    directory."""
     return os.path.isabs(paths[0]) or _are_there(paths)
 
 
@@ -121,8 +121,8 @@ def _is_file(root: str, source: Source) -> bool:
 
 
 def _begins_with_a_path(entries: Any) -> bool:
-    """Is it a list, or a 1-D array, whose first element looks like a path? Anything else may be of any size, and may
-    run any code, so it is not touched."""
+    """Return whether this is a list, or a 1-D array, whose first element looks like a path. Any other object may be of
+    any size, and may run any code, so it is not touched."""
     if type(entries) is numpy.ndarray:
         is_list = entries.ndim == 1 and entries.dtype.kind in "UO"
     else:
@@ -134,19 +134,19 @@ def _begins_with_a_path(entries: Any) -> bool:
 
 
 def _is_path(value: Any) -> bool:
-    """Is it a path with a directory? A bare name could be anything."""
+    """Return whether the value is a path with a directory. A bare name could be anything."""
     text = text_of(value)
     return text is not None and type(value) is not bytes and os.sep in text
 
 
 def _paths(entries: Any) -> list[str] | None:
-    """The path in each entry; None where the entries are of different kinds, or taking them takes too long."""
+    """Return the path in each entry; None where the entries are of different kinds, or taking them takes too long."""
     in_tuples = type(entries[0]) in (list, tuple)
     return cast(list[str] | None, taken(entries, partial(_texts, in_tuples), soon()))
 
 
 def _texts(in_tuples: bool, entries: Any) -> list[str] | None:
-    """The path in each of some entries, which are tuples that begin with it, or the paths themselves."""
+    """Return the path in each of some entries, which are tuples that begin with it, or the paths themselves."""
     entries = entries.tolist() if type(entries) is numpy.ndarray else entries
     if in_tuples:
         if not all(type(entry) in (list, tuple) and entry for entry in entries):
@@ -157,7 +157,7 @@ def _texts(in_tuples: bool, entries: Any) -> list[str] | None:
 
 
 def _of_hugging_face(dataset: Any) -> list[str] | None:
-    """Takes them from the Arrow table itself, in 0.1 s for 1.28 M rows; through the rows it would take minutes."""
+    """Return the paths from the Arrow table itself, in 0.1 s for 1.28 M rows; reading the rows would take minutes."""
     compute = import_module("pyarrow.compute")
     for name, feature in dataset.features.items():
         if type(feature).__name__ in ("Image", "Audio", "Video"):

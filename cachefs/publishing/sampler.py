@@ -27,17 +27,25 @@ def publish(  # noqa: PLR0913  # a call in somebody's script: one keyword for ea
     batch_size: int = 1,
     prefetch: int = 2,
 ) -> Publication:
-    """Begin to publish what this process will read. The orders are given to the result's `order`, or by a *sampler*.
+    """Begin to publish what this process will read.
 
-    files: the path of each sample; or a directory under a mount, whose files, in order of their paths, are the samples;
-    or a dataset that lists its files as torchvision's and Hugging Face's do. sampler: a cachefs.SamplerSpec, from which
-    the daemon computes every epoch. records: the samples are records of the files, in order, of this kind (`npy`,
-    `tar`, `tfrecord`, `fixed:<bytes>`). consumer: its name, unique within the job, else made of the rank or the process
-    number. rank, world_size: of this process among the job's; a rank that is not given is the environment's (RANK,
-    SLURM_PROCID, ...). workers, batch_size, prefetch: as the DataLoader's, which reads that much out of order.
+    Never raises, so that it cannot end a training: without a daemon or a mount, or with an invalid argument, nothing is
+    published, and the first failure prints one line on stderr.
 
-    Never raises, so it cannot end a training: where a daemon or a mount is not there, or an argument makes no sense,
-    nothing is published, and the first time a line on stderr says so.
+    Args:
+        files: The path of each sample; or a directory under a mount, whose files, in order of their paths, are the
+            samples; or a dataset that lists its files as torchvision's and Hugging Face's do.
+        sampler: A cachefs.SamplerSpec, from which the daemon computes every epoch. Without one, pass the order of each
+            epoch to the result's `order`.
+        records: Set where the samples are records of the files, in order; the kind of the files (`npy`, `tar`,
+            `tfrecord`, `fixed:<bytes>`).
+        consumer: Its name, unique within the job; by default made of the rank or the process number.
+        rank: Of this process in the job; by default the environment's (RANK, SLURM_PROCID, ...).
+        world_size: Number of processes in the job, where *rank* is given.
+        workers, batch_size, prefetch: As the DataLoader's, which reads that much out of order.
+
+    Returns:
+        The publication, which also is a context manager.
     """
     opening: dict[str, Any] = {
         "world_size": world_size,
@@ -53,7 +61,7 @@ def publish(  # noqa: PLR0913  # a call in somebody's script: one keyword for ea
         else:
             paths = _paths(files)
         fields = None if sampler is None else _fields(sampler)
-    except Exception as error:  # what the job gives may be of any kind
+    except Exception as error:  # arguments of the job may be of any kind
         if is_foreign(error):
             raise
         return Publication.none(error)
@@ -64,17 +72,26 @@ def publish(  # noqa: PLR0913  # a call in somebody's script: one keyword for ea
 
 
 class PublishedSampler:
-    """A sampler that wraps another one, and publishes the order that this one gives at the start of each epoch.
+    """A sampler that wraps another one, and publishes its order at the start of each epoch.
 
         sampler = cachefs.PublishedSampler(DistributedSampler(dataset), dataset)
         loader = DataLoader(dataset, batch_size=64, sampler=sampler, num_workers=4)
 
-    The wrapped sampler is exhausted when an epoch begins. Further arguments are those of `publish`. Where *workers* is
-    given, it is known how far the loader runs ahead, and progress is published too; else progress is seen at the mount.
+    The wrapped sampler is exhausted when an epoch begins. With *workers* given, it is known how far the loader runs
+    ahead, and progress is published too; without, progress is seen at the mount.
     """
 
     def __init__(self, sampler: Any, files: Path | Sequence[Path] | Any, **options: Any) -> None:
-        """Raises TypeError for an option that `publish` does not have."""
+        """Wrap a sampler.
+
+        Args:
+            sampler: The sampler to wrap.
+            files: As in `publish`.
+            options: Further arguments of `publish`.
+
+        Raises:
+            TypeError: `publish` does not have one of the options.
+        """
         inspect.signature(publish).bind(files, **options)
         self.sampler = sampler
         self._options = options
@@ -93,8 +110,8 @@ class PublishedSampler:
         return self._publishing(self._publication, epoch, samples)
 
     def _epoch(self) -> int:
-        """The epoch that the wrapped sampler is set to; where it does not know any, epochs are counted."""
-        with suppress_own(Exception):  # whatever asking a sampler of the job raises
+        """Return the epoch set in the wrapped sampler; where it has none, the number of earlier iterations."""
+        with suppress_own(Exception):  # a sampler of the job may raise anything
             return index(self.sampler.epoch)
         return self._iterations
 
@@ -102,13 +119,13 @@ class PublishedSampler:
         return len(self.sampler)
 
     def __getattr__(self, name: str) -> Any:
-        """`set_epoch`, and whatever else the wrapped sampler has."""
+        """Return `set_epoch`, or another attribute of the wrapped sampler."""
         if name == "sampler":
-            raise AttributeError(name)  # it is being unpickled, and has no attributes yet
+            raise AttributeError(name)  # during unpickling there are no attributes yet
         return getattr(self.sampler, name)
 
     def __getstate__(self) -> Mapping[str, Any]:
-        """The state without the publication, which belongs to one process."""
+        """Return the state without the publication, which belongs to one process."""
         return {**self.__dict__, "_publication": None}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
@@ -124,16 +141,16 @@ class PublishedSampler:
             yield sample
 
     def _ahead(self) -> int | None:
-        """So many samples at most are drawn and not delivered; None where it is not known."""
+        """Return the maximum number of samples drawn and not delivered; None where it is unknown."""
         try:
             prefetch, batch_size = self._options.get("prefetch", 2), self._options.get("batch_size", 1)
             return index(self._options["workers"]) * index(prefetch) * index(batch_size)
         except (KeyError, TypeError):
-            return None  # workers are not given, or something is no number, which `publish` has said
+            return None  # workers are missing, or an option is no number, which `publish` has reported
 
 
 def _paths(files: Any) -> Sequence[str]:
-    """Raises TypeError where they are not known."""
+    """Raises TypeError where the paths are unknown."""
     listed = listed_files(files, _count(files))
     if listed is not None:
         return listed
@@ -145,7 +162,7 @@ def _paths(files: Any) -> Sequence[str]:
 
 def _count(files: Any) -> int | None:
     length = length_of(files)
-    with suppress_own(Exception):  # whatever the job's own `__len__` raises
+    with suppress_own(Exception):  # the job's own `__len__` may raise anything
         return len(files) if length is None else length
     return None
 

@@ -1,4 +1,4 @@
-"""From samples to files: which samples of a job are files of which dataset, and which orders of files follow."""
+"""Maps samples to files: the files of a job's samples by snapshot, and the orders of files that follow."""
 
 import contextlib
 import os
@@ -18,13 +18,13 @@ from cachefs.publishing.places import Places
 Order = NDArray[numpy.uint32]
 Numbers = NDArray[numpy.int64]
 
-# Names of one directory, at most, that are looked up one by one. A look-up through the mount is one request; a listing
-# is three, of a directory that may be large.
+# Maximum number of names in one directory that are looked up one by one. A look-up through the mount is one request; a
+# listing is three, of a directory that may be large.
 FEW_NAMES: Final = 3
-# Directories are looked into by so many threads, since each request to the mount waits for other processes: on a busy
-# machine, one thread takes 3 ms per directory.
+# Number of threads that read directories, since each request to the mount waits for other processes: on a busy machine,
+# one thread takes 3 ms per directory.
 THREADS: Final = 8
-# Directories that are given to the threads at a time.
+# Number of directories passed to the threads at a time.
 AT_A_TIME: Final = 4096
 
 
@@ -32,7 +32,7 @@ AT_A_TIME: Final = 4096
 class Share:
     """The files that samples have in one snapshot.
 
-    The daemon is told of files. A sample may have none or several, so orders and positions are translated.
+    The daemon knows only files. A sample may have no file or several, so orders and positions are translated.
     """
 
     # A mount below which the files were found.
@@ -45,12 +45,12 @@ class Share:
     samples: Numbers
     # Number of samples.
     length: int
-    # The samples are the records of the files, and the daemon finds out how many records each file has.
+    # Whether the samples are the records of the files; the daemon finds how many records each file has.
     of_records: bool = False
 
     @cached_property
     def is_plain(self) -> bool:
-        """Does the daemon count as the job does? It does where each sample is one file, or one record."""
+        """Whether positions of the daemon and the job are equal, as each sample is one file, or one record."""
         return self.of_records or (len(self.samples) == self.length and bool((self._counts == 1).all()))
 
     @cached_property
@@ -62,8 +62,7 @@ class Share:
         return numpy.cumsum(self._counts) - self._counts
 
     def order(self, samples: Order) -> Order:
-        """The files in the order in which *samples*, shape (n,), uint32, want them: places in `entries`, shape (m,),
-        uint32."""
+        """Return the files in the order of *samples*, shape (n,), uint32: indices of `entries`, shape (m,), uint32."""
         if self.of_records:
             return samples
         samples = self._existing(samples)
@@ -75,7 +74,7 @@ class Share:
         return (numpy.repeat(self._first[samples], counts) + within).astype(numpy.uint32)
 
     def position(self, samples: Order, position: int) -> int:
-        """How many files of `order(samples)` belong to the first *position* of the samples."""
+        """Return how many files of `order(samples)` belong to the first *position* of the samples."""
         return position if self.is_plain else int(self._counts[self._existing(samples[:position])].sum())
 
     def _existing(self, samples: Order) -> Order:
@@ -84,7 +83,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class _Directory:
-    """Names that are looked for in a directory, and the sample that each is for."""
+    """Names to find in a directory, and the sample of each."""
 
     path: str  # with a slash at the end
     names: list[str] = field(default_factory=list)
@@ -92,13 +91,13 @@ class _Directory:
 
 
 def shares(files: Sequence[str | Sequence[str]], places: Places, length: int | None = None) -> list[Share]:
-    """The shares of samples of which each has the path or paths in *files*.
+    """Return the shares of samples, each of which has the path or paths in *files*.
 
-    Paths below no mount, and names that do not exist, are left out. length: number of samples, where it is not that of
+    Leaves out paths below no mount, and names that do not exist. length: number of samples, where it is not that of
     *files*.
 
-    Each directory with many of the files is listed once, which gives all inode numbers in it, and takes no request if
-    the job itself has listed it before. In the others the files are looked up. Raises OSError.
+    A directory with many of the files is listed once, which gives all inode numbers in it, and takes no request if the
+    job itself has listed the directory before. In other directories the files are looked up. Raises OSError.
     """
     found: dict[int, tuple[MountPoint, list[Numbers], list[Numbers]]] = {}
     directories = _by_directory(files)
@@ -120,7 +119,7 @@ def shares(files: Sequence[str | Sequence[str]], places: Places, length: int | N
 
 
 def no_files(mount: MountPoint, inode: int) -> Share:
-    """A share of the snapshot that the file with this inode number is in, without any files."""
+    """Return a share without files, of the snapshot that contains the file with this inode number."""
     return share_of(mount, inode >> ENTRY_BITS, numpy.empty(0, numpy.int64), numpy.empty(0, numpy.int64), 0)
 
 
@@ -137,7 +136,7 @@ def _by_directory(files: Sequence[str | Sequence[str]]) -> list[_Directory]:
 
 
 def _looked_for(directories: Sequence[_Directory], places: Places) -> Iterator[tuple[MountPoint | None, Numbers]]:
-    """The mount that each directory is below, and the inode numbers of its names. Raises OSError."""
+    """Yield the mount of each directory, and the inode numbers of its names. Raises OSError."""
 
     def look(directory: _Directory) -> tuple[MountPoint | None, Numbers]:
         mount = places.mount_of(directory.path)
@@ -161,14 +160,14 @@ def _each(files: Sequence[str | Sequence[str]]) -> Iterator[tuple[int, str]]:
 
 
 def _inodes(directory: str, names: Sequence[str]) -> Numbers:
-    """The inode number of each name, 0 for a name that does not exist: shape (n,), int64. Raises OSError."""
+    """Return the inode number of each name, 0 for a name that does not exist: shape (n,), int64. Raises OSError."""
     wanted = set(names)
     known = _looked_up(directory, wanted) if len(wanted) <= FEW_NAMES else _listed(directory)
     return numpy.array([known.get(name, 0) for name in names], dtype=numpy.int64)
 
 
 def _looked_up(directory: str, names: set[str]) -> dict[str, int]:
-    """The inode numbers of those of the names that a listing would have. Raises OSError."""
+    """Return the inode numbers of the names that a listing would have. Raises OSError."""
     known = {}
     for name in names - {"", ".", ".."}:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -177,13 +176,13 @@ def _looked_up(directory: str, names: set[str]) -> dict[str, int]:
 
 
 def _listed(directory: str) -> dict[str, int]:
-    """The inode number of each name in the directory. Raises OSError."""
+    """Return the inode number of each name in the directory. Raises OSError."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(directory or ".") as entries:
         return {entry.name: entry.inode() for entry in entries}
     return {}
 
 
 def share_of(mount: MountPoint, slot: int, entries: Numbers, samples: Numbers, length: int) -> Share:
-    """The share with these entries, each of which belongs to one of the *samples*, in any order."""
+    """Return the share with these entries, each of which belongs to one of the *samples*, in any order."""
     order = numpy.argsort(samples, kind="stable")
     return Share(mount, slot, entries[order].astype(numpy.uint32), samples[order], length)

@@ -1,8 +1,8 @@
-"""The helpers of a job's other processes on this node, which are told what this one's process has learned.
+"""Sends learned files to the helpers of the job's other processes on this node (siblings).
 
-Ranks read different samples of one dataset, so together they know all files after one epoch. A sibling may begin later
-than we, or begin its consumer later. So for each sibling and consumer it is counted how much was told. A sibling that
-has no such consumer yet hangs up, and is told from the start later.
+Ranks read different samples of one dataset, so together they know all files after one epoch. A sibling may begin later,
+or begin its consumer later, so the rows sent are counted for each sibling and consumer. A sibling without the consumer
+hangs up, and is later sent everything from the start.
 """
 
 from collections.abc import Iterable
@@ -14,38 +14,38 @@ from cachefs.publishing.channel import SOCKET_NAME, Line, Op, Unheard
 from cachefs.publishing.learned import LearnedFiles
 from cachefs.publishing.published_consumer import Opening, PublishedConsumer
 
-# Seconds between two looks for siblings.
+# Seconds between two searches for siblings.
 LOOK_SECONDS: Final = 1.0
-# Seconds, at most, until a sibling that has hung up is called again; the first time after LOOK_SECONDS.
+# Maximum seconds before reconnecting to a sibling that has hung up; the first time after LOOK_SECONDS.
 MOST_SECONDS: Final = 16.0
-# Rows of learned files (16 bytes) in a message, and so for each sibling and consumer in LOOK_SECONDS.
+# Maximum number of rows of learned files (16 bytes) in a message, and so per sibling and consumer in LOOK_SECONDS.
 MOST_ROWS: Final = 1 << 16
 
 
 @dataclass(slots=True)
 class _Told:
-    """What a sibling was told of one consumer."""
+    """The rows of one consumer that were sent to a sibling."""
 
-    # The consumer's files, of which it is told.
+    # The consumer's learned files.
     learned: LearnedFiles
     line: Line | None = None
     rows: int = 0
-    # When to speak again (monotonic seconds), and how long to wait the next time it hangs up or does not listen.
+    # When to send again (monotonic seconds), and the pause after the next time that the sibling hangs up or is busy.
     next: float = 0.0
     patience: float = LOOK_SECONDS
 
 
 class Siblings:
-    """What the siblings of one helper were told."""
+    """Sends what one helper's consumers have learned to its siblings."""
 
     def __init__(self, directory: Path) -> None:
-        """directory: of this helper; those of its siblings lie beside it."""
+        """directory: of this helper, beside those of its siblings."""
         self._directory = directory
         self._told: dict[tuple[Path, int], _Told] = {}  # by directory and slot
         self._next_look = 0.0
 
     def tell(self, consumers: Iterable[PublishedConsumer], now: float) -> None:
-        """Pass on what these consumers have learned of their own since the last time. Never waits."""
+        """Send what these consumers have learned themselves since the last call. Never waits."""
         learning = {consumer.opening.slot: consumer for consumer in consumers if consumer.learned.own_rows}
         if now < self._next_look or not (learning or self._told):
             return
@@ -81,7 +81,7 @@ class Siblings:
             told.line.send(message, rows, wait=False)
             told.rows += len(rows)
         except (OSError, Unheard):
-            # It is behind, and goes on from there; or it is gone, which shows the next time.
+            # The sibling is behind, and gets the same rows later; or it is gone, which the next call notices.
             self._wait(told, now)
 
     def _wait(self, told: _Told, now: float) -> None:

@@ -1,8 +1,8 @@
 """Writes lines for the user to the standard error that the process was started with.
 
-A job may replace `sys.stderr` by an object that takes locks, and the reader of descriptor 2 may be gone, or not read.
-So a line goes to descriptor 2 itself, only while that is the file it was at the start, and only where the kernel takes
-the line at once. Otherwise the line is left out. No line raises SIGPIPE.
+A job may replace `sys.stderr` by an object that takes locks, and the reader of descriptor 2 may be gone, or not read. A
+line therefore goes to descriptor 2 itself, only while that is the file it was at the start, and only where the kernel
+takes the line at once. Any other line is dropped. No line raises SIGPIPE.
 """
 
 import contextlib
@@ -17,13 +17,13 @@ from typing import Final
 from cachefs.publishing.descriptors import identity
 from cachefs.publishing.foreign import suppress_own
 
-# Attribute of `sys`: identity of the standard error when the process began, as the hooks' sitecustomize saw it.
+# Attribute of `sys`: identity of the standard error when the process began, set by the hooks' sitecustomize.
 STARTED_WITH: Final = "_cachefs_stderr"
 started_with: Final = getattr(sys, STARTED_WITH, None) or identity(2)
 
 
 def write_line(line: str) -> None:
-    """Writes one line of at most PIPE_BUF bytes, where that is possible at once."""
+    """Write one line of at most PIPE_BUF bytes, where that is possible at once."""
     text = line.rstrip("\n").encode(errors="backslashreplace")[: select.PIPE_BUF - 1] + b"\n"
     if identity(2) == started_with and takes_at_once(2):
         with suppress_own(OSError), without_sigpipe():
@@ -31,7 +31,7 @@ def write_line(line: str) -> None:
 
 
 def takes_at_once(fd: int) -> bool:
-    """Returns whether the open file takes some bytes without waiting: it is a file, or has room and a reader."""
+    """Return whether the open file takes some bytes without waiting: it is a regular file, or has room and a reader."""
     poll = select.poll()
     poll.register(fd, select.POLLOUT)
     return poll.poll(0) == [(fd, select.POLLOUT)]
@@ -39,7 +39,7 @@ def takes_at_once(fd: int) -> bool:
 
 @contextlib.contextmanager
 def without_sigpipe() -> Iterator[None]:
-    """What is written in here raises BrokenPipeError where nothing reads it, and no SIGPIPE, in this thread."""
+    """Make writes in this block and thread raise BrokenPipeError, and no SIGPIPE, where the pipe has no reader."""
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     pending = signal.SIGPIPE in signal.sigpending()
     try:
@@ -55,7 +55,8 @@ def without_sigpipe() -> Iterator[None]:
 
 
 def _write(text: bytes) -> None:
-    """Raises OSError. Between poll and write another process may fill a pipe up, so a pipe is asked not to wait."""
+    """Write to descriptor 2. Uses RWF_NOWAIT for a pipe, which another process may fill up after the poll. Raises
+    OSError."""
     if stat.S_ISFIFO(os.fstat(2).st_mode):
         try:
             os.pwritev(2, [text], -1, os.RWF_NOWAIT)
@@ -65,4 +66,4 @@ def _write(text: bytes) -> None:
         except OSError as error:
             if isinstance(error, BrokenPipeError):
                 raise
-    os.write(2, text)  # also where this kernel knows no such flag for pipes
+    os.write(2, text)  # also where this kernel does not support RWF_NOWAIT for pipes

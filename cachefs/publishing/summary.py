@@ -1,4 +1,4 @@
-"""The few lines that `cachefs run` says in the end: what the job has read, how long it waited, and what would help."""
+"""The summary lines of `cachefs run`: what the job has read, how long it waited, and what would help."""
 
 import os
 from collections.abc import Collection, Iterable, Sequence
@@ -10,17 +10,16 @@ from cachefs.publishing.waiting import Waited, reason
 from cachefs.sizes import format_size
 from cachefs.troubles import Cause
 
-# Loaders that have lines of their own: those that took most time.
+# Maximum number of loaders with lines of their own: those that took most time.
 MOST_LOADERS: Final = 4
-# Lines of what has kept reads waiting, or has made them fail. One that has lasted for such a part of the time that the
-# loop has waited is why.
+# Maximum number of lines about troubles; and the part of the loop's wait from which on a trouble is the cause.
 MOST_TROUBLES: Final = 4
 PART_OF_WAIT: Final = 0.3
 
 
 def lines(records: Sequence[ProcessRecord], said: Collection[str] = ()) -> list[str]:
-    """The summary of a run, whose training processes have left these records; none where no loader has delivered
-    anything. said: keys of troubles that it leaves out, as the user was told of them just now."""
+    """Return the summary of a run from its training processes' records; empty where no loader has delivered anything.
+    said: keys of troubles to leave out, as the user was told of them just now."""
     loaders, troubles = by_name(records), worst(records)
     told = [one.line for one in troubles if one.key not in said][:MOST_TROUBLES]
     if not loaders:
@@ -43,7 +42,7 @@ def lines(records: Sequence[ProcessRecord], said: Collection[str] = ()) -> list[
     elif served := served_by(loaders, total(fetched.values()), peers_part(records)):
         found.append(served)
     came = total(fetched.values())
-    # What has failed, or was away, is why the job waited: no advice on its speed would help.
+    # A trouble that failed reads, or lasted long, is why the job waited: advice on speed would not help.
     longest_wait = max(one.waited for one in loaders)
     is_why = any(one.failed or one.waited >= PART_OF_WAIT * longest_wait for one in troubles)
     why = "" if is_why else advice(loaders, records, came.missed / max(1, bytes_read(loaders, came)))
@@ -51,7 +50,7 @@ def lines(records: Sequence[ProcessRecord], said: Collection[str] = ()) -> list[
 
 
 def by_name(records: Sequence[ProcessRecord]) -> list[LoaderRecord]:
-    """The loaders of all processes that have delivered anything, each name once; first the one that took most time."""
+    """Return the loaders of all processes that have delivered anything, each name once; the busiest first."""
     named: dict[str, list[LoaderRecord]] = {}
     for record in records:
         for one in record.loaders:
@@ -61,7 +60,7 @@ def by_name(records: Sequence[ProcessRecord]) -> list[LoaderRecord]:
 
 
 def _epochs(one: LoaderRecord) -> str:
-    """Says how many epochs a loader has begun, and how far it was in the last one where it is not through with it."""
+    """Return how many epochs a loader has begun, and its position in an unfinished last one."""
     epochs = counted(one.epochs, "epoch")
     if one.epoch_samples >= one.epoch_length:
         return epochs
@@ -69,7 +68,7 @@ def _epochs(one: LoaderRecord) -> str:
 
 
 def _delivered(loaders: Sequence[LoaderRecord]) -> str:
-    """Says how much the loaders have delivered: in batches where the samples in some of them could not be counted."""
+    """Return how much the loaders have delivered: in batches where the samples in some of them could not be counted."""
     if any(one.unmeasured for one in loaders):
         return counted(sum(one.batches for one in loaders), "batch", "batches")
     return counted(sum(one.samples for one in loaders), "sample")
@@ -80,27 +79,27 @@ def _line(one: LoaderRecord) -> str:
 
 
 def total(mounts: Iterable[MountBytes]) -> MountBytes:
-    """What all mounts have answered reads with."""
+    """Return the sum over all mounts."""
     ones = list(mounts)
     return MountBytes(sum(one.memory for one in ones), sum(one.ssd for one in ones), sum(one.missed for one in ones))
 
 
 def peers_part(records: Sequence[ProcessRecord]) -> float:
-    """Which part of what was fetched came from other nodes."""
+    """Return the part of the fetched bytes that came from other nodes."""
     peers = max((record.peer_bytes for record in records), default=0)
     fetched = max((record.fetched_bytes for record in records), default=0)
     return peers / (peers + fetched) if peers else 0.0
 
 
 def bytes_read(loaders: Sequence[LoaderRecord], came: MountBytes) -> float:
-    """What the loaders have read in all, with what the page cache served, as far as that is known."""
+    """Return the bytes that the loaders have read, including those from the page cache where they are known."""
     at_mounts = came.memory + came.ssd + came.missed
     return max(at_mounts, sum(one.bytes for one in loaders)) if all(one.bytes for one in loaders) else at_mounts
 
 
 def served_by(loaders: Sequence[LoaderRecord], came: MountBytes, peers: float) -> str:
-    """Out of what the reads were served. came: what came to the mounts; peers: the part of what was fetched that other
-    nodes have given. What never came to a mount was in the page cache. Empty where nothing is known."""
+    """Return which sources served the reads; "" where nothing is known. Bytes that never came to a mount were in the
+    page cache. came: bytes that came to the mounts; peers: the part of the fetched bytes that came from other nodes."""
     at_mounts = came.memory + came.ssd + came.missed
     known = all(one.bytes for one in loaders)
     read = bytes_read(loaders, came)
@@ -116,9 +115,10 @@ def served_by(loaders: Sequence[LoaderRecord], came: MountBytes, peers: float) -
 
 
 def advice(loaders: Sequence[LoaderRecord], records: Sequence[ProcessRecord], fetched_part: float) -> str:
-    """What to change, where the job has waited; empty where it has hardly waited. Of the loader that waited longest.
+    """Return what to change for the loader that waited longest; "" where the job has hardly waited.
 
-    fetched_part: of all that was read, the part that had to be fetched first."""
+    fetched_part: the part of all bytes read that had to be fetched.
+    """
     one = max(loaders, key=lambda loader: loader.waited)
     stalled: dict[str, float] = {}
     for record in records:
@@ -140,6 +140,6 @@ def advice(loaders: Sequence[LoaderRecord], records: Sequence[ProcessRecord], fe
 
 
 def percent(part: float, whole: float) -> str:
-    """A share in percent, such as `12 %`; `<1 %` for one that is not nothing."""
+    """Return a share in percent, such as `12 %`; `<1 %` for a smaller share that is not 0."""
     share = 100 * part / whole if whole > 0 else 0.0
     return "<1 %" if 0 < share < 1 else f"{min(share, 100):.0f} %"

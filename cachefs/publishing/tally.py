@@ -1,8 +1,8 @@
-"""What one loader has delivered by now, and how long the job's loop has waited for it."""
+"""Counts what one loader has delivered, and how long the job's loop has waited for it."""
 
 from typing import Final, NamedTuple
 
-# Epochs and samples of one epoch are below this.
+# Upper bound of epochs, and of samples of one epoch.
 MOST: Final = (1 << 32) - 1
 
 
@@ -15,20 +15,20 @@ class Tally(NamedTuple):
 
     # Epochs that have begun.
     epochs: int = 0
-    # Samples of the epoch that it is in: all of them (0 while nobody knows), and those that are delivered.
+    # Samples of the current epoch: all of them (0 while unknown), and the delivered ones.
     epoch_length: int = 0
     epoch_samples: int = 0
-    # Samples of all epochs that are delivered.
+    # Delivered samples of all epochs.
     samples: int = 0
-    # How long it was busy in this epoch; in all epochs; and how long it has waited in these.
+    # Time busy in this epoch; in all epochs; and time waited in all epochs.
     epoch_busy: int = 0
     busy: int = 0
     waited: int = 0
-    # The same of the first epoch alone.
+    # Time busy and time waited in the first epoch alone.
     first_busy: int = 0
     first_waited: int = 0
-    # Batches of all epochs that are delivered; and those of them whose length cannot be seen: they count as many
-    # samples as were asked for, so `samples` may be too large.
+    # Delivered batches of all epochs; and those whose length cannot be seen: they count as many samples as were asked
+    # for, so `samples` may be too large.
     batches: int = 0
     unmeasured: int = 0
 
@@ -37,15 +37,15 @@ NO_TALLY: Final = Tally()
 
 
 class Stopwatch:
-    """Keeps the tally of one loader. *now* is monotonic nanoseconds."""
+    """Measures the tally of one loader. *now* is monotonic nanoseconds."""
 
     def __init__(self) -> None:
         self._epochs = self._length = self._epoch_samples = self._samples = 0
         self._epoch_busy = self._busy = self._waited = self._first_busy = self._first_waited = 0
         self._batches = self._unmeasured = 0
-        self.last_length = 0  # samples of the epoch before this one, if all of them have come
+        self.last_length = 0  # samples of the previous epoch, where all were delivered
         self._since = 0  # when the epoch began, or its latest batch came
-        self._asked = 0  # when the batch was asked for that has not come; 0 where none was
+        self._asked = 0  # when the pending batch was asked for; 0 without one
 
     @property
     def tally(self) -> Tally:
@@ -55,28 +55,28 @@ class Stopwatch:
         )  # fmt: skip
 
     def begin(self, now: int, length: int = 0, *, is_asked: bool = False) -> None:
-        """An epoch of so many samples begins; 0 where nobody knows how many. is_asked: the loop has asked for its first
-        batch already."""
+        """Begin an epoch of *length* samples; 0 where unknown. is_asked: whether the loop has asked for its first batch
+        already."""
         self._epochs += 1
         self._length, self._epoch_samples, self._epoch_busy = length, 0, 0
         if not is_asked:
-            self._asked = 0  # what was asked for last was the end of the epoch before
+            self._asked = 0  # the last request was answered by the end of the epoch before
         self._since = self._asked or now
 
     def expect(self, length: int) -> None:
-        """The epoch is found out to have so many samples."""
+        """Set the number of samples of the epoch, now that it is known."""
         self._length = self.last_length = length
 
     def assume(self, length: int) -> None:
-        """The epoch has so many samples, as long as nobody knows better."""
+        """Set the number of samples of the epoch for the time being."""
         self._length = length
 
     def ask(self, now: int) -> None:
-        """The loop asks for a batch."""
+        """Record that the loop asks for a batch."""
         self._asked = now
 
     def got(self, now: int, samples: int, *, is_measured: bool = True) -> None:
-        """Counts a batch of so many samples that has come after `ask`. is_measured: was its length seen?"""
+        """Count the batch that has come after `ask`. is_measured: whether *samples* was measured."""
         if not self._asked or not self._epochs:
             return
         waited, busy = max(0, now - self._asked), max(0, now - self._since)

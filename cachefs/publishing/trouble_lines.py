@@ -1,4 +1,4 @@
-"""What the user of a job is told while its reads wait or fail, and in the end: from the daemon's list of troubles."""
+"""Prints what keeps a job's reads waiting or makes them fail, from the daemon's list of troubles."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,24 +9,24 @@ from cachefs.publishing import clock
 from cachefs.publishing.run_record import MOST_TROUBLES, TroubleRecord, is_first_to_say
 from cachefs.troubles import SEE_ERRORS, Cause, is_failing, is_of_reads, key_of, over_words, past_words, words
 
-# Seconds that a trouble has lasted when it is told: most pass sooner.
+# Minimum duration in seconds of a trouble that is printed: most pass sooner.
 TOLD_AFTER: Final = 3.0
-# Lines that one training process says of troubles: an origin that comes and goes must not fill a log.
+# Maximum number of lines of one training process: an origin that comes and goes must not fill a log.
 MOST_LINES: Final = 20
 
 
 @dataclass(slots=True)
 class _Known:
-    """A trouble of the job."""
+    """The state of one trouble of the job."""
 
     latest: Trouble
     is_told: bool = False
     is_over: bool = False
-    seconds: float = 0.0  # of all times that it was there
+    seconds: float = 0.0  # total of all its occurrences
 
 
 class TroubleLines:
-    """Those of one training process, which begins now. Times are unix times in seconds."""
+    """Prints the troubles of one training process, which begins now. Times are unix times in seconds."""
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = clock.since_1970) -> None:
         """say: shows a line to the user, also while the training process waits."""
@@ -39,13 +39,13 @@ class TroubleLines:
 
     @property
     def has_any(self) -> bool:
-        """Does any trouble last?"""
+        """Whether any trouble lasts."""
         return any(not one.is_over and not is_failing(one.latest.cause) for one in self._known.values())
 
     def see(self, troubles: Sequence[Trouble]) -> None:
-        """These are there now, of those that concern the job."""
+        """Update the troubles of the job to those present now."""
         now = self._clock()
-        # A server that is away is none of the job's, as long as all that it reads is on the node.
+        # An origin that is away does not concern the job as long as all its reads hit on the node.
         present = {(one.cause, one.subject): one for one in troubles if one.waiting or one.cause != Cause.ORIGIN}
         for key, before in self._known.items():
             if key not in present and not before.is_over and not is_failing(before.latest.cause):
@@ -65,7 +65,7 @@ class TroubleLines:
                 self._tell(*_begin_words(trouble, now))
 
     def records(self) -> list[TroubleRecord]:
-        """All that the job has met, for the summary of its run."""
+        """Return all troubles that the job has met, for the summary of its run."""
         found, now = [], self._clock()
         for (cause, _), known in self._known.items():
             one = known.latest
@@ -77,8 +77,8 @@ class TroubleLines:
         return found
 
     def _lasts(self, known: _Known, now: float) -> float:
-        """How long it has been there this time, in the time of the job."""
-        # What a read waits for may change: an origin that answers again is slow at first.
+        """Return the duration of the present occurrence, from the beginning of the job at the earliest."""
+        # The cause of a wait may change: an origin that answers again is slow at first.
         return max(0.0, now - max(known.latest.since, self._began, self._over.get(known.latest.subject, 0.0)))
 
     def _end(self, known: _Known, now: float) -> None:
@@ -96,8 +96,8 @@ class TroubleLines:
 
 
 def _begin_words(one: Trouble, now: float) -> tuple[str, str]:
-    """Returns the line on a trouble, and the key under which one process of the run says it. Of failed reads, the
-    process that dies of them has the same line and key (cachefs.publishing.last_words)."""
+    """Return the line about a trouble, and the key under which only one process of the run prints it. For failed reads,
+    the process that dies of them uses the same line and key (cachefs.publishing.last_words)."""
     if is_failing(one.cause) and (one.failed or not one.waiting):
         return past_words(one, 0.0), key_of(one)
     line = words(one, now)

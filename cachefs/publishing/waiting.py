@@ -1,4 +1,4 @@
-"""Why a job's loop has waited for its loaders, and what would help."""
+"""Explains why a job's loop has waited for its loaders, and what would help."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,17 +6,18 @@ from typing import Final
 
 from cachefs.counts import counted
 
-# A loop that waited for a smaller part of its time has hardly waited.
+# Part of its time that a loop has to wait for advice to be given.
 WORTH_A_WORD: Final = 0.05
-# Where so much of the waiting was in the first epoch, the first epoch is why.
+# Part of the waiting from which on the first epoch is the cause.
 MOST_OF_IT: Final = 0.6
-# Reads that waited for a smaller part of the time that the loop waited, in all workers together, are not why it waited.
+# Reads are not the cause where they waited, in all workers together, for a smaller part of the time that the loop
+# waited.
 _PART_OF_READS: Final = 0.2
-# Where a larger part of its bytes had to be fetched, they were waited for, whoever counted the waits: those of an epoch
-# whose files are being learned are no job's.
+# Part of the bytes that had to be fetched from which on fetching is the cause, even where reads counted no waits: those
+# in an epoch whose files are being learned count for no job.
 _PART_FETCHED: Final = 0.2
-# A loader that was busy for less time has mostly started its workers, each of which imports torch: that says nothing
-# about decoding.
+# Minimum busy time for advice about decoding. A shorter time went mostly into starting the workers, each of which
+# imports torch.
 SECONDS_TO_JUDGE: Final = 5.0
 _WORDS: Final = {
     "origin": (
@@ -31,24 +32,24 @@ _WORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """How a loader, or all loaders of a job, got on. Times are seconds."""
+    """How long a loader, or all loaders of a job, were busy and waited. Times are seconds."""
 
-    # How long it was busy, and how long the loop has waited in that time; the same of the first epoch alone.
+    # Time that it was busy, and part of that which the loop waited; and both for the first epoch alone.
     busy: float
     waited: float
     first_busy: float = 0.0
     first_waited: float = 0.0
     # Worker processes of the loader, in each training process.
     workers: int = 0
-    # How long all its reads have waited, by what they waited for: `origin`, `peer`, `ssd`, `daemon`.
+    # How long all its reads have waited, by cause: `origin`, `peer`, `ssd`, `daemon`.
     stalled: Mapping[str, float] = field(default_factory=dict)
-    # Are its files being learned now; were they learned in the first epoch; or is it not understood?
+    # Whether its files are being learned now; whether they were in the first epoch; whether it is not understood.
     is_learning: bool = False
     was_learned: bool = False
     is_unknown: bool = False
-    # Of the bytes that were read, the part that had to be fetched first; 0 where that is not known.
+    # The part of the bytes read that had to be fetched; 0 where unknown.
     fetched_part: float = 0.0
-    # Is it known how long its reads have waited?
+    # Whether it is known how long its reads have waited.
     has_figures: bool = True
     # Training processes on this node that have such a loader.
     processes: int = 1
@@ -60,10 +61,11 @@ class Waited:
 
 
 def reason(of: Waited, processors: int = 0, *, has_full_tier: bool = False) -> str:
-    """One sentence without a full stop: why it waited, and what would help; empty where it has hardly waited.
+    """Return one sentence without a full stop on why the loop waited, and what would help; "" where it has hardly
+    waited.
 
-    processors: that the node has; 0: unknown. has_full_tier: a tier takes no blocks, as its disk is full, so neither a
-    warmup nor a larger budget would help.
+    processors: number of the node's; 0 where unknown. has_full_tier: a tier takes no blocks, as its disk is full, so
+    neither a warmup nor a larger budget would help.
     """
     if of.share < WORTH_A_WORD:
         return ""
@@ -98,7 +100,7 @@ def reason(of: Waited, processors: int = 0, *, has_full_tier: bool = False) -> s
 
 
 def _decoding_advice(workers: int, processors: int) -> str:
-    """What helps a job whose time goes into decoding. workers: of all its processes on the node."""
+    """Return what helps a job whose time goes into decoding. workers: of all its processes on the node."""
     if not processors:
         return "more num_workers would help, if the node has processors to spare"
     has = f"this node has {counted(processors, 'processor')} and {counted(workers, 'worker')}"

@@ -1,6 +1,6 @@
-"""Says why a read has failed (see cachefs.publishing.last_words).
+"""Finds why a read has failed (see cachefs.publishing.last_words).
 
-A training process that dies runs this module in a process beside it, as it runs the helper (launch.py).
+A dying training process runs this module in a process beside it, started by launch.py like the helper.
 """
 
 import os
@@ -19,26 +19,26 @@ from cachefs.rpc import JOB_SHOW, STATUS, DaemonClient
 from cachefs.socket_path import refusal, socket_path
 from cachefs.troubles import SEE_ERRORS, Cause, cause_of, concerning, is_failing, key_of, past_words, words
 
-# Seconds that the daemon has to answer, and for which a failure counts as that of the program.
+# Timeout of calls to the daemon in seconds, and maximum age of a failure of the program.
 TIMEOUT: Final = 2.0
 RECENT: Final = 120.0
-# A failure of the last seconds is the program's. Where there is none, the daemon, which looks what is wrong once a
-# second, is asked again for so many seconds.
+# A failure of the last JUST_NOW seconds is the program's. Without one, the daemon, which looks for troubles once a
+# second, is asked again for LOOK_SECONDS.
 JUST_NOW: Final = 1.5
 LOOK_SECONDS: Final = 2.0
 _PAUSE: Final = 0.2
 
 
 def main(number: str, job: str, output: str) -> None:
-    """Writes two lines to the descriptor *output*, the key of the trouble and its text, or nothing where the daemon
-    knows nothing. number: the errno of the read; job: the program's."""
+    """Write the key of the trouble and its text, a line each, to the descriptor *output*; nothing where the daemon
+    knows none. number: the errno of the read; job: the program's."""
     line = why(int(number), job)
     if line:
         os.write(int(output), line.encode(errors="replace")[: select.PIPE_BUF])
 
 
 def why(number: int, job: str) -> str:
-    """Returns the key of a trouble (see `TroubleRecord`) and its line, or "". number: the errno of the read; job: the
+    """Return the key of a trouble (see `TroubleRecord`) and its line, or "". number: the errno of the read; job: the
     program's."""
     client = DaemonClient(socket_path())
     began = clock.since_1970()
@@ -75,8 +75,8 @@ def _of_node(client: DaemonClient) -> list[Trouble]:
 
 
 def _cause(troubles: Sequence[Trouble], number: int) -> Trouble | None:
-    """Returns the trouble for which a read has failed with the errno *number* last: other datasets may have failed so
-    before. Counts that read, which the daemon may not know to be the program's yet."""
+    """Return the latest trouble that made a read fail with the errno *number*, counting this read, which the daemon may
+    not have attributed to the program yet. Other datasets may have failed earlier."""
     now = clock.since_1970()
     failing = [one for one in troubles if is_failing(one.cause) and now - one.last < RECENT]
     fitting = (one for one in failing if one.cause == cause_of(number))
