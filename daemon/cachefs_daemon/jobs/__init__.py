@@ -1,5 +1,5 @@
-"""The jobs that have published how they will read: who they are, where each of their consumers is, and who waited.
+"""The jobs that have published how they will read: their consumers, each consumer's position, and their stalls.
 
-`registry` is the door for what jobs say, `attribution` for what mounts report. May import fetch, datasets and store;
-knows no mounts.
+`registry` receives what jobs publish, `attribution` what mounts report. May import fetch, datasets and store, but not
+mounts.
 """

@@ -1,4 +1,4 @@
-"""Whose the reads and the stalls are that a mount reports."""
+"""Attributes the reads and stalls that a mount reports to consumers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,17 +19,18 @@ from cachefs_daemon.jobs.consumer import Consumer
 from cachefs_daemon.jobs.registry import JobRegistry
 from cachefs_daemon.jobs.stalls import merged
 
-# Reads ahead of a consumer by which it is judged how many of them will show, and by how much at most.
+# Reads ahead of a consumer from which its observed share of reads is estimated, and the largest factor of that
+# estimate.
 VISIBLE: Final = 4096
 MOST_HIDDEN: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """What a mount's reads say of the jobs."""
+    """The effect of a mount's reads on the jobs."""
 
-    # By snapshot: numbers of the blocks that were left out of the mount's page cache to see them read, and were read.
-    # One dimension, int32.
+    # By snapshot: tripwires that were read, which are blocks left out of the mount's page cache so that their reads are
+    # seen. Numbers, shape (n,), int32.
     tripped: Mapping[str, Ids]
     # By key of a consumer: how many of the reads were its own.
     own_reads: Mapping[str, int]
@@ -39,7 +40,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class _Followed:
-    """A consumer whose place is known."""
+    """A consumer whose position is known."""
 
     consumer: Consumer
     position: Position
@@ -51,7 +52,7 @@ class _Followed:
 
 @dataclass(frozen=True, slots=True)
 class _Owner:
-    """For whom a block was fetched, and the block: its number in its space, and bytes."""
+    """The consumer for which a block was fetched; the block's number in its space, and its bytes."""
 
     consumer: Consumer
     block: int
@@ -59,7 +60,7 @@ class _Owner:
 
 
 class Attribution:
-    """Moves the consumers of running jobs on with what mounts report. Used from the event loop only."""
+    """Advances the consumers of running jobs by the reads that mounts report. Used from the event loop only."""
 
     def __init__(self, plan: Plan, jobs: JobRegistry) -> None:
         self._plan = plan
@@ -68,8 +69,8 @@ class Attribution:
     def on_reads(
         self, accessed: Sequence[bytes], stalls: Sequence[Stall], now: float, pages: PageStates = NOTHING
     ) -> Observed:
-        """A mount reports keys of blocks that were read, in order, and reads that waited. now: seconds of a monotonic
-        clock; pages: what is in the mount's page cache."""
+        """Process keys of blocks that a mount has read, in order, and its stalls. now: seconds of a monotonic clock;
+        pages: the contents of the mount's page cache."""
         waited, late = self._attribute(stalls)
         tripped: dict[str, Ids] = {}
         own_reads: dict[str, int] = {}
@@ -96,7 +97,7 @@ class Attribution:
         return Observed(tripped, own_reads, late)
 
     def _trip(self, followed: Sequence[_Followed], ids: Ids, states: npt.NDArray[np.uint8], now: float) -> Passed:
-        """Move those consumers on whose tripwires are among the blocks *ids*: shape (n,), int32. states: the PageState
+        """Advance the consumers whose tripwires are among the blocks *ids*: shape (n,), int32. states: the PageState
         of each block of the space, shape (blocks of the space,), uint8."""
         found = [Passed(ids[:0], ids[:0])]
         ahead = [one.follower.ahead(ids) for one in followed] if len(followed) > 1 else [np.zeros(len(ids))]
@@ -106,18 +107,19 @@ class Attribution:
             if window is not None:
                 shown = float(np.mean(WANTED[states[window.blocks]]))
                 one.follower.visibility.hidden = 1 / max(shown, 1 / MOST_HIDDEN)
-                # Where several consumers read, the tripwires of one are read by the others too: far ahead they prove
-                # nothing.
+                # Where several consumers read, each also reads the tripwires of the others, so tripwires far ahead
+                # prove nothing.
                 unseen = one.position.unseen(now) if len(followed) == 1 else 0
-                # A block that another consumer comes to sooner was read by that one. Compared with what is nearest to
-                # any of them, itself included: with each of the others in turn, 1,024 consumers took 0.3 s.
+                # A block that another consumer reaches sooner was read by that consumer. The comparison is with the
+                # nearest position of any consumer, this one included: comparing with each of the others in turn took
+                # 0.3 s for 1,024 consumers.
                 ours = ids[ahead[place] <= nearest]
                 found.append(one.follower.tripped(ours, one.position.left_out(now), unseen))
         return Passed(np.concatenate([one.wires for one in found]), np.concatenate([one.reads for one in found]))
 
     def _attribute(self, stalls: Sequence[Stall]) -> tuple[dict[str, float], list[float]]:
-        """Count the stalls, each for whom it was. Seconds that each consumer has waited, by its key; and seconds of
-        each stall of a consumer for an origin or another node."""
+        """Count each stall for its consumer. Return the seconds that each consumer has waited, by key, and the seconds
+        of each stall of a consumer for an origin or another node."""
         waited: dict[str, float] = {}
         late: list[float] = []
         for stall, found in zip(stalls, self._owners([stall.key for stall in stalls]), strict=True):
@@ -134,7 +136,7 @@ class Attribution:
         return waited, late
 
     def waiting(self, reads: Sequence[Stall]) -> list[StallRow]:
-        """Reads that wait now, by whose they are, as far as that is known."""
+        """Return the reads that wait now, attributed to consumers as far as these are known."""
         rows: list[StallRow] = []
         for read, found in zip(reads, self._owners([read.key for read in reads]), strict=True):
             one = found.consumer if found is not None else None
@@ -143,7 +145,7 @@ class Attribution:
         return merged(rows)
 
     def jobs_of(self, snapshot: str, keys: Sequence[bytes]) -> list[Reader]:
-        """The jobs whose reads of the blocks with these keys have failed just now."""
+        """Return, for each of the blocks *keys*, the job whose read of it has just failed."""
         ids = self._plan.spaces[snapshot].ids(keys) if snapshot in self._plan.spaces else np.full(len(keys), -1)
         here = np.flatnonzero(ids >= 0)
         candidates: list[set[str]] = [set() for _ in keys]
@@ -164,14 +166,15 @@ class Attribution:
         return [_reader(*both) for both in zip(candidates, claiming, strict=True)]
 
     def _owners(self, keys: Sequence[bytes]) -> list[_Owner | None]:
-        """For whom each of the blocks is that were waited for: the first consumer that it may be for."""
+        """Return, for each block, the first consumer that may have waited for it."""
         owners: list[_Owner | None] = [None] * len(keys)
         for snapshot, followed in self._by_snapshot().items() if keys else ():
             space = self._plan.spaces[snapshot]
             ids = space.ids(keys)
             here = np.flatnonzero(ids >= 0)
             for one in followed:
-                # A sequence that is wrong claims nothing; if there is only one, it is still its job that waits.
+                # A wrong sequence claims no blocks; where there is only one consumer, its job still is the one that
+                # waits.
                 blocks = ids[here]
                 theirs = one.follower.may_read(blocks) if len(followed) == 1 else _claims(one.follower, blocks)
                 for place in here[theirs].tolist():
@@ -182,15 +185,15 @@ class Attribution:
     def _by_snapshot(self) -> dict[str, list[_Followed]]:
         found: dict[str, list[_Followed]] = {}
         for consumer in self._jobs.consumers:
-            # When the daemon ends, plans end before mounts do.
+            # When the daemon stops, plans end before mounts do.
             if consumer.position is not None and self._plan.knows(consumer.key):
                 found.setdefault(consumer.snapshot.id, []).append(_Followed(consumer, consumer.position))
         return found
 
 
 def _observe(followed: Sequence[_Followed], ids: Ids) -> None:
-    """Have the consumers look at the reads of the blocks *ids*: shape (n,), int32. One that cannot is given up, and the
-    others go on with the next report."""
+    """Let the consumers observe the reads of the blocks *ids*: shape (n,), int32. A consumer that fails is given up,
+    and the others continue with the next report."""
     try:
         observe([one.follower for one in followed], ids)
     except FollowerFailed as failure:
@@ -201,17 +204,18 @@ def _observe(followed: Sequence[_Followed], ids: Ids) -> None:
 
 
 def _is_fetch(source: str) -> bool:
-    """Was the block on no tier of this node? source: of a stall (see cachefs.messages.Stall)."""
+    """Return whether the block was on no tier of this node. source: of a stall (see cachefs.messages.Stall)."""
     return source == "origin" or source.startswith("peer ")
 
 
 def _reader(candidates: set[str], claiming: set[str]) -> Reader:
-    """Whose a failed read is that these jobs may have done, and of which *claiming* would read just that now."""
+    """Return the job of a failed read, where *candidates* may have done it, and *claiming* would read that block just
+    now."""
     if len(claiming) == 1:
         return Reader(next(iter(claiming)), is_sure=True)
     return Reader("" if len(candidates) > 1 else next(iter(candidates), None), is_sure=False)
 
 
 def _claims(follower: Follower, ids: Ids) -> npt.NDArray[np.bool_]:
-    """Which of the blocks *ids* (shape (n,), int32) the consumer may have read just now: shape (n,), bool."""
+    """Return which of the blocks *ids* (shape (n,), int32) the consumer may have read just now: shape (n,), bool."""
     return follower.claim(ids).mine | follower.evidence.knows(ids)

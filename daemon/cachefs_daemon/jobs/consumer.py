@@ -1,4 +1,4 @@
-"""One reader of a job: its sequence on the way into the plan, its state for display, and whether it is still there."""
+"""One consumer of a job: its sequence on the way into the plan, its state for display, and its liveness."""
 
 import asyncio
 import contextlib
@@ -33,33 +33,33 @@ from cachefs_daemon.jobs.states import ConsumerState
 log = logging.getLogger(__name__)
 
 SEARCH_SECONDS: Final = 2.0
-# Epochs of a spec, from the current one on, in which a consumer that is lost is looked for, besides the first one.
+# Epochs of a spec, from the current one on, in which a lost consumer is searched for, besides the first one.
 SEARCHED: Final = 16
 
-# A reader that has begun and of which nothing is seen for so long stands still, or reads what the kernel has cached.
+# A consumer that has begun stands still, or reads what the kernel has cached, when no read is seen for this long.
 STILL_SECONDS: Final = 10.0
 
-# Pauses before its samples are looked for again, where that failed in a way that passes.
+# Pauses before samples are resolved again, after a temporary failure.
 RETRY_SECONDS: Final = (1.0, 2.0, 5.0, 10.0, 30.0)
 _serial = itertools.count(1)
 
 
 class Problem(Enum):
-    """What there may be to say of a consumer."""
+    """The kinds of problems that a consumer may have."""
 
     WORK = auto()  # it has no plan, or not yet
     SIZE = auto()  # its sampler is for another number of samples
     SAMPLES = auto()  # its orders name samples that do not exist
     EPOCH = auto()  # it reads an epoch that it has not published
-    SHARED = auto()  # other nodes do not learn of it
+    SHARED = auto()  # other nodes do not receive it
 
 
 class _Part(NamedTuple):
-    """What it publishes as an epoch, and is only a part of one."""
+    """A published epoch that is only a part of one."""
 
-    number: int  # as an epoch that was published
-    epoch: int  # of the job's own, of which it is a part
-    begins: int  # samples of that epoch before it
+    number: int  # the number under which it was published
+    epoch: int  # the job's own epoch to which it belongs
+    begins: int  # samples of the own epoch before this part
 
 
 class _Heartbeat(NamedTuple):
@@ -70,10 +70,7 @@ class _Heartbeat(NamedTuple):
 
 class Consumer:
     """One consumer. Its task brings the current epoch and the next into the plan, until `close`. *now* is seconds of a
-    monotonic clock.
-
-    Its attributes are many, as what it says, what is found out of it and where it is meet here.
-    """
+    monotonic clock."""
 
     def __init__(
         self,
@@ -84,29 +81,29 @@ class Consumer:
         loader: EpochLoader,
         on_space: Callable[[BlockSpace, float], None],
     ) -> None:
-        """on_space: is called with the block space and the monotonic time before any block is fetched for it."""
+        """on_space: called with the block space and the monotonic time before any block is fetched for it."""
         self.request = request
         self.key = f"{request.job}/{request.consumer}#{next(_serial)}"  # its name in the plan
         self.snapshot = snapshot
         self.sample_map = sample_map
-        self.note = ""  # what its publisher says of it
+        self.note = ""  # a remark of its publisher
         self.loader: LoaderView | None = None  # as its process sees it
-        self._part: _Part | None = None  # the one that it has named last
+        self._part: _Part | None = None  # the part that was published last
         self.liveness = Liveness(
             request.pid, request.lease, time.monotonic(), request.pid_namespace, user_of(request.job)
         )
-        self._mean_bytes = 0.0  # of a sample, of the epoch that was brought into the plan last
-        self.position: Position | None = None  # where it is; None until the plan knows an epoch of it
+        self._mean_bytes = 0.0  # of a sample, in the epoch that entered the plan last
+        self.position: Position | None = None  # None until the plan knows an epoch of the consumer
         self._plan = plan
         self._loader = loader
         self._on_space = on_space
         self._epochs = Epochs(request.spec)
         self._said: _Heartbeat | None = None  # until the plan knows that epoch
-        self._before = ""  # the name in the plan of the consumer that it has taken the place of, while that counts
+        self._before = ""  # the plan's name of the consumer that this one replaces, while that plan still counts
         self._problems: dict[Problem, str] = {}  # the latest of each kind
         self._own: npt.NDArray[np.bool_] | None = None  # which blocks its samples have; None: all, or not known yet
-        self._failures = 0  # to find out what its samples are, one after the other
-        self._news = asyncio.Event()  # there is something to do for the task
+        self._failures = 0  # consecutive failures to resolve its samples
+        self._news = asyncio.Event()  # set when the task has work
         self._task = asyncio.create_task(self._work(sample_map))
 
     def close(self) -> None:
@@ -116,8 +113,8 @@ class Consumer:
         self._loader.room.give_back(self.key)
 
     def close_for(self, successor: "Consumer") -> None:
-        """Another consumer of the same snapshot takes its place. Until the plan knows an epoch of that one, what this
-        one was to read counts: else nobody would be about to read anything, and all of it could go."""
+        """Close, with *successor* in this consumer's place. Until the plan knows an epoch of the successor, this
+        consumer's plan still counts: otherwise no block would be about to be read, and all could be evicted."""
         if self._plan.knows(self.key):
             self._end_before()
             successor._before = self.key
@@ -129,14 +126,14 @@ class Consumer:
             self.close()
 
     def _end_before(self) -> None:
-        """What the consumer was to read that was there before it counts no more."""
+        """Remove the plan of the consumer that this one replaces."""
         if self._before:
             self._plan.remove(self._before)
             self._loader.room.give_back(self._before)
         self._before = ""
 
     def _take(self, part: Part, size: int) -> None:
-        """Room in memory. What was there before it gives way. Raises StoreFull."""
+        """Reserve plan memory. The replaced consumer's plan is removed where necessary. Raises StoreFull."""
         try:
             self._loader.room.take(self.key, part, size)
         except StoreFull:
@@ -146,7 +143,7 @@ class Consumer:
             self._loader.room.take(self.key, part, size)
 
     def _leave_plan(self) -> None:
-        """Nothing of its plan stays in memory."""
+        """Remove the consumer's plan from memory."""
         self._end_before()
         self._plan.remove(self.key)
         self.position = self._own = None
@@ -154,7 +151,7 @@ class Consumer:
         self._loader.room.give_back(self.key, Part.PLAN)
 
     def fail(self, error: BaseException) -> None:
-        """What is known of it makes no sense. It has no plan until it is published again."""
+        """Give up the plan after an internal error. The consumer has none until it is published again."""
         log.error("job %s, consumer %s: no plan any more", self.request.job, self.name, exc_info=error)
         self._task.cancel()
         self._leave_plan()
@@ -162,7 +159,7 @@ class Consumer:
 
     @property
     def is_given_up(self) -> bool:
-        """There is no plan of it, and nobody tries to make one."""
+        """Whether there is no plan, and no further attempt to make one."""
         return self._task.done() or self._task.cancelling() > 0
 
     @property
@@ -172,14 +169,14 @@ class Consumer:
 
     @property
     def follower(self) -> Follower | None:
-        """What follows its reads; None until the plan knows an epoch of it."""
+        """The object that follows its reads; None until the plan knows an epoch of it."""
         return self.position.follower if self.position is not None else None
 
     # --- what it says ---------------------------------------------------------------------------------------------
 
     def add_order(self, epoch: int, order: Order, now: float) -> None:
-        """It has published the *order* of an epoch: sample numbers, shape (samples of the epoch,), uint32. Raises Busy
-        where that is too far ahead to be kept, StoreFull where there is no memory for it."""
+        """Add the published *order* of an epoch: sample numbers, shape (samples of the epoch,), uint32. Raises Busy
+        where the epoch is too far ahead to be kept, StoreFull where there is no memory for the order."""
         self.liveness.renew(now)
         which = f"epoch {epoch} of consumer {self.name} of job {given_name(self.request.job)}"
         kept = self._epochs.add(epoch, order, self._oldest)
@@ -197,36 +194,36 @@ class Consumer:
         self._news.set()
 
     def keep_orders(self, orders: Mapping[int, Order], now: float) -> None:
-        """Orders that it has published before, by epoch, as in `add_order`. Those that are not kept are shown."""
+        """Add orders published earlier, by epoch, as in `add_order`. Orders that are not kept appear as a problem."""
         for epoch in sorted(orders):
             with contextlib.suppress(Busy, StoreFull):
                 self.add_order(epoch, orders[epoch], now)
 
     def _take_order_room(self) -> None:
-        """For the orders as they are now. Raises StoreFull, which it does not where they are fewer than before."""
+        """Reserve memory for the present orders. Raises StoreFull, but not where there are fewer than before."""
         self._take(Part.ORDERS, self._epochs.order_bytes)
 
     @property
     def forgotten_orders(self) -> list[int]:
-        """Epochs from the current one on whose orders it has published too far ahead to be kept."""
+        """Epochs from the current one on whose orders were published too far ahead to be kept."""
         return self._epochs.forgotten(self.epoch)
 
     @property
     def refused_orders(self) -> list[int]:
-        """Epochs from the current one on for whose orders, which it has published, there was no memory."""
+        """Epochs from the current one on for whose published orders there was no memory."""
         return self._epochs.refused(self.epoch)
 
     @property
     def wanted_orders(self) -> list[int]:
-        """Which of the current and the next epoch it has to publish, if need be again."""
+        """Those of the current and the next epoch whose orders the job has to publish, or publish again."""
         return self._epochs.wanted(self.epoch)
 
     def lose_orders(self, forgotten: Iterable[int], refused: Iterable[int]) -> None:
-        """Orders of these epochs, which it has published, are known no more: too far ahead, or without memory."""
+        """Record epochs whose published orders are lost: they were too far ahead, or there was no memory."""
         self._epochs.lose(forgotten, refused)
 
     def on_heartbeat(self, epoch: int, samples: int, now: float) -> None:
-        """It says that so many samples of the epoch are delivered."""
+        """Record that *samples* samples of the epoch are delivered."""
         self.liveness.renew(now)
         if not self._epochs.may_be_read(epoch):
             published = len(self._epochs.computable)
@@ -239,16 +236,17 @@ class Consumer:
         self.moved()
 
     def on_part(self, number: int, epoch: int, begins: int) -> None:
-        """What it has published as epoch *number* are samples of its own *epoch*, of which so many come before."""
+        """Record that the samples published as epoch *number* belong to the job's own *epoch*, after *begins* of its
+        samples."""
         self._part = _Part(number, epoch, begins)
 
     @property
     def shown_epoch(self) -> int:
-        """The epoch that it is in, as its job counts them."""
+        """The current epoch, as the job counts epochs."""
         return self._part.epoch if self._part is not None else self.epoch
 
     def moved(self) -> None:
-        """Its place may have changed."""
+        """Update the state after the position may have changed."""
         follower = self.follower
         if self._said is not None and follower is not None and self._said.epoch in self._epochs.reads:
             said, self._said = self._said, None
@@ -260,14 +258,14 @@ class Consumer:
 
     @property
     def epoch(self) -> int:
-        """The number of the epoch that it is in, or will begin with."""
+        """The number of the current epoch, or of the one it will begin with."""
         if self._said is not None:
             return self._said.epoch
         return self.follower.place[0] if self.follower is not None else self._epochs.first
 
     @property
     def place(self) -> tuple[int, int] | None:
-        """(epoch, samples of it that are read); None before it has begun, or while nobody knows."""
+        """(epoch, samples of it that are read); None before it has begun, or while that is unknown."""
         if self._said is not None:
             return self._said.epoch, self._said.samples
         if self.follower is None or not self.follower.begun:
@@ -278,14 +276,15 @@ class Consumer:
 
     @property
     def rate(self) -> float:
-        """Samples per second; 0 while nobody knows."""
+        """Samples per second; 0 while unknown."""
         return self._epochs.in_samples(self.follower.rate.value) if self.follower is not None else 0.0
 
     @property
     def progress(self) -> tuple[int, int, int]:
-        """Its epoch, as its job counts them; the samples of it that are read; how many it has, 0 while nobody knows."""
+        """Its epoch, as its job counts them; the samples of it that are read; the samples in the epoch, 0 while
+        unknown."""
         follower, epoch, part = self.follower, self.epoch, self._part
-        # Of a part that has only just begun, its publisher has not told yet where.
+        # A part that has only just begun has no known begin yet.
         before = part.begins if part is not None and part.number == epoch else 0
         reads = self._epochs.reads.get(epoch)
         if reads is None:
@@ -295,17 +294,17 @@ class Consumer:
 
     @property
     def published_orders(self) -> dict[int, Order]:
-        """The orders that it has published, by epoch, of its current epoch and later ones: sample numbers, shape
-        (samples of the epoch,), uint32."""
+        """The published orders of its current and later epochs, by epoch: sample numbers, shape (samples of the
+        epoch,), uint32."""
         return self._epochs.published(self._oldest)
 
     @property
     def _oldest(self) -> int:
-        """No epoch before this one is needed."""
+        """The first epoch that is still needed."""
         return self.follower.place[0] if self.follower is not None else 0
 
     def note_unshared(self, why: str) -> None:
-        """Say why other nodes of the cluster do not take what it has published; "": they do."""
+        """Record the reason for which other nodes reject what the consumer has published; "": they accept it."""
         self._problems.pop(Problem.SHARED, None)
         if why:
             self._problems[Problem.SHARED] = f"other nodes of the cluster do not learn of it: {why}"
@@ -318,7 +317,7 @@ class Consumer:
         while True:
             try:
                 await self._keep_planned(sample_map)
-            except (ConfigError, NotFound) as error:  # it would be the same again
+            except (ConfigError, NotFound) as error:  # a retry would fail in the same way
                 self._give_up(str(error))
                 return
             except (CachefsError, OSError) as error:
@@ -341,7 +340,7 @@ class Consumer:
         log.warning("job %s, consumer %s: no plan: %s", self.request.job, self.name, problem)
 
     async def _keep_planned(self, sample_map: SampleMap) -> None:
-        """Runs until something fails. Raises CachefsError, OSError."""
+        """Keep the plan up to date until an error. Raises CachefsError, OSError."""
         samples = self._epochs.samples
         if samples is None:
             samples = await self._loader.samples(self.snapshot, sample_map)
@@ -375,7 +374,7 @@ class Consumer:
         self.moved()
 
     def _take_room(self, samples: Samples, reads: int) -> None:
-        """For a plan with one more epoch, of so many reads. Raises StoreFull."""
+        """Reserve memory for a plan with one more epoch of *reads* reads. Raises StoreFull."""
         self._take(Part.PLAN, plan_size(samples, max(reads, self._epochs.longest)))
 
     def _publish(self, samples: Samples, epoch: int, prepared: Prepared) -> None:
@@ -407,7 +406,7 @@ class Consumer:
         self.position.shortest_epoch = epochs.shortest
 
     def _go_back(self) -> None:
-        """A plan knows no past: an earlier epoch that is set next is where it begins anew."""
+        """Start the plan again at an earlier epoch: a plan has no past, so the next epoch set becomes its first."""
         self._plan.remove(self.key)
         self._epochs.reads = {}
 
@@ -417,7 +416,8 @@ class Consumer:
         return self.request.spec
 
     def _check_size(self, samples: Samples) -> None:
-        """Raises ConfigError for a sampler whose orders would take more than the dataset can explain."""
+        """Record a sampler of the wrong size as a problem. Raises ConfigError where its orders would be far
+        too long."""
         spec = self.request.spec
         if spec is not None and spec.size != len(samples):
             check_size(spec, len(samples))
@@ -429,7 +429,7 @@ class Consumer:
         return bool(self._epochs.computable) and follower is not None and not follower.following
 
     async def _search(self, samples: Samples) -> None:
-        """Look for what is being read in other epochs of the spec: the first one, as if the loader forgot to count
+        """Search for the latest reads in other epochs of the spec: the first one, in case the loader does not count
         epochs, the one before, and those that follow."""
         follower = self.follower
         assert follower is not None
@@ -447,7 +447,7 @@ class Consumer:
     # --- what is shown --------------------------------------------------------------------------------------------
 
     def view(self, ahead_bytes: int, now: float) -> ConsumerView:
-        """The consumer as users see it. ahead_bytes: bytes on the node that it is still going to read."""
+        """Return the consumer as users see it. ahead_bytes: bytes on the node that it is still going to read."""
         follower = self.follower
         epoch, position, length = self.progress
         state, problem = self._state(now)
@@ -474,7 +474,7 @@ class Consumer:
 
     @property
     def lasting_problem(self) -> str:
-        """What there is to say of it, but for where its reads are; empty where there is nothing."""
+        """Its problems, except for where its reads are; "" without any."""
         return "; ".join(self._lasting_problems)
 
     @property
@@ -493,7 +493,7 @@ class Consumer:
         return problems
 
     def _state(self, now: float) -> tuple[ConsumerState, str]:
-        """Its state, and what there is to say of it."""
+        """Return its state and its problems."""
         problems = self._lasting_problems
         follower = self.follower
         if self.loader is not None and self.loader.learning:

@@ -1,4 +1,4 @@
-"""From what a job publishes to what a plan takes: block spaces, sample maps and epochs, computed in threads."""
+"""Turns what a job publishes into block spaces, samples and epochs for a plan, computed in threads."""
 
 import asyncio
 import threading
@@ -29,22 +29,22 @@ from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.block_store import BlockStore
 from cachefs_daemon.store.presence_watch import PresenceWatch
 
-# A block that an indexer needs is fetched like one somebody waits for.
+# A block that an indexer needs is fetched like one that a reader waits for.
 INDEX_PATIENCE: Final = 60.0
-# A block may be evicted, or turn out to be damaged, before its indexer has read it; so it is asked for again.
+# A block may be evicted, or turn out to be damaged, before its indexer has read it; then it is fetched again.
 _INDEX_TRIES: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """An epoch as a plan takes it."""
+    """An epoch in the form that a plan takes."""
 
     reads: Reads
     planned: Epoch  # the same, arranged for the plan
 
     @classmethod
     def of(cls, reads: Reads, samples: Samples, last: bool) -> "Prepared":
-        """last: no epoch follows. To be called in a thread: it takes 0.3 s for 14 million reads."""
+        """Prepare an epoch. last: no epoch follows. Call in a thread: it takes 0.3 s for 14 million reads."""
         return cls(reads, Epoch.of(reads.blocks, samples.space, last))
 
 
@@ -54,12 +54,12 @@ class Located:
 
     number: int
     epoch: Prepared
-    cluster: Cluster  # where in it
+    cluster: Cluster  # the position of the reads in the epoch
 
 
 class EpochLoader:
-    """Consumers that read the same snapshot at the same time share its block space and its `tree` map. Both are
-    forgotten with the last of these consumers."""
+    """Loads block spaces and epochs. Consumers that read the same snapshot at the same time share its block space and
+    its `tree` map, which are forgotten with the last of these consumers."""
 
     def __init__(
         self,
@@ -71,9 +71,9 @@ class EpochLoader:
         room: PlanRoom,
     ) -> None:
         self.room = room  # for the plans of all consumers
-        # Reads per second that the plan takes a consumer to do until it has begun; 0: as the plan has it.
+        # The rate in reads per second that the plan assumes until a consumer has begun; 0: the plan's own.
         self.first_rate = 0.0
-        # Is told of each space before anything is planned with it.
+        # Called with each space before anything is planned with it.
         self.on_space: Callable[[BlockSpace], Awaitable[None]] | None = None
         self._plan = plan
         self._presence = presence
@@ -82,12 +82,12 @@ class EpochLoader:
         self._threads = threads
         self._spaces: weakref.WeakValueDictionary[str, BlockSpace] = weakref.WeakValueDictionary()
         self._trees: weakref.WeakValueDictionary[str, Samples] = weakref.WeakValueDictionary()
-        # By snapshot: held while its space is made, or forgotten.
+        # By snapshot: held while its space is created, or forgotten.
         self._making: weakref.WeakValueDictionary[str, asyncio.Lock] = weakref.WeakValueDictionary()
 
     async def samples(self, snapshot: Snapshot, sample_map: SampleMap) -> Samples:
-        """Which blocks each sample is. Raises ConfigError, NotFound, SnapshotDamaged, and what reading indexed files
-        raises."""
+        """Return the blocks of each sample. Raises ConfigError, NotFound, SnapshotDamaged, and the errors of reading
+        indexed files."""
         async with self._lock(snapshot.id):
             space = self._spaces.get(snapshot.id)
             if space is None:
@@ -105,8 +105,8 @@ class EpochLoader:
         return await self._resolve(sample_map, snapshot, space)
 
     async def close_unused(self, used: Callable[[], Container[str]]) -> None:
-        """Forget the snapshots whose ids are not among *used*, which is asked anew for each: while one is forgotten,
-        jobs begin that read another."""
+        """Forget the snapshots whose ids are not among *used()*, which is called again for each: while one is
+        forgotten, jobs begin that read another."""
         for snapshot in {*self._plan.spaces, *self._presence.watched}:
             if snapshot in used():
                 continue
@@ -123,18 +123,19 @@ class EpochLoader:
         return await self._threads.planning(samples.own)
 
     async def ordered(self, samples: Samples, order: Order, last: bool) -> Prepared:
-        """An epoch whose samples come in this *order*: sample numbers, shape (n,), uint32. last: no epoch follows.
-        Raises ConfigError."""
+        """Return an epoch whose samples come in this *order*: sample numbers, shape (n,), uint32. last: no epoch
+        follows. Raises ConfigError."""
         return await self._threads.planning(lambda: Prepared.of(samples.reads(order), samples, last))
 
     async def computed(self, samples: Samples, spec: SamplerSpec, epoch: int, last: bool) -> Prepared:
-        """An epoch that the sampler determines. last: no epoch follows. Raises ConfigError."""
+        """Return an epoch that the sampler determines. last: no epoch follows. Raises ConfigError."""
         return await self._threads.planning(lambda: Prepared.of(samples.reads(epoch_order(spec, epoch)), samples, last))
 
     async def locate(
         self, samples: Samples, spec: SamplerSpec, epochs: Sequence[int], judged: Ids, reorder_window: int
     ) -> Located | None:
-        """The first of these epochs in which the reads of the blocks *judged* (shape (n,), int32) lie close together.
+        """Return the first of these epochs in which the reads of the blocks *judged* (shape (n,), int32) lie close
+        together.
 
         reorder_window: reads by which the loader's workers may differ from the order.
         """
@@ -156,14 +157,14 @@ class EpochLoader:
         cancelled = threading.Event()
         read = self._reader(snapshot, cancelled)
         try:
-            # It may wait for an origin for minutes: not in a thread that others need.
+            # Indexing may wait for an origin for minutes, so it does not run in a thread that others need.
             return await self._threads.indexing(sample_maps.resolve, sample_map, snapshot, space, read)
         finally:
             cancelled.set()
 
     def _reader(self, snapshot: Snapshot, cancelled: threading.Event) -> sample_maps.ReadFile:
-        """Reads files of *snapshot* through the cache, from a thread. Indexers read forward, so one block is kept. Once
-        *cancelled* is set, the thread ends at its next read."""
+        """Return a function that reads files of *snapshot* through the cache, from a thread. Indexers read forward, so
+        it keeps one block. Once *cancelled* is set, the thread ends at its next read."""
         loop = asyncio.get_running_loop()
         kept: tuple[int, int, bytes] = (-1, -1, b"")
 
@@ -189,7 +190,8 @@ class EpochLoader:
         return read
 
     def _block(self, ref: BlockRef, key: bytes, loop: asyncio.AbstractEventLoop) -> bytes:
-        """In the thread of an indexer, which also reads: threads of readers do not wait for a disk on its behalf."""
+        """Read a block in the thread of the indexer, so that threads of readers do not wait for a disk on its
+        behalf."""
         for _ in range(_INDEX_TRIES):
             asking = self._fetcher.demand([ref], INDEX_PATIENCE)
             [found] = asyncio.run_coroutine_threadsafe(asking, loop).result()
@@ -205,5 +207,5 @@ class EpochLoader:
 
 
 def _unread(entry: int, offset: int, length: int) -> bytes:
-    """For maps that name every record."""
+    """Stand in for the read function, for maps that list every record."""
     raise AssertionError("only indexers read")

@@ -1,4 +1,4 @@
-"""What jobs fetch although this node had it before: bytes by job and epoch, and what the tiers had room for."""
+"""Counts refetched bytes, of blocks that this node had before, by job and epoch, with the capacity of the tiers."""
 
 from collections.abc import Callable, Collection
 from typing import Final
@@ -11,9 +11,9 @@ from cachefs.planning.blocks.presence import ABSENT, Presence
 from cachefs.planning.blocks.space import BlockSpace
 from cachefs.planning.sequences.plan import Plan
 
-# Epochs of one job that are kept: the latest.
+# Epochs that are kept of a job: the latest.
 MOST_EPOCHS: Final = 64
-# A fetch that a reader waits for is told of twice within so many seconds.
+# A fetch that a reader waits for is reported twice within this many seconds.
 ONE_FETCH: Final = 5.0
 
 
@@ -21,7 +21,7 @@ class RefetchLog:
     """Counts the bytes that jobs fetch again. Used from the event loop only."""
 
     def __init__(self, plan: Plan, presence: Presence, capacity: Callable[[], float]) -> None:
-        """capacity: bytes that the node's tiers keep."""
+        """capacity: returns the bytes that the node's tiers keep."""
         self._plan = plan
         self._presence = presence
         self._capacity = capacity
@@ -55,13 +55,13 @@ class RefetchLog:
                 del epochs[min(epochs)]
 
     def of(self, job: str) -> list[FetchedAgain]:
-        """What a job has fetched again, by epoch, in their order."""
+        """Return what a job has fetched again, in order of the epochs."""
         return sorted(self._of_jobs.get(job, {}).values(), key=lambda one: one.epoch)
 
     def forget(self, job: str) -> None:
-        """The job is not shown any more."""
+        """Forget a job that is no longer shown."""
         self._of_jobs.pop(job, None)
 
     def keep(self, snapshots: Collection[str]) -> None:
-        """Forget what was fetched of all snapshots but these."""
+        """Forget all snapshots but these."""
         self._fetched = {name: fetched for name, fetched in self._fetched.items() if name in snapshots}

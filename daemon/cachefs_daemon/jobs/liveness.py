@@ -1,4 +1,4 @@
-"""How long somebody who published something is taken to be there."""
+"""Determines whether the publisher of a consumer is still alive."""
 
 from cachefs_daemon.runtime import pid_namespaces
 from cachefs_daemon.runtime.boot_clock import Moment, birth_of
@@ -6,26 +6,26 @@ from cachefs_daemon.runtime.process_users import users_of
 
 
 class Liveness:
-    """A process of this node counts as there for as long as it lives. Somebody without one (pid 0, one that the daemon
-    does not see, or another user's) does until *seconds* have passed without a sign of life. Of somebody unknown both
-    counts. *now* is seconds of a monotonic clock."""
+    """A publisher with a process that the daemon sees lives as long as the process. One without (pid 0, one that the
+    daemon does not see, or another user's) lives until *seconds* have passed without a heartbeat. For an unknown
+    user both apply. *now* is seconds of a monotonic clock."""
 
     def __init__(self, pid: int, seconds: float, now: float, namespace: int = 0, owner: int | None = 0) -> None:
-        """pid: number of the process in the pid namespace with that inode number; 0: in the daemon's own; owner: id of
-        the user who names it, None for somebody unknown. Root may name anybody's."""
+        """pid: number of the process in the pid namespace with that inode number; 0: the daemon's own namespace.
+        owner: id of the user who names the process, None where unknown. Root may name any process."""
         self.seconds = seconds
         self._given = (pid, namespace)
         self._owner = owner
-        # Whether `look` has to be called, before which nobody knows of a process.
+        # True until `look` is called: the process is in another namespace.
         self.is_elsewhere = pid > 0 and namespace not in (0, pid_namespaces.own())
-        self.pid = 0  # for the daemon
-        self.born: Moment | None = None  # None: the daemon sees no such process of the user's
-        self._renewed = now  # when there was a sign of life
+        self.pid = 0  # its number in the daemon's namespace
+        self.born: Moment | None = None  # None: the daemon sees no such process of that user
+        self._renewed = now  # time of the last heartbeat
         if not self.is_elsewhere:
             self._take(pid)
 
     def look(self) -> None:
-        """Look for a process of another namespace. Blocks: call it in a thread."""
+        """Find a process of another namespace. Blocks: call it in a thread."""
         self._take(pid_namespaces.find(*self._given))
 
     def _take(self, pid: int) -> None:
@@ -33,15 +33,15 @@ class Liveness:
             self.born, self.pid = birth_of(pid), pid
 
     def renew(self, now: float) -> None:
-        """There is a sign of life."""
+        """Record a heartbeat."""
         self._renewed = now
 
     def silence(self, now: float) -> float:
-        """Seconds since the last sign of life."""
+        """Return the seconds since the last heartbeat."""
         return now - self._renewed
 
     def lapsed(self, now: float) -> str:
-        """Why it is over; an empty text while it is not."""
+        """Return the reason for which the publisher is gone, or ""."""
         if self.born is not None and birth_of(self.pid) != self.born:
             return f"its process {self.pid} is gone"
         if self.born is not None and self._owner is not None:

@@ -1,6 +1,7 @@
-"""Whose jobs are whose.
+"""Ownership of jobs.
 
-A job has the name that its user gave it, and with it whose it is. So nobody can replace, end or block another's job.
+A job's full name consists of the name that its user gave it and a mark of that user, so that no user can replace, end
+or block another's job.
 """
 
 import os
@@ -12,14 +13,14 @@ from cachefs_daemon.caller import Caller
 
 
 def job_of(caller: Caller, name: str) -> str:
-    """The full name of *caller*'s own job *name*. Raises ConfigError."""
+    """Return the full name of *caller*'s own job *name*. Raises ConfigError."""
     if OWNER_MARK in name:
         raise ConfigError(f"{name!r} cannot name a job: use 1 to 128 of A-Z a-z 0-9 . _ : @ + -")
     return name if caller.is_daemon else name + _suffix(caller)
 
 
 def job_meant(caller: Caller, name: str, known: Iterable[str]) -> str:
-    """The full name of the job that *caller* means by *name*: its own one, else the only one that is called so.
+    """Return the full name of the job that *caller* means by *name*: its own one, else the only one with that name.
 
     known: full names of all jobs. Raises NotFound, and ConfigError where several users have one.
     """
@@ -37,13 +38,13 @@ def job_meant(caller: Caller, name: str, known: Iterable[str]) -> str:
 
 
 def check_owner(caller: Caller, job: str) -> None:
-    """Raises AccessDenied where the job of that full name is another's and *caller* no administrator."""
+    """Raise AccessDenied where the job of that full name belongs to another user and *caller* is no administrator."""
     if not caller.administers and job != job_of(caller, given_name(job)):
         raise AccessDenied(f"job {job} is another user's; only that user and administrators of the daemon may do that")
 
 
 def given_name(job: str) -> str:
-    """The name that its user gave the job of that full name. What is said to that user has this one."""
+    """Return the name that the user gave the job of that full name. Messages to the user contain this one."""
     return job.partition(OWNER_MARK)[0]
 
 
@@ -55,17 +56,17 @@ def no_such_job(name: str) -> NotFound:
 
 
 def owner_of(job: str) -> str:
-    """Whose the job of that full name is; empty for the user that the daemon runs as."""
+    """Return the owner part of a full name; "" for the user that the daemon runs as."""
     return job.partition(OWNER_MARK)[2]
 
 
 def owner_words(owner: str) -> str:
-    """The owner, as `owner_of` gives it, for people."""
+    """Return the owner, as `owner_of` gives it, for messages."""
     return "control files" if owner == UNKNOWN_OWNER else f"user {owner}"
 
 
 def user_of(job: str) -> int | None:
-    """The id of the user whose the job of that full name is; None for somebody unknown."""
+    """Return the user id of the owner of the job of that full name; None where unknown."""
     owner = owner_of(job)
     if not owner:
         return os.geteuid()

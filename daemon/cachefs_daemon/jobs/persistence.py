@@ -1,4 +1,4 @@
-"""Keeps the jobs on disk as they are in memory, so that a daemon takes them up where the one before it was killed."""
+"""Keeps the state of jobs on disk, so that a daemon continues them after the previous one was killed."""
 
 import logging
 from pathlib import Path
@@ -19,16 +19,16 @@ log = logging.getLogger(__name__)
 
 
 class JobPersistence:
-    """Saves what changes of the jobs, and restores the jobs when the daemon starts."""
+    """Saves changes of the jobs, and restores the jobs when the daemon starts."""
 
     def __init__(self, jobs: JobRegistry, state_dir: Path, threads: Threads) -> None:
         self._jobs = jobs
         self._files = JobFiles(state_dir)
         self._threads = threads
-        self._saved: dict[str, Places] = {}  # by job: the places on disk
+        self._saved: dict[str, Places] = {}  # by job: the positions on disk
 
     async def restore(self) -> None:
-        """Take up the jobs that the daemon before has left."""
+        """Restore the jobs of the previous daemon."""
         for record, places in await self._threads.background(self._files.load):
             self._saved[record.job] = places
             try:
@@ -42,11 +42,12 @@ class JobPersistence:
                 self._jobs.unsaved.add(record.job)
 
     async def run(self) -> None:
-        """Save every now and then, as long as the daemon runs."""
+        """Save from time to time, as long as the daemon runs."""
         await autosave(self.save, "jobs are where they were last saved")
 
     async def save(self) -> None:
-        """Write what has changed since the last time. Raises CachefsError, OSError once all is written that can be."""
+        """Write what has changed since the last time. Raises CachefsError, OSError after writing everything that can
+        be written."""
         failures = []
         for name in list(self._jobs.unsaved):
             self._jobs.unsaved.discard(name)
@@ -80,12 +81,12 @@ class JobPersistence:
 
 
 def _raw(order: Order) -> bytes:
-    """The order as it is written, without a copy: those of a job may be gigabytes."""
+    """Return the order's bytes without a copy: the orders of a job may be gigabytes."""
     return cast(bytes, order.astype("<u4", copy=False).data.cast("B"))
 
 
 def record_of(job: Job) -> JobRecord:
-    """What is to be kept of a job."""
+    """Return the record of a job for disk."""
     maps: list[SampleMap] = []
 
     def number_of(sample_map: SampleMap) -> int:

@@ -1,4 +1,4 @@
-"""How much memory the sequences of all jobs take, and may take: what jobs have published, and what plans make of it."""
+"""Limits the memory that the plans of all jobs take: what jobs have published, and what plans derive from it."""
 
 import contextlib
 from collections import Counter
@@ -13,51 +13,52 @@ from cachefs.planning.blocks.samples import Samples
 from cachefs.sizes import format_size
 from cachefs_daemon.jobs.owners import owner_of, owner_words
 
-# Bytes per block of the snapshot that a plan takes for a consumer: its next reads, and those of two epochs.
+# Bytes per block of the snapshot that a consumer's plan takes: its next reads, and those of two epochs.
 PER_BLOCK: Final = 12
 # Bytes per read of its samples: of two epochs, in order and by sample.
 PER_READ: Final = 24
 # Bytes that a path in a list takes besides its characters.
 PER_PATH: Final = 48
-# The part of all room that one user's jobs may take, but for the user that the daemon runs as.
+# The share of all plan memory that the jobs of one user may take, except the user that the daemon runs as.
 USERS_PART: Final = 0.5
 
 
 class Part(Enum):
-    """What a consumer takes room for."""
+    """The purposes for which a consumer takes plan memory."""
 
     PLAN = auto()
-    ORDERS = auto()  # that it has published, and may still read
+    ORDERS = auto()  # published, and still to be read
 
 
 @dataclass(slots=True)
 class _Held:
-    """A sample map that somebody holds."""
+    """A sample map in use."""
 
-    sample_map: SampleMap  # so that its id is no other's
+    sample_map: SampleMap  # a reference, so that no other object gets its id
     size: int  # bytes
-    owner: str  # who has published it
+    owner: str  # owner of the job that published it
     holders: int = 0
 
 
 class PlanRoom:
-    """Whoever cannot get room has no plan; its reads are served all the same. Used from the event loop only."""
+    """Limits plan memory. A consumer without memory has no plan; its reads are served all the same. Used from the
+    event loop only."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit  # bytes
-        self._taken: dict[tuple[str, Part], int] = {}  # bytes, by key of the consumer and for what
-        self._maps: dict[int, _Held] = {}  # by id: however many hold one, it takes room once
-        self._sum = 0  # bytes, of both
-        self._by_owner: Counter[str] = Counter()  # the same, by `owner_of` of their jobs
+        self._taken: dict[tuple[str, Part], int] = {}  # bytes, by key of the consumer and purpose
+        self._maps: dict[int, _Held] = {}  # by id: each map counts once, however many consumers hold it
+        self._sum = 0  # bytes of all of these
+        self._by_owner: Counter[str] = Counter()  # the same, by `owner_of` the job
 
     @property
     def taken(self) -> int:
-        """Bytes."""
+        """Bytes in use."""
         return self._sum
 
     def take(self, consumer: str, part: Part, size: int) -> None:
-        """The consumer with that key, which begins with its job's full name and a slash, takes *size* bytes for that,
-        in place of what it has taken before. Raises StoreFull."""
+        """Reserve *size* bytes for a purpose of a consumer, instead of its previous amount. The consumer's key begins
+        with its job's full name and a slash. Raises StoreFull."""
         before = self._taken.get((consumer, part), 0)
         owner = _owner(consumer)
         if size > before:
@@ -66,13 +67,12 @@ class PlanRoom:
         self._count(size - before, owner)
 
     def give_back(self, consumer: str, *parts: Part) -> None:
-        """The consumer with that key does not need these any more; all where none is named. Unknown keys are
-        ignored."""
+        """Release a consumer's memory for these purposes, or for all. Unknown keys are ignored."""
         for part in parts or Part:
             self._count(-self._taken.pop((consumer, part), 0), _owner(consumer))
 
     def hold(self, sample_map: SampleMap, job: str) -> None:
-        """Somebody, or somebody more, of the job of that full name holds this very map. Raises StoreFull."""
+        """Count one more holder of this map object, for a job of that full name. Raises StoreFull."""
         held = self._maps.get(id(sample_map))
         if held is None:
             held = _Held(sample_map, _size_of(sample_map), owner_of(job))
@@ -82,7 +82,7 @@ class PlanRoom:
         held.holders += 1
 
     def release(self, sample_map: SampleMap) -> None:
-        """One of its holders does not hold it any more."""
+        """Count one holder less."""
         held = self._maps[id(sample_map)]
         held.holders -= 1
         if not held.holders:
@@ -91,7 +91,7 @@ class PlanRoom:
 
     @contextlib.contextmanager
     def holding(self, job: str, *maps: SampleMap) -> Iterator[None]:
-        """They are held meanwhile, so that nobody who holds one of them then fails. Raises StoreFull."""
+        """Hold the maps during the context, so that holding one of them again cannot fail. Raises StoreFull."""
         with contextlib.ExitStack() as releasing:
             for one in maps:
                 self.hold(one, job)
@@ -105,7 +105,7 @@ class PlanRoom:
             del self._by_owner[owner]
 
     def _check(self, size: int, before: int, owner: str) -> None:
-        """before: bytes in whose place *size* are taken. Raises StoreFull."""
+        """before: bytes that *size* replaces. Raises StoreFull."""
         others, limit = self._by_owner[owner] - before, int(self._limit * USERS_PART)
         if owner and others + size > limit:
             raise StoreFull(
@@ -123,12 +123,12 @@ class PlanRoom:
 
 
 def _owner(consumer: str) -> str:
-    """Whose the consumer with that key is."""
+    """Return the owner of the consumer with that key."""
     return owner_of(consumer.partition("/")[0])
 
 
 def plan_size(samples: Samples, reads: int = 0) -> int:
-    """Bytes that the plan of a consumer takes. reads: of the longest epoch that is in the plan."""
+    """Return the bytes that a consumer's plan takes. reads: of the longest epoch in the plan."""
     return PER_BLOCK * samples.space.count + PER_READ * max(len(samples.ids), len(samples), reads)
 
 

@@ -1,4 +1,4 @@
-"""What a job may not publish: whatever no plan can be made of is refused as it comes, with a line that says why."""
+"""Validates publications: one from which no plan can be made is refused when it arrives, with the reason."""
 
 import re
 from typing import Final
@@ -13,13 +13,13 @@ from cachefs_daemon.jobs.owners import given_name
 # With the owner, see cachefs_daemon.jobs.owners.
 _NAME: Final = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9._:@+-]{{0,{MAX_JOB_NAME - 1}}}(~\w+)?")
 MAPS: Final = ("tree", "files", "records")
-# Workers of a loader, and batches that each of them prefetches.
+# Limits on the workers of a loader, and on the batches that each of them prefetches.
 MAX_WORKERS: Final = 4096
 MAX_LEASE: Final = 7 * 86400.0
 
 
 def check(request: JobPublish) -> None:
-    """Raises ConfigError, which has the name that the user gave."""
+    """Validate a publication. Raises ConfigError, with the name that the user gave."""
     name = given_name(request.job)
     if len(request.consumer) > MAX_CONSUMER_NAME or len(request.source) > MAX_CONSUMER_NAME:
         raise ConfigError(f"job {name}: names of consumers and publishers have at most {MAX_CONSUMER_NAME} characters")
@@ -48,7 +48,7 @@ def check(request: JobPublish) -> None:
 
 
 def fits(loader: LoaderView) -> bool:
-    """Can what is said of a loader be shown?"""
+    """Return whether the description of a loader can be shown."""
     counts = (loader.epochs, loader.planned, loader.epoch_length, loader.epoch_samples, loader.samples, loader.workers)
     times = (loader.epoch_busy, loader.busy, loader.waited, loader.first_busy, loader.first_waited)
     return (
@@ -60,7 +60,7 @@ def fits(loader: LoaderView) -> bool:
 
 
 def _check_map(sample_map: SampleMap) -> None:
-    """Raises ConfigError."""
+    """Validate a sample map. Raises ConfigError."""
     if sample_map.kind not in MAPS:
         raise ConfigError(f"sample map {sample_map.kind!r:.80}: expected one of {', '.join(MAPS)}")
     for field, size in ("entries", 4), ("offsets", 8), ("lengths", 8):

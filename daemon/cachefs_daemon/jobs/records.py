@@ -1,8 +1,8 @@
-"""Jobs as they outlive the daemon: what each has published, and how far its consumers are.
+"""The files that keep jobs across a restart of the daemon: what each has published, and its consumers' positions.
 
-There are two files per job in `<state_dir>/jobs`: `<job>.job` says what was published, and is megabytes; `<job>.place`
-says how far the consumers are, and changes all the time. Each file is replaced as a whole and begins with a checksum. A
-file that cannot be read costs the job its plan until it publishes again: the daemon removes it and starts without.
+There are two files per job in `<state_dir>/jobs`: `<job>.job` holds the publication, which is megabytes; `<job>.place`
+holds the positions, which change all the time. Each file is replaced as a whole and begins with a checksum. The daemon
+removes a file that cannot be read, and the job has no plan until it publishes again.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 PUBLISHED: Final = ".job"
 PLACES: Final = ".place"
 FRESH: Final = ".new"
-# Bytes that are kept of one job: enough for maps and orders of 10 million samples, and the next epoch.
+# Most bytes that are kept of one job: enough for maps and orders of 10 million samples, and the next epoch.
 MAX_BYTES: Final = 256 << 20
 
 # (epoch, samples of it that are read) by consumer.
@@ -34,9 +34,9 @@ class ConsumerRecord(msgspec.Struct, frozen=True):
     """One consumer of a job."""
 
     request: JobPublish  # without its map
-    map: int  # which of the job's maps is its own, -1 for none
-    snapshot: str  # id
-    pid: int  # of its process, for the daemon
+    map: int  # index of its own map in the job's maps; -1 for none
+    snapshot: str  # snapshot id
+    pid: int  # of its process, in the daemon's namespace
     born: Moment | None  # when its process started; None: it has none that the daemon sees
     orders: dict[int, bytes]  # by epoch, u32 little-endian
     forgotten: list[int] = []  # epochs whose orders were published too far ahead, and are not kept
@@ -44,14 +44,14 @@ class ConsumerRecord(msgspec.Struct, frozen=True):
 
 
 class JobRecord(msgspec.Struct, frozen=True):
-    """What a job has published."""
+    """The publication of a job."""
 
     job: str
     source: str
     started: float  # unix seconds
     consumers: list[ConsumerRecord]
-    maps: list[SampleMap]  # the different ones
-    latest: dict[str, int]  # by snapshot: which of the maps was published for it last
+    maps: list[SampleMap]  # without duplicates
+    latest: dict[str, int]  # by snapshot: index of the map published for it last
 
 
 Content = TypeVar("Content")
@@ -64,7 +64,7 @@ class JobFiles:
         self._directory = state_dir / "jobs"
 
     def save(self, record: JobRecord) -> None:
-        """Raises CachefsError where it cannot be written; what was saved before then stays."""
+        """Write a job's record. Raises CachefsError where that fails; the previous record then stays."""
         bounded = _bounded(record)
         if bounded is None:
             log.warning("job %s: its sample maps are too large to outlive a restart of the daemon", record.job)
@@ -73,16 +73,16 @@ class JobFiles:
             self._write(self._path(record.job, PUBLISHED), msgspec.msgpack.encode(bounded))
 
     def save_places(self, job: str, places: Places) -> None:
-        """How far the consumers of *job* are. Raises CachefsError."""
+        """Write the positions of the job's consumers. Raises CachefsError."""
         self._write(self._path(job, PLACES), msgspec.msgpack.encode(places))
 
     def remove(self, job: str) -> None:
-        """Nothing is kept of *job* any more."""
+        """Remove the files of *job*."""
         for suffix in (PUBLISHED, PLACES):
             self._path(job, suffix).unlink(missing_ok=True)
 
     def load(self) -> list[tuple[JobRecord, Places]]:
-        """What an earlier daemon has saved. What cannot be read is removed."""
+        """Return the records of the previous daemon. Files that cannot be read are removed."""
         found = []
         for path in sorted(self._directory.glob(f"*{PUBLISHED}")):
             record = _read(path, JobRecord)
@@ -98,7 +98,7 @@ class JobFiles:
         return self._directory / f"{job}{suffix}"
 
     def _write(self, path: Path, content: bytes) -> None:
-        """Not synced: no job outlives the machine."""
+        """Replace a file. It is not synced: no job outlives the machine."""
         fresh = path.with_name(path.name + FRESH)
         try:
             self._directory.mkdir(mode=0o750, exist_ok=True)
@@ -113,7 +113,7 @@ class JobFiles:
 
 
 def _read(path: Path, kind: type[Content]) -> Content | None:
-    """What is in the file; None where there is nothing, or nothing of use."""
+    """Return the content of the file; None where it is missing or damaged."""
     try:
         if path.stat().st_size > 2 * MAX_BYTES:
             raise ValueError("it is too large")
@@ -130,8 +130,8 @@ def _read(path: Path, kind: type[Content]) -> Content | None:
 
 
 def _bounded(record: JobRecord) -> JobRecord | None:
-    """The record without the epochs furthest ahead, as far as it would be too large with them; None where its maps
-    alone are too large."""
+    """Return the record without the furthest epochs that would make it too large; None where its maps alone are too
+    large."""
     room = MAX_BYTES - sum(len(one.entries) + len(one.offsets) + len(one.lengths) for one in record.maps)
     room -= sum(len(path) for one in record.maps for path in one.paths)
     if room < 0:
@@ -153,5 +153,5 @@ def _bounded(record: JobRecord) -> JobRecord | None:
 
 
 def _soonest(consumers: Iterable[ConsumerRecord]) -> list[tuple[int, int]]:
-    """(epoch, number of the consumer) of all orders, the nearest epochs first."""
+    """Return (epoch, number of the consumer) of all orders, the nearest epochs first."""
     return sorted((epoch, number) for number, one in enumerate(consumers) for epoch in one.orders)

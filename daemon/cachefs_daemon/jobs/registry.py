@@ -1,4 +1,4 @@
-"""The jobs that have said how they will read, from their first word to their end."""
+"""The jobs that have published how they will read, from their first message to their end."""
 
 import logging
 import math
@@ -40,51 +40,51 @@ log = logging.getLogger(__name__)
 
 # Seconds by which a job may be published after its first reads.
 PUBLISHED_LATE: Final = 10.0
-# Running jobs of the node, and consumers of all of them, at most.
+# Most running jobs on the node, and most consumers of all of them.
 MAX_JOBS: Final = 1024
 MAX_CONSUMERS: Final = 8192
-# One part in so many of these is what each user may have, other than the one that the daemon runs as; and what all
-# users may have together who publish through control files.
+# One part in USERS_SHARE is what each user may have, except the one that the daemon runs as; and what all users that
+# publish through control files may have together.
 USERS_SHARE: Final = 4
 _ROOM_IS_WANTED: Final = "another user publishes through a control file, and this one has most of the room there"
-# Reads of all consumers that are looked at for what is shown of them (20 ms). Of more, every n-th stands for others.
+# Reads of all consumers that are examined for display (20 ms). Of more, every n-th stands for the others.
 LOOKED_AT: Final = 1 << 21
-# Jobs that have ended are shown for a while: what stalled, and why they ended.
+# Ended jobs that are still shown, with their stalls and the reason for their end.
 ENDED_KEPT: Final = 64
-# Of a running job, the consumers that ended last are shown.
+# Ended consumers of a running job that are still shown: the last ones.
 ENDED_CONSUMERS_KEPT: Final = 64
 
-# Says how many bytes of some blocks (numbers, shape (n,), int32) of a snapshot are in a page cache.
+# Returns how many bytes of some blocks (numbers, shape (n,), int32) of a snapshot are in a page cache.
 Pushed = Callable[[str, Ids], int]
 
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """What is known of one job."""
+    """The state of one job."""
 
     name: str
-    # Who has published the job.
+    # The publisher of the job.
     source: str
     # When the job began, in unix seconds.
     started: float = field(default_factory=time.time)
     state: JobState = JobState.RUNNING
-    # Why the job ended; empty where it said so itself or was cancelled.
+    # The reason for its end; "" where it ended itself or was cancelled.
     reason: str = ""
-    # The consumers that are there, by name.
+    # The present consumers, by name.
     consumers: dict[str, Consumer] = field(default_factory=dict)
     # The sample map last published for each snapshot.
     maps: dict[str, SampleMap] = field(default_factory=dict)
     # The name of the dataset of each snapshot.
     datasets: dict[str, str] = field(default_factory=dict)
-    # How those of its consumers were that have ended.
+    # The last state of consumers that have ended.
     last: list[ConsumerView] = field(default_factory=list)
-    # Bytes that were fetched for the sake of the job: from origins, and from other nodes.
+    # Bytes that were fetched for the job: from origins, and from other nodes.
     fetched_bytes: int = 0
     peer_bytes: int = 0
-    # Unix time since which failures of reads may be its own: its first reads may precede its publication, but not its
+    # Unix time since which failed reads may be its own: its first reads may precede its publication, but not its
     # process.
     reads_since: float = 0.0
-    # What had made its reads fail when it ended.
+    # The causes of its failed reads, when it ended.
     troubles: list[Trouble] = field(default_factory=list)
 
 
@@ -94,18 +94,18 @@ class JobRegistry:
     def __init__(
         self, datasets: Catalog, plan: Plan, presence: Presence, loader: EpochLoader, capacity: Callable[[], float]
     ) -> None:
-        """capacity: bytes that the node's tiers keep."""
+        """capacity: returns the bytes that the node's tiers keep."""
         self.stalls = Stalls()
         self._capacity = capacity
         self._refetched = RefetchLog(plan, presence, capacity)
-        # What is wrong with reads that a job of that name does of snapshots with these ids, since a unix time in
-        # seconds; the second one: as it is at this moment.
+        # Return the troubles of a job that reads snapshots with these ids since a unix time in seconds; the second
+        # function does not use a cached list.
         self.troubles: Callable[[str, Sequence[str], float], list[Trouble]] = lambda job, snapshots, began: []
         self.troubles_now: Callable[[str, Sequence[str], float], list[Trouble]] = lambda job, snapshots, began: []
-        # Stalls that have not come to an end, of all jobs and of readers that have published nothing.
+        # Returns stalls that have not ended, of all jobs and of readers that have published nothing.
         self.waiting: Callable[[], list[StallRow]] = list
-        self.also_used: Callable[[], Collection[str]] = tuple  # ids of snapshots whose plans others need
-        self.unsaved: set[str] = set()  # names of jobs that are not on disk as they are, for others to empty
+        self.also_used: Callable[[], Collection[str]] = tuple  # returns ids of snapshots whose plans other parts need
+        self.unsaved: set[str] = set()  # names of jobs whose files are out of date; the saver empties it
         self._datasets = datasets
         self._plan = plan
         self._presence = presence
@@ -117,14 +117,14 @@ class JobRegistry:
         return iter(list(self._jobs.values()))
 
     def get(self, name: str) -> Job:
-        """Raises NotFound."""
+        """Return the job of that full name. Raises NotFound."""
         job = self._jobs.get(name)
         if job is None:
             raise no_such_job(given_name(name))
         return job
 
     def view(self, job: Job, pushed: Pushed = lambda snapshot, blocks: 0) -> JobView:
-        """The job as `cachectl job show` shows it."""
+        """Return the job as `cachectl job show` shows it."""
         consumers = [self._consumer_view(consumer, pushed) for consumer in job.consumers.values()]
         stalled = {name: dict(kinds) for name, kinds in self.stalls.of_consumers(job.name).items()}
         for row in self._waiting_rows(job.name):
@@ -136,7 +136,7 @@ class JobRegistry:
         return self._job_view(job, views)
 
     def stall_rows(self, job: str = "") -> list[StallRow]:
-        """The stalls of one job, or of all, those that have not come to an end too."""
+        """Return the stalls of one job, or of all, including those that have not ended."""
         return merged([*self.stalls.rows(job), *self._waiting_rows(job)])
 
     def _waiting_rows(self, job: str) -> list[StallRow]:
@@ -144,13 +144,13 @@ class JobRegistry:
         return [row for row in self.waiting() if not job or row.job == job]
 
     def waited(self, job: str) -> tuple[int, float]:
-        """How many reads of a job have waited, or wait now, and for how many seconds altogether."""
+        """Return how many reads of a job have waited, or wait now, and for how many seconds altogether."""
         count, seconds = self.stalls.of(job)
         waiting = self._waiting_rows(job)
         return count + sum(row.count for row in waiting), seconds + sum(row.seconds for row in waiting)
 
     def troubles_of(self, job: Job) -> list[Trouble]:
-        """What is wrong with what the job reads, and what has made its reads fail."""
+        """Return the troubles that concern the job's reads, and the causes of its failed reads."""
         if job.state != JobState.RUNNING:
             return job.troubles
         return self.troubles(job.name, list(job.datasets), job.reads_since)
@@ -193,22 +193,22 @@ class JobRegistry:
     # --- what jobs say ----------------------------------------------------------------------------------------------
 
     def publish(self, request: JobPublish) -> JobView:
-        """A consumer says how it will read. The view that it gets has this consumer only: with a thousand ranks, all of
-        them in each answer took a minute. Raises ConfigError, NotFound, Busy."""
+        """Process a consumer's publication. The returned view has this consumer only: with a thousand ranks, all of
+        them in each response took a minute. Raises ConfigError, NotFound, Busy."""
         check(request)
         snapshot = self._snapshot(request)
         running = self._running(request.job)
         latest = running.maps.get(snapshot.id) if running is not None else None
         if request.map is not None and request.map == latest:
-            request = msgspec.structs.replace(request, map=latest)  # it is kept once, however many ranks publish it
+            request = msgspec.structs.replace(request, map=latest)  # kept once, however many ranks publish it
         samples = _samples_of(request.map or latest or TREE, snapshot)
         if request.spec is not None and samples is not None:
             check_size(request.spec, samples)
         known = running.consumers.get(request.consumer) if running is not None else None
         with self._loader.room.holding(request.job, *_given(request.map)):
-            if known is None:  # only now: no job makes room for what cannot be held
+            if known is None:  # only now, so that no job is ended for a map that cannot be held
                 self._check_room(running, request)
-                running = self._running(request.job)  # its last consumer may have made room
+                running = self._running(request.job)  # its last consumer may have been ended
             job = running or self._create(request)
             if known is None:
                 consumer = self._begin(job, request, snapshot)
@@ -232,8 +232,8 @@ class JobRegistry:
         return job
 
     def _check_room(self, job: Job | None, request: JobPublish) -> None:
-        """Raises Busy where another consumer, or a job for it (None), would be one too many: of the node, or of one
-        user, so that no user keeps the others out."""
+        """Raise Busy where another consumer, or a job for it (*job* is None), would exceed a limit of the node or of
+        one user. The limit per user keeps one user from shutting the others out."""
         owner = owner_of(request.job)
         if owner == UNKNOWN_OWNER:
             self._make_room(request.sent_by, has_job=job is not None)
@@ -250,9 +250,9 @@ class JobRegistry:
             raise Busy(f"{MAX_JOBS:,} jobs run on this node; end some (`cachectl job cancel`)")
 
     def _make_room(self, user: int | None, *, has_job: bool) -> None:
-        """Makes room for a consumer, and for a job where it has none, that *user* publishes through a control file.
-        Where the room of control files is full, the user who has most of it loses what was silent for longest. Where
-        that is *user*, nothing is done."""
+        """Make room for a consumer, and for a job where it has none, that *user* publishes through a control file.
+        Where the share of control files is full, the user with most of it loses what was silent for longest. Where
+        that is *user*, nothing changes."""
         now = time.monotonic()
         consumers = [one for one in self._consumers.values() if owner_of(one.request.job) == UNKNOWN_OWNER]
         jobs = {one.request.job: one.request.sent_by for one in reversed(consumers)}
@@ -270,7 +270,7 @@ class JobRegistry:
                 self._end_consumer(self._jobs[of_loser[0].request.job], of_loser[0], _ROOM_IS_WANTED)
 
     def _begin_again(self, job: Job, known: Consumer, request: JobPublish, snapshot: Snapshot) -> Consumer:
-        """Another consumer takes the place of *known*. Where it says the same, the orders that were published stay."""
+        """Replace *known* by another consumer. Published orders stay where the publication is the same."""
         orders = known.published_orders if known.request == request else {}
         self._forget_consumer(job, known)
         consumer = self._begin(job, request, snapshot)
@@ -284,7 +284,7 @@ class JobRegistry:
     def _begin(self, job: Job, request: JobPublish, snapshot: Snapshot) -> Consumer:
         job.datasets[snapshot.id] = request.dataset
         if request.map is not None:
-            self._loader.room.hold(request.map, job.name)  # by the consumer
+            self._loader.room.hold(request.map, job.name)  # held by the consumer
             self._set_map(job, snapshot.id, request.map)
         sample_map = job.maps.get(snapshot.id, TREE)
         consumer = Consumer(request, snapshot, sample_map, self._plan, self._loader, self._refetched.begin)
@@ -297,7 +297,7 @@ class JobRegistry:
         return consumer
 
     def _set_map(self, job: Job, snapshot: str, sample_map: SampleMap | None) -> None:
-        """The map is the one that *job* has published last for that snapshot; None: it has none any more."""
+        """Set the map that *job* has published last for that snapshot; None removes it."""
         before = job.maps.pop(snapshot, None)
         if sample_map is not None:
             self._loader.room.hold(sample_map, job.name)
@@ -306,8 +306,8 @@ class JobRegistry:
             self._loader.room.release(before)
 
     def epoch(self, request: JobEpoch) -> None:
-        """A consumer publishes the order of an epoch. Raises NotFound, ConfigError; Busy where it is too far ahead,
-        StoreFull where there is no memory for it now."""
+        """Process the published order of an epoch. Raises NotFound, ConfigError; Busy where the epoch is too far
+        ahead, StoreFull where there is no memory for the order now."""
         consumer = self._consumer(request.job, request.consumer)
         if not 0 <= request.epoch < MAX_EPOCHS or len(request.order) % 4:
             raise ConfigError(
@@ -318,7 +318,7 @@ class JobRegistry:
         self.unsaved.add(request.job)
 
     def progress(self, request: JobProgress) -> list[int]:
-        """A consumer says where it is, or that it is through. The epochs whose orders it has to publish, if need be
+        """Process a consumer's progress, or its end. Return the epochs whose orders it has to publish, or publish
         again. Raises NotFound, ConfigError."""
         epochs_exist = 0 <= request.epoch < MAX_EPOCHS and -1 <= request.part_of < MAX_EPOCHS
         if not epochs_exist or min(request.position, request.part_begins) < 0:
@@ -341,16 +341,16 @@ class JobRegistry:
         return consumer.wanted_orders
 
     def cancel(self, name: str) -> None:
-        """Nothing is read ahead for the job any more. Raises NotFound."""
+        """Stop fetching ahead for the job. Raises NotFound."""
         self._end(self.get(name), JobState.CANCELLED)
 
     # --- over a restart ---------------------------------------------------------------------------------------------
 
     def restore(self, record: JobRecord, places: Places) -> None:
-        """Take up a job where an earlier daemon left it.
+        """Restore a job of the previous daemon.
 
-        Raises CachefsError where nobody is there to read on, or there is no memory for its maps, and IndexError or
-        ValueError for a record that makes no sense. Nothing has begun then.
+        Raises CachefsError where none of its processes lives or there is no memory for its maps, and IndexError or
+        ValueError for a record that makes no sense; nothing has begun then.
         """
         now = time.monotonic()
         job = Job(record.job, record.source, record.started)
@@ -389,7 +389,7 @@ class JobRegistry:
     # --- what others ask --------------------------------------------------------------------------------------------
 
     def readers(self, latency: float) -> list[Reader]:
-        """The consumers whose pages are pushed, by orders that take *latency* seconds."""
+        """Return the consumers whose pages are pushed, by commands that take *latency* seconds."""
         now = time.monotonic()
         return [
             Reader(
@@ -406,11 +406,12 @@ class JobRegistry:
 
     @property
     def consumer_keys(self) -> Collection[str]:
-        """The names by which the plan knows the consumers of running jobs."""
+        """The plan's names of the consumers of running jobs."""
         return self._consumers.keys()
 
     def margins(self) -> dict[str, float]:
-        """By key of a consumer, seconds by which it may be ahead of its place in the plan (see `Position.margin`)."""
+        """Return, by key of a consumer, the seconds by which it may be ahead of its position in the plan (see
+        `Position.margin`)."""
         now, share = time.monotonic(), REPORT_SHARE * self._capacity()
         found: dict[str, float] = {}
         for key, consumer in self._consumers.items():
@@ -420,8 +421,8 @@ class JobRegistry:
         return found
 
     def fetched(self, key: str, block: int, size: int, via: str = "") -> None:
-        """A block of *size* bytes was fetched for the consumer *key*. block: its number in the space of the consumer's
-        snapshot; via: what brought it; empty for an origin."""
+        """Count a block of *size* bytes that was fetched for the consumer *key*. block: its number in the space of the
+        consumer's snapshot; via: its source; "" for an origin."""
         consumer = self._consumers.get(key)
         job = self._jobs.get(consumer.request.job) if consumer is not None else None
         if consumer is not None and job is not None:
@@ -434,7 +435,7 @@ class JobRegistry:
     # --- their ends ---------------------------------------------------------------------------------------------------
 
     async def end_lapsed(self) -> None:
-        """End the consumers that are there no longer, and jobs without any other. To be called every few seconds."""
+        """End the consumers that are gone, and jobs without any other. Call every few seconds."""
         now = time.monotonic()
         for job in self:
             for consumer in list(job.consumers.values()):
@@ -459,18 +460,18 @@ class JobRegistry:
         return consumer
 
     def _end_consumer(self, job: Job, consumer: Consumer, reason: str = "") -> None:
-        """reason: empty where the consumer itself said so."""
+        """reason: "" where the consumer itself reported its end."""
         if len(job.consumers) == 1:
-            # The consumer is still there while the job's failed reads are told from those of others.
+            # The consumer exists while the job's failed reads are told from those of others.
             self._end(job, JobState.ENDED, reason)
         else:
             self._close_ended(job, consumer)
             log.info("consumer %s of job %s has ended%s", consumer.name, job.name, _because(reason))
 
     def _close_ended(self, job: Job, consumer: Consumer) -> None:
-        """The consumer ends; how it was is shown for a while."""
+        """End the consumer, and keep its last state for display."""
         view = consumer.view(0, time.monotonic())
-        # Where its reads were, or that none was seen, is no problem any more.
+        # The position of its reads, or that none was seen, is no longer a problem.
         view = msgspec.structs.replace(view, state=ConsumerState.ENDED, rate=0.0, problem=consumer.lasting_problem)
         job.last = [*job.last, view][-ENDED_CONSUMERS_KEPT:]
         self._close(job, consumer)
@@ -507,7 +508,7 @@ class JobRegistry:
         self._refetched.forget(job.name)
 
     def _snapshot(self, request: JobPublish) -> Snapshot:
-        """The snapshot that the request names by its first digits, else the dataset's current one."""
+        """Return the snapshot that the request names by its first digits, else the dataset's current one."""
         if not request.snapshot:
             return self._datasets.snapshot(request.dataset)
         for snapshot in self._datasets.generations(self._datasets.get(request.dataset)):
@@ -517,7 +518,7 @@ class JobRegistry:
 
 
 def _by_silence(consumers: Collection[Consumer], now: float) -> list[Consumer]:
-    """The consumers, first the one that was silent for longest."""
+    """Return the consumers in order of silence, the longest first."""
     return sorted(consumers, key=lambda one: -one.liveness.silence(now))
 
 
@@ -530,7 +531,7 @@ def _given(sample_map: SampleMap | None) -> Sequence[SampleMap]:
 
 
 def _samples_of(sample_map: SampleMap, snapshot: Snapshot) -> int | None:
-    """How many samples the map says there are; None where only its files do."""
+    """Return the number of samples in the map; None where only its files tell."""
     if sample_map.indexer:
         return None
     if sample_map.kind == "tree":

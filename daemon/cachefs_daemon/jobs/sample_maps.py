@@ -1,4 +1,4 @@
-"""From a published sample map to blocks. Indexing record files reads them, so it runs in a thread of its own."""
+"""Resolves a published sample map to blocks. Indexing reads record files, so it runs in a thread of its own."""
 
 import functools
 from array import array
@@ -22,10 +22,10 @@ TREE: Final = SampleMap(kind="tree")
 
 
 def resolve(sample_map: SampleMap, snapshot: Snapshot, space: BlockSpace, read: ReadFile) -> Samples:
-    """Which blocks of *space* each sample is, where *read* reads files of the snapshot.
+    """Return the blocks of *space* that each sample has. *read* reads files of the snapshot.
 
-    The map is one that cachefs_daemon.jobs.publish_checks has let through. Raises ConfigError for files that make no
-    sense, NotFound for a path that does not exist, and what *read* raises.
+    The map must have passed cachefs_daemon.jobs.publish_checks. Raises ConfigError for files that make no sense,
+    NotFound for a path that does not exist, and the errors of *read*.
     """
     if sample_map.kind == "tree":
         return Samples(space, *space.blocks_of(_in_path_order(snapshot)))
@@ -41,7 +41,7 @@ def resolve(sample_map: SampleMap, snapshot: Snapshot, space: BlockSpace, read: 
 
 
 def _entries(sample_map: SampleMap, snapshot: Snapshot) -> npt.NDArray[np.integer]:
-    """The entry number of the file of each sample: shape (samples,)."""
+    """Return the entry number of the file of each sample: shape (samples,)."""
     if sample_map.entries or not sample_map.paths:
         return np.frombuffer(sample_map.entries, "<u4")
     return np.array([_file(snapshot, path).number for path in sample_map.paths], np.int64)
@@ -50,7 +50,7 @@ def _entries(sample_map: SampleMap, snapshot: Snapshot) -> npt.NDArray[np.intege
 def _indexed(
     sample_map: SampleMap, snapshot: Snapshot, read: ReadFile
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-    """The records of the map's files, one file after the other: entry number, first byte and size of each record, three
+    """Return the records of the map's files, file by file: entry number, first byte and size of each record, three
     arrays of shape (samples,)."""
     entries: list[npt.NDArray[np.int64]] = []
     offsets: list[npt.NDArray[np.uint64]] = []
@@ -77,7 +77,8 @@ def _file(snapshot: Snapshot, path: bytes) -> Entry:
 
 
 def _in_path_order(snapshot: Snapshot) -> npt.NDArray[np.int64]:
-    """The entry numbers of all files in order of the bytes of their whole paths: shape (files,). 2.5 us per file."""
+    """Return the entry numbers of all files in order of the bytes of their whole paths: shape (files,). 2.5 us per
+    file."""
     numbers = array("q")  # a list would be converted in one go, in which no other thread runs
     pending = [snapshot.entry(ROOT)]
     while pending:

@@ -1,4 +1,4 @@
-"""What other nodes learn of the consumers on this node: how each will read, and where it is."""
+"""Publishes the consumers of this node to other nodes: how each will read, and its position."""
 
 import asyncio
 import logging
@@ -28,38 +28,38 @@ from cachefs_daemon.sharing.state import SharedState
 
 log = logging.getLogger(__name__)
 
-# Seconds between two looks at what has changed, and at where the consumers are.
+# Seconds between two checks for changes, and between two updates of positions.
 LOOK_SECONDS: Final = 0.25
 PROGRESS_SECONDS: Final = 1.0
-# Seconds after which a consumer of which other nodes took nothing is tried again: this node may say less by then.
+# Seconds after which a rejected consumer is published again: this node may publish less by then.
 RETRY_SECONDS: Final = 10.0
 
 
 @dataclass(slots=True)
 class _Told:
-    """What other nodes have been told of a consumer."""
+    """What was published of a consumer to other nodes."""
 
-    # By epoch: the order, and what it is called by others.
+    # By epoch: the order, and the reference by which other nodes ask for it.
     orders: dict[int, tuple[Order, OrderRef]] = field(default_factory=dict)
     # Digest and bytes of its sample map; None: not computed yet.
     map: tuple[str, int] | None = None
-    # What was published last, and what that was made of: the same objects mean that nothing is new.
+    # What was published last, and its inputs: if these are the same objects, nothing is new.
     facts: ConsumerFacts | None = None
     request: JobPublish | None = None
     published: dict[int, Order] = field(default_factory=dict)
-    # Monotonic seconds when facts that were not taken are published again; 0: they were taken.
+    # Monotonic seconds when rejected facts are published again; 0: they were accepted.
     again: float = 0.0
 
 
 class SharedConsumers:
-    """Used on the event loop."""
+    """Publishes consumers to other nodes. Used on the event loop."""
 
     def __init__(self, jobs: JobRegistry, shared: SharedState, blobs: Blobs) -> None:
         self._jobs = jobs
         self._shared = shared
         self._blobs = blobs
         self._told: dict[str, _Told] = {}  # by key of the consumer
-        # The maps of consumers that are there, and what they are called by others: all ranks may have the same one.
+        # Maps of present consumers, with their digests and sizes: all ranks may have the same map.
         self._maps: list[tuple[SampleMap, tuple[str, int]]] = []
 
     async def run(self) -> None:
@@ -165,7 +165,7 @@ class SharedConsumers:
 
 
 def _are_same(before: dict[int, Order], now: dict[int, Order]) -> bool:
-    """Return whether both have the same arrays, which are not looked into."""
+    """Return whether both have the same array objects. Their contents are not compared."""
     return len(before) == len(now) and all(before.get(epoch) is order for epoch, order in now.items())
 
 

@@ -1,4 +1,4 @@
-"""Who waited, for what, and how long: reads that found their bytes not on the node, or not yet in memory."""
+"""Counts stalls, by consumer and source: reads that found their bytes not on the node, or not yet in memory."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from cachefs.job_messages import StallRow
 
 # Rows that are kept: those of the epochs that began last.
 MOST_ROWS: Final = 10_000
-# Consumers of one job whose sums are kept: those that waited first go first.
+# Consumers of one job whose sums are kept; the oldest are dropped first.
 MOST_CONSUMERS: Final = 10_000
 
 
 @dataclass(slots=True)
 class _Total:
     count: int = 0
-    seconds: float = 0.0  # that all of them waited together
+    seconds: float = 0.0  # of all of them together
     longest: float = 0.0  # seconds
 
 
@@ -23,17 +23,17 @@ class Stalls:
     """All stalls since the daemon started."""
 
     def __init__(self) -> None:
-        # The totals by job (empty: nobody published what was read), consumer, epoch and source.
+        # Totals by job ("": the reader had published nothing), consumer, epoch and source.
         self._totals: dict[tuple[str, str, int, str], _Total] = {}
-        # The same by job: looking through all rows for each of 1,000 jobs would take seconds.
+        # Totals by job: searching all rows for each of 1,000 jobs would take seconds.
         self._of_jobs: dict[str, _Total] = {}
         # Seconds of a job's consumers, by kind of source.
         self._of_consumers: dict[str, dict[str, dict[str, float]]] = {}
-        # The same by kind of source, of all jobs, those that are forgotten included.
+        # Totals by kind of source, of all jobs, including forgotten ones.
         self._of_sources: dict[str, _Total] = {}
 
     def add(self, job: str, consumer: str, epoch: int, source: str, seconds: float) -> None:
-        """A read waited for so many seconds."""
+        """Count a read that waited."""
         row = self._totals.setdefault((job, consumer, epoch, source), _Total())
         if len(self._totals) > MOST_ROWS:
             del self._totals[next(iter(self._totals))]
@@ -51,7 +51,7 @@ class Stalls:
             total.longest = max(total.longest, seconds)
 
     def rows(self, job: str = "") -> list[StallRow]:
-        """The stalls of one job; without one those of all jobs, and of readers that have published nothing."""
+        """Return the stalls of one job; without one, those of all jobs, and of readers that have published nothing."""
         return [
             StallRow(
                 job=name[0], consumer=name[1], epoch=name[2], source=name[3],
@@ -61,21 +61,22 @@ class Stalls:
         ]  # fmt: skip
 
     def of(self, job: str) -> tuple[int, float]:
-        """How many reads of a job waited, and for how many seconds altogether."""
+        """Return how many reads of a job waited, and for how many seconds altogether."""
         total = self._of_jobs.get(job, _Total())
         return total.count, total.seconds
 
     def of_consumers(self, job: str) -> Mapping[str, dict[str, float]]:
-        """Seconds that the reads of a job's consumers have waited, by consumer and kind of source (see of_sources)."""
+        """Return the seconds that the reads of a job's consumers have waited, by consumer and kind of source (see
+        of_sources)."""
         return self._of_consumers.get(job, {})
 
     def of_sources(self) -> dict[str, tuple[int, float]]:
-        """Since the daemon started, by what was waited for (`origin`, `ssd`, `daemon` or `peer`): how many reads have
-        waited, and for how many seconds altogether."""
+        """Return, by kind of source (`origin`, `ssd`, `daemon` or `peer`), how many reads have waited since the daemon
+        started, and for how many seconds altogether."""
         return {source: (total.count, total.seconds) for source, total in self._of_sources.items()}
 
     def forget(self, job: str) -> None:
-        """The job is not shown any more."""
+        """Forget a job that is no longer shown."""
         self._of_jobs.pop(job, None)
         self._of_consumers.pop(job, None)
         for name in [name for name in self._totals if name[0] == job]:
@@ -83,7 +84,7 @@ class Stalls:
 
 
 def merged(rows: Iterable[StallRow]) -> list[StallRow]:
-    """Return the rows in order, with one row for all of a job, consumer, epoch and source."""
+    """Return the rows in order, merged to one row for each job, consumer, epoch and source."""
     found: dict[tuple[str, str, int, str], StallRow] = {}
     for one in rows:
         key = (one.job, one.consumer, one.epoch, one.source)

@@ -1,6 +1,7 @@
-"""Which process reads which file: mounts tell it, and those who ask get what the processes of their own user read.
+"""The reads of files by process: mounts report them, and each helper receives those of its own user's processes.
 
-What nobody asks for is not kept. A mount tells nothing at all of users of whom nobody asks (NodeView.asking).
+Reads that no helper asks for are not kept. A mount reports nothing of users without a helper that asks
+(NodeView.asking).
 """
 
 from collections import Counter, deque
@@ -12,18 +13,18 @@ from cachefs.errors import Busy, ConfigError
 from cachefs.read_messages import FileRead, ReadsAsked, ReadsTold
 from cachefs_daemon.caller import Caller
 
-# Seconds after its last question in which somebody counts as asking. A helper asks four times a second.
+# Seconds after its last request for which a helper counts as asking. It asks four times a second.
 ASKING_SECONDS: Final = 5.0
-# Who may ask at once: of one user, and of all. There is one per training process.
+# Most helpers that ask at once: of one user, and of all. There is one per training process.
 MOST_OF_ONE: Final = 64
 MOST: Final = 256
-# Processes that one may ask for.
+# Processes that one helper may ask for.
 MOST_PROCESSES: Final = 1024
-# Reads that are kept for one until the next question: 1.5 MB. Older ones go first.
+# Reads that are kept for one helper until its next request: 1.5 MB. The oldest are dropped first.
 MOST_READS: Final = 4096
-# Bytes of a path that is kept: Linux takes no longer one.
+# Longest path that is kept: Linux allows no longer one.
 MOST_PATH: Final = 4096
-# Characters that the name of who asks may have.
+# Longest name of a helper.
 MOST_NAME: Final = 64
 
 _Process = tuple[int, int, int]  # user, pid namespace, number
@@ -31,24 +32,25 @@ _Process = tuple[int, int, int]  # user, pid namespace, number
 
 @dataclass(slots=True)
 class _Asking:
-    """Somebody who asks."""
+    """A helper that asks."""
 
     processes: frozenset[_Process]
-    # When the last question came (monotonic seconds).
+    # Time of the last request (monotonic seconds).
     asked: float
     reads: deque[FileRead] = field(default_factory=lambda: deque(maxlen=MOST_READS))
     missed: int = 0
 
 
 class ToldReads:
-    """Used on the event loop."""
+    """Keeps reads for the helpers that ask. Used on the event loop."""
 
     def __init__(self) -> None:
         self._asking: dict[tuple[int, str], _Asking] = {}  # by user and name
         self._by_process: dict[_Process, list[_Asking]] = {}
 
     def ask(self, caller: Caller, request: ReadsAsked, now: float) -> ReadsTold:
-        """What the processes have read since the last question. now: monotonic seconds. Raises ConfigError, Busy."""
+        """Return what the processes have read since the helper's last request. now: monotonic seconds. Raises
+        ConfigError, Busy."""
         if caller.uid < 0:
             return ReadsTold(reads=[])
         if len(request.pids) > MOST_PROCESSES or len(request.asker) > MOST_NAME:
@@ -73,7 +75,7 @@ class ToldReads:
         return ReadsTold(reads=reads, missed=missed)
 
     def add(self, reads: Sequence[FileRead]) -> None:
-        """A mount tells these."""
+        """Keep the reads that a mount reports."""
         for read in reads:
             if len(read.path) > MOST_PATH:
                 continue
@@ -82,7 +84,7 @@ class ToldReads:
                 asking.reads.append(read)
 
     def users(self, now: float) -> list[int]:
-        """Of whom somebody asks, in ascending order. now: monotonic seconds."""
+        """Return the users with a helper that asks, in ascending order. now: monotonic seconds."""
         self._forget_silent(now)
         return sorted({user for user, _ in self._asking})
 
