@@ -1,10 +1,10 @@
-"""Many small pieces of file I/O in one call, so that the interpreter lock is let go of once for all of them.
+"""Batches of small file reads, writes and holes in one call, so that the interpreter lock is released once per batch.
 
 Where other threads wait for that lock, each call of the `os` module costs two wake-ups and a wait, which is more than
-to write 110 KB into memory. So `_batch_io.c` does whole batches. Where it was not built, the same is done here in
-Python, one call after the other.
+to write 110 KB into memory. So `_batch_io.c` does whole batches. Where it was not built, functions in Python do the
+same, one call after the other.
 
-Files are named by their names in one directory, and are opened for the batch only.
+Files are given by their names in one directory, and are opened for the batch only.
 """
 
 import ctypes
@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 Buffer = bytes | bytearray | memoryview
-Read = tuple[bytes, int, memoryview]  # name of a file, where to begin in it, where the bytes go
+Read = tuple[bytes, int, memoryview]  # name of a file, offset in it, destination
 Span = tuple[bytes, int, int]  # name of a file; start and length of a part of it
-Write = tuple[int, tuple[Buffer, ...]]  # where to begin in a file, what goes there
+Write = tuple[int, tuple[Buffer, ...]]  # offset in a file, and the parts to write there
 
 KEEP_SIZE: Final = 0x01
 PUNCH_HOLE_KEEP_SIZE: Final = 0x03
@@ -33,14 +33,14 @@ def fallocate(fd: int, mode: int, start: int, length: int) -> None:
 
 
 class _OpenedLast:
-    """The file that was opened last, for more of the same name."""
+    """Keeps the last file open, for further calls with the same name."""
 
     def __init__(self, directory: int, flags: int) -> None:
         self._directory, self._flags = directory, flags
         self._name, self._fd = b"", -1
 
     def try_to(self, work: Callable[..., int], name: bytes, *args: Any) -> int:
-        """What *work* returns for the file's descriptor and *args*, or minus an error number."""
+        """Return what *work* returns for the file's descriptor and *args*, or minus an error number."""
         try:
             if self._fd < 0 or name != self._name:
                 self.close()
@@ -123,13 +123,17 @@ _WriteMany = Callable[[int, int, bytes, int, Sequence[Write]], tuple[int, int]]
 
 
 def _fastest() -> tuple[_ReadMany, _PunchMany, _WriteMany]:
-    """Three functions, each of (directory, flags, ...): the descriptor of a directory, and how its files are opened.
+    """Return three functions, each of (directory, flags, ...): the descriptor of a directory, and the flags to open
+    its files.
 
-    (..., reads): fill buffers. For each, how many bytes were read, fewer at a file's end; or minus an error number.
-    (..., spans): free the disk space of parts of files. For each, 0 or minus an error number.
-    (..., name, unit, writes): write to one file, up to the first write that fails. How many were done, and the error
-    number of that one, or 0. unit: where it is not 0, space for each write is allocated before, as one extent of whole
-    units of so many bytes.
+    (..., reads): fill buffers. Returns for each how many bytes were read, fewer at a file's end; or minus an error
+    number.
+
+    (..., spans): free the disk space of parts of files. Returns for each 0 or minus an error number.
+
+    (..., name, unit, writes): write to one file, up to the first write that fails. Returns how many were done, and the
+    error number of the failed one, or 0. unit: where it is not 0, space for each write is allocated before, as one
+    extent of whole units of that many bytes.
     """
     try:
         from cachefs_daemon.store import _batch_io as compiled

@@ -1,11 +1,11 @@
-"""The blocks of this node: put one in, find it, read it, evict it, whichever tier it is in.
+"""The blocks of this node, whichever tier they are in: put, find, read, evict, promote.
 
 A block enters the memory tier if that tier's policy admits it, else the SSD tier. What memory evicts moves to the SSD
 tier if the policy there admits it. A block that no policy admits still goes to memory, as a *transient* block: first
 in, first out, evicted before everything else, so that a reader always gets its bytes through a segment. A hit in the
-SSD tier is not copied up by itself: the kernel's page cache in front of the segment is memory already, and a copy would
-evict what is hot. Blocks that are known to be read soon can be moved up all the same (`promote`). With `lru`, tiers are
-one list of both their sizes.
+SSD tier is not copied up: the kernel's page cache in front of the segment is memory already, and a copy would evict hot
+blocks. Blocks that are known to be read soon can be moved up all the same (`promote`). With `lru`, the tiers form one
+list with the sum of their sizes.
 """
 
 import logging
@@ -35,16 +35,16 @@ class Put:
     data: Data
     # Keep it for a while even if no policy admits it.
     transient: bool = True
-    # The snapshot for which it was fetched.
+    # The snapshot for which the block was fetched.
     snapshot: str = ""
     # The checksums of its pieces, where they are known.
     checksums: bytes = b""
-    # Does another node of the cluster keep the block?
+    # True where another node of the cluster keeps the block.
     is_copy: bool = False
 
 
 class BlockStore:
-    """Thread-safe and blocking."""
+    """Stores blocks in tiers. Thread-safe and blocking."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class BlockStore:
         transfers: Transfers,
         coverage: Coverage,
     ) -> None:
-        """coverage: of page caches; what they hold is not promoted."""
-        self.repairs = 0  # blocks that were dropped because their bytes were wrong
+        """coverage: of page caches; blocks that they hold are not promoted."""
+        self.repairs = 0  # blocks that were dropped because their bytes were damaged
         self._tiers = tiers
         self._index = index
         self._tiering = tiering
@@ -64,12 +64,12 @@ class BlockStore:
         self._counting = threading.Lock()
 
     def get(self, key: bytes) -> Location | None:
-        """Where the block is now. Waits for no other thread."""
+        """Return where the block is now. Waits for no other thread."""
         return self._index.get(key)
 
     def put_many(self, blocks: Sequence[Put]) -> list[Location | StoreFull | None]:
-        """Store blocks, those that are needed soonest first, and say where each is; where it was, if it was there
-        already; StoreFull where there is no room even for a transient one."""
+        """Store blocks, those that are needed soonest first. Return the location of each, which is the old one for
+        blocks that are there already; StoreFull where there is no room even for a transient block."""
         outcomes: list[Location | StoreFull | None] = [*self._index.get_many([block.key for block in blocks])]
         new = [number for number, outcome in enumerate(outcomes) if outcome is None]
         now = time.monotonic()
@@ -104,7 +104,7 @@ class BlockStore:
         return outcomes
 
     def _only_transient(self, blocks: Sequence[Put]) -> set[int]:
-        """Places of the blocks that other nodes keep, where this one has only spare room for them."""
+        """Return the positions of blocks that other nodes keep, where this node has only spare room for them."""
         copies = {number for number, block in enumerate(blocks) if block.is_copy}
         return copies if copies and not self._tiering.unlocked.keeps_copies else set()
 
@@ -116,11 +116,12 @@ class BlockStore:
         return self._transfers.enter([(block.key, location)], transient=True)[0]
 
     def read(self, key: bytes, location: Location) -> bytes | None:
-        """The block's bytes, verified; None if they are not right (or no longer there)."""
+        """Return the block's verified bytes; None if they are damaged or no longer there."""
         return self._transfers.read(key, location)
 
     def repair(self, key: bytes, location: Location) -> bool:
-        """A reader found bad bytes: drop the block, if it is still said to be there and its bytes are bad indeed."""
+        """Drop a block for which a reader found damaged bytes, if it is still at *location* and its bytes are damaged
+        indeed."""
         if self.get(key) != location or self.read(key, location) is not None:
             return False
         if not self._transfers.leave(key, location):
@@ -136,7 +137,7 @@ class BlockStore:
         return True
 
     def give_up(self, key: bytes, location: Location) -> bool:
-        """A reader has had no answer from the SSD tier: drop the block there without touching its bytes, whose room is
+        """Drop a block of the SSD tier for which a reader had no answer. Its bytes are not touched; their room is
         given back once the tier answers. The tier takes no new blocks for a while."""
         if location.tier != SSD or len(self._tiers) <= SSD or not self._transfers.leave(key, location):
             return False
@@ -145,12 +146,13 @@ class BlockStore:
         return True
 
     def evict(self, keys: Iterable[bytes]) -> tuple[int, int]:
-        """Drop blocks, pinned or not. How many blocks and bytes were there."""
+        """Drop blocks, pinned or not. Return how many blocks and bytes were there."""
         return self._transfers.drop(keys)
 
     def promote(self, keys: Iterable[bytes]) -> int:
-        """Move blocks from the SSD to the memory tier, as far as they are not in the page cache and the memory tier's
-        policy prefers them to what is evicted for them, which goes to the SSD tier. How many were moved."""
+        """Move blocks from the SSD to the memory tier, unless they are in the page cache, or the memory tier's policy
+        prefers the blocks that would be evicted for them. Evicted blocks go to the SSD tier. Return how many were
+        moved."""
         moved = 0
         for batch in batches(keys, COPY_BATCH) if len(self._tiers) > SSD else ():
             left = [key for key in batch if not self._coverage.holds_key(key)]
@@ -164,7 +166,7 @@ class BlockStore:
         return moved
 
     def read_ahead(self, keys: Iterable[bytes]) -> None:
-        """Have blocks of the SSD tier in the kernel's page cache when a reader comes."""
+        """Let the kernel read blocks of the SSD tier into its page cache."""
         for key in keys:
             location = self.get(key)
             if location is not None and location.tier == SSD:

@@ -1,7 +1,7 @@
-"""How many bytes a tier may really take now: its budget, unless the machine has less to give.
+"""Computes how many bytes a tier may take now: its budget, unless the machine has less to give.
 
 Limits are absolute: what the tier uses already plus what is left beside it. So the tier's own growth does not move its
-limit, and somebody else's growth lowers it.
+limit, and the growth of others lowers it.
 """
 
 import ctypes
@@ -21,7 +21,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def metadata_reserve(budget: int) -> int:
-    """Bytes of a budget kept for what a file system adds to segments: directory entries and extent tree leaves.
+    """Return the bytes of a budget kept for what a file system adds to segments: directory entries and extent tree
+    leaves.
 
     ext4 has 340 extents to a 4 KiB leaf and half-full leaves after splits; with every second page of a segment punched
     out that is 0.6 % of the live bytes.
@@ -30,20 +31,20 @@ def metadata_reserve(budget: int) -> int:
 
 
 def disk_room(directory: int, min_free: int) -> int:
-    """Bytes that the file system of a directory's descriptor can still give; it may be negative. Raises OSError."""
+    """Return the bytes that the file system of a directory's descriptor can still give; may be negative. Raises
+    OSError."""
     found = os.statvfs(directory)
     return found.f_bavail * found.f_frsize - min_free
 
 
 def disk_size(directory: int | Path) -> int:
-    """Raises OSError."""
+    """Return the bytes of the directory's file system. Raises OSError."""
     found = os.statvfs(directory)
     return found.f_blocks * found.f_frsize
 
 
 def file_system(directory: int | Path) -> int:
-    """The magic number of the kind of file system that a directory, or its descriptor, is on (statfs(2)). Raises
-    OSError."""
+    """Return the magic number (statfs(2)) of the file system of a directory, or of its descriptor. Raises OSError."""
     found = (ctypes.c_long * 32)()
     if isinstance(directory, int):
         failed = _libc.fstatfs(directory, found)
@@ -58,10 +59,10 @@ def file_system(directory: int | Path) -> int:
 def memory_room(
     *, min_free: int = 0, spare: int | None = None, proc: Path = Path("/proc"), sys: Path = Path("/sys/fs/cgroup")
 ) -> int | None:
-    """Bytes that may still be allocated: of our cgroup, less headroom, and where *min_free* bytes of the machine's
-    memory are to stay free, of the others. None without any limit. May be negative.
+    """Return the bytes that may still be allocated: of our cgroup, less headroom, and, where *min_free* bytes of the
+    machine's memory are to stay free, of the rest. None without any limit. May be negative.
 
-    spare: bytes that may be allocated all the same, as long as half of what is to stay free does; negative where there
+    spare: bytes that may be allocated in any case, as long as half of what is to stay free does; negative where there
     are too many already.
     """
     rooms = [_room(limit - held, min(_CGROUP_HEADROOM, limit // 8), spare) for limit, held in memory_limits(proc, sys)]
@@ -75,7 +76,7 @@ def _room(left: int, kept: int, spare: int | None) -> int:
 
 
 def _available(proc: Path) -> int | None:
-    """Bytes of the machine's memory that are free, or that the kernel can free by dropping clean pages."""
+    """Return the bytes of the machine's memory that are free, or that the kernel can free by dropping clean pages."""
     try:
         lines = (proc / "meminfo").read_text().splitlines()
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))

@@ -1,4 +1,4 @@
-"""What would keep a store from opening, found without making or changing anything: for `cachefsd --check-config`."""
+"""Finds what would keep a store from opening, without creating or changing anything: for `cachefsd --check-config`."""
 
 import os
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _NETWORK: Final = ("nfs", "cifs", "smb", "9p", "ceph", "lustre", "beegfs", "gpfs
 
 
 def problems(config: StoreConfig) -> Iterator[str]:
-    """Why a start would fail, each in one line."""
+    """Yield the reasons for which a start would fail, a line each."""
     state = state_place(config.state_dir)
     found = list(owned_directory.problems(state, any_owner=_is_root()))
     yield from found
@@ -49,7 +49,7 @@ def _format_problems(state: Place) -> Iterator[str]:
 
 
 def notes(config: StoreConfig) -> Iterator[str]:
-    """What is probably not meant, each in one line."""
+    """Yield warnings about settings that are probably mistakes, a line each."""
     for place in _places(config):
         try:
             owner = place.path.stat().st_uid
@@ -71,14 +71,14 @@ def notes(config: StoreConfig) -> Iterator[str]:
 
 
 def _network(directory: Path) -> str:
-    """The kind of file system that a directory is on, where that is one over a network; else empty."""
+    """Return the kind of a directory's file system where it is a network file system; else ""."""
     device = directory.stat().st_dev
     kind = file_system_kinds().get(f"{os.major(device)}:{os.minor(device)}", "")
     return kind if kind.startswith(_NETWORK) else ""
 
 
 def _is_root() -> bool:
-    """Root checks for a daemon that may run as another user."""
+    """Return whether this is root, who checks for a daemon that may run as another user."""
     return os.geteuid() == 0
 
 

@@ -1,7 +1,7 @@
-"""Is the disk there that a directory is meant to be on?
+"""Checks that the disk for a directory is mounted.
 
-Where a disk is not mounted, its mount point is an empty directory of the disk below, and whatever is made there fills
-that one.
+Where a disk is not mounted, its mount point is an empty directory of the disk below, and files created there fill that
+disk.
 """
 
 import os
@@ -14,19 +14,19 @@ FSTAB: Final = Path("/etc/fstab")
 
 
 def is_mounted(point: Path) -> bool:
-    """Is anything mounted there?"""
+    """Return whether a file system is mounted on *point*."""
     return os.path.realpath(point) in mounted_paths()
 
 
 def missing_mount(directory: Path, fstab: Path = FSTAB) -> Path | None:
-    """A mount point in *fstab* that *directory* is below, and on which nothing is mounted."""
+    """Return a mount point in *fstab* above *directory* on which nothing is mounted."""
     real = Path(os.path.realpath(directory))
     above = (point for point in _points(fstab) if directory.is_relative_to(point) or real.is_relative_to(point))
     return next((point for point in above if not is_mounted(point)), None)
 
 
 def _points(fstab: Path) -> list[Path]:
-    """The mount points that *fstab* names; none where it cannot be read."""
+    """Return the mount points in *fstab*; none where it cannot be read."""
     try:
         lines = fstab.read_text(errors="surrogateescape").splitlines()
     except OSError:
@@ -37,5 +37,5 @@ def _points(fstab: Path) -> list[Path]:
 
 
 def _unescaped(field: str) -> str:
-    """A space is written as \\040, and a tab as \\011 (fstab(5))."""
+    r"""Decode a field of fstab(5): a space is written as \\040, and a tab as \\011."""
     return field.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")

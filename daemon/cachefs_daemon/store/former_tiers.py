@@ -1,7 +1,7 @@
-"""Directories in which tiers have been, and which still hold segments: disk that is taken and that no daemon reads.
+"""Former directories of tiers that still hold segments: disk space that no daemon uses.
 
 The state directory has the file `tiers`: one directory a line, those of the current tiers and of former ones that had
-segments when they were looked at. So a changed `dir` is noticed once the daemon serves, by doctor and by `cachefsd
+segments at the last look. So a changed `dir` is noticed once the daemon serves, by doctor and by `cachefsd
 --check-config`. The disk of a former directory may hang, so only threads with a deadline touch such a directory.
 """
 
@@ -23,19 +23,19 @@ from cachefs_daemon.store.segment_writer import segment_number
 _log: Final = logging.getLogger(__name__)
 
 FILE_NAME: Final = "tiers"
-# Seconds for looking at all of them.
+# Seconds for looking at all of them together.
 LOOK_SECONDS: Final = 5.0
-# Directories that are remembered, and bytes of the file, at most.
+# Most directories that are remembered, and most bytes of the file.
 _MOST: Final = 16
 _MOST_BYTES: Final = _MOST * (os.pathconf("/", "PC_PATH_MAX") + 1)
 _SAFELY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 class FormerTier(NamedTuple):
-    """A directory in which a tier has been."""
+    """A former directory of a tier."""
 
     directory: Path
-    # That its segments take of the disk; None: the directory cannot be looked at, or its disk does not answer.
+    # Bytes on disk of its segments; None: the directory cannot be read, or its disk does not answer.
     bytes: int | None
 
     def __str__(self) -> str:
@@ -48,15 +48,16 @@ class FormerTier(NamedTuple):
 
 
 def find(state_dir: Path, current: Iterable[Path]) -> list[FormerTier]:
-    """Return former directories, but for those without segments. Takes LOOK_SECONDS at most, also where a disk hangs.
+    """Return former directories that have segments, or cannot be read. Takes LOOK_SECONDS at most, also where a disk
+    hangs.
 
-    current: the directories of the tiers that the configuration has.
+    current: the directories of the tiers in the configuration.
     """
     return [former for former in _look(state_dir, tuple(current)) if former.bytes != 0]
 
 
 def remember(state_dir: Path, current: Iterable[Path]) -> None:
-    """Note the *current* directories, beside former ones. Looks at none of them. Raises OSError."""
+    """Write the *current* directories, beside former ones, without touching any of them. Raises OSError."""
     _write(state_dir, dict.fromkeys([*current, *_remembered(state_dir)]))
 
 
@@ -73,7 +74,7 @@ def report(state_dir: Path, current: Iterable[Path]) -> None:
 
 
 def _look(state_dir: Path, current: tuple[Path, ...]) -> list[FormerTier]:
-    """Look at all former directories at once, each in a thread of its own, which a hung disk may keep for ever."""
+    """Look at all former directories at once, each in a thread of its own, which may hang forever with its disk."""
     directories = [directory for directory in _remembered(state_dir) if directory not in current]
     answers: SimpleQueue[FormerTier] = SimpleQueue()
     for directory in directories:
@@ -112,7 +113,7 @@ def _write(state_dir: Path, directories: Iterable[Path]) -> None:
 def _remembered(state_dir: Path) -> list[Path]:
     try:
         descriptor = os.open(state_dir / FILE_NAME, os.O_RDONLY | _SAFELY)
-    except OSError:  # none yet, or not to be read by this user
+    except OSError:  # no file yet, or this user may not read it
         return []
     with open(descriptor, "rb") as file:
         lines = file.read(_MOST_BYTES).splitlines()
@@ -121,7 +122,7 @@ def _remembered(state_dir: Path) -> list[Path]:
 
 
 def _size(directory: Path) -> int:
-    """Return what segments take of the disk. Raises OSError."""
+    """Return the bytes on disk of the segments. Raises OSError."""
     size = 0
     with os.scandir(directory) as entries:
         for entry in entries:

@@ -1,7 +1,7 @@
-"""What mounts open of the daemon's directories is given to the group whose members may mount.
+"""Gives the files that mounts open to the group whose members may mount.
 
-New files get the group from the daemon, whose effective group it is. What an earlier run, systemd or an administrator
-has made before has another one.
+New files get the group from the daemon, whose effective group it is. Files from an earlier run, systemd or an
+administrator have another one.
 """
 
 import errno
@@ -28,8 +28,8 @@ _SAFELY: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 def give(config: StoreConfig, group: int) -> None:
     """Give the directories of an open store, and the files in them that mounts open, to *group*.
 
-    Only what belongs to the daemon's user. These are some hundred files, and those that have the group cost a look
-    each. Raises ConfigError.
+    Only files of the daemon's user change. There are some hundred, and one that has the group already costs one stat.
+    Raises ConfigError.
     """
     for place, is_wanted in _places(config):
         descriptor = open_owned(place)
@@ -49,7 +49,7 @@ def give(config: StoreConfig, group: int) -> None:
 
 
 def _places(config: StoreConfig) -> Iterator[tuple[Place, Callable[[str], bool]]]:
-    """Each directory, and which names in it mounts open."""
+    """Yield each directory, with a predicate for the names in it that mounts open."""
     yield state_place(config.state_dir), is_index
     yield snapshots_place(config.state_dir), lambda name: name.endswith(SUFFIX)
     for number, tier in ((MEMORY, config.memory), (SSD, config.ssd)):

@@ -1,11 +1,11 @@
-"""A fresh index out of the one the last daemon left, made in a child process.
+"""Copies the index of the last daemon into a new one, in a child process.
 
-LMDB trusts its file: a damaged page can crash or hang whoever reads it, or fail every later commit. So no daemon goes
-on with an old file. A child process reads it entry by entry and appends what can be an entry to a new one, in which
-every page is sound; what is lost on the way is found again in the segments. Measured: 0.9 s for a million entries on a
-quiet machine, 5 s on a busy one. So there is no deadline for the whole, but one for the next part of it: the child says
-how many bytes it has copied. The child is killed with the daemon: it would write on into a file that the next start has
-given up.
+LMDB trusts its file: a damaged page can crash or hang a reader, or fail every later commit. So no daemon continues with
+an old file. A child process reads the old file entry by entry and appends entries of valid form to a new one, in which
+every page is sound; entries that are lost are found again in the segments. Measured: 0.9 s for a million entries on a
+quiet machine, 5 s on a busy one. There is no deadline for the whole copy, but one for each part: the child reports
+every part that it has copied. The child is killed with the daemon, since it would go on writing into a file that the
+next start has given up.
 """
 
 import ctypes
@@ -26,15 +26,15 @@ from cachefs.index import BLOCKS_DB, MAP_SIZE, MAX_DBS
 from cachefs.sizes import format_size
 from cachefs_daemon.store.index_writer import open_environment
 
-# Seconds within which the next part is copied and written, and bytes of a part.
+# Seconds within which the next part must be copied and written, and bytes of a part.
 PART_SECONDS: Final = 120.0
 _PART: Final = 8 << 20
 _PR_SET_PDEATHSIG: Final = 1
 
 
 def copy_entries(old: Path, new: Path) -> str:
-    """What kept the entries of *old* from getting into *new*, in a few words; empty where nothing did."""
-    from cachefs.systemd import StartTime  # imports asyncio, which takes the child a third of its time
+    """Copy the entries of *old* to *new*. Return the reason for a failure, or ""."""
+    from cachefs.systemd import StartTime  # imports asyncio, which would be a third of the child's time
 
     start = StartTime()
     command = [sys.executable, "-m", __name__, str(os.getpid()), str(old), str(new)]
@@ -56,13 +56,13 @@ def copy_entries(old: Path, new: Path) -> str:
 
 
 def _next_parts(pipe: int, seconds: float) -> bytes | None:
-    """A byte for each part that was copied; none at the end. None where none comes within so many seconds."""
+    """Return a byte for each part that was copied; b"" at the end. None where none arrives within *seconds*."""
     readable, _, _ = select.select([pipe], [], [], seconds)
     return os.read(pipe, 4096) if readable else None
 
 
 def make_empty(path: Path) -> None:
-    """A new index without entries. Raises CachefsError."""
+    """Create an index without entries. Raises CachefsError."""
     try:
         environment = open_environment(path)
         environment.open_db(BLOCKS_DB)
@@ -74,7 +74,7 @@ def make_empty(path: Path) -> None:
 
 
 def _copy(old: Path, new: Path) -> None:
-    """Raises lmdb.Error, or dies. What the records say is checked against the segments later."""
+    """Copy the entries. Raises lmdb.Error, or dies. The records are checked against the segments later."""
     source = lmdb.open(str(old), subdir=False, readonly=True, lock=False, max_dbs=MAX_DBS, map_size=MAP_SIZE)
     target = open_environment(new)
     blocks, last, size = target.open_db(BLOCKS_DB), b"", 0

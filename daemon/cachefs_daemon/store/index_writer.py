@@ -1,8 +1,8 @@
-"""Writing the block index (see cachefs.index for what it is and for its other readers).
+"""Writes the block index (see cachefs.index for its format and its other readers).
 
 Changes go into an overlay in memory, which this process's reads consult first, and from there in batches into LMDB: a
-transaction per block is slow (40 us), and a commit that fails because the disk is full must not fail a fetch. What was
-asked for or changed of late is remembered besides (see KnownPlaces).
+transaction per block is slow (40 us), and a commit that fails because the disk is full must not fail a fetch.
+KnownPlaces caches recent lookups and changes.
 """
 
 import logging
@@ -35,7 +35,7 @@ _LOCK_FILE_BYTES: Final = 64 * MAX_READERS + 4096
 
 
 def open_environment(path: Path) -> lmdb.Environment:
-    """Nothing is synced: after a crash of the machine the index is rebuilt anyway. Raises lmdb.Error."""
+    """Open the index without syncing: after a crash of the machine it is rebuilt anyway. Raises lmdb.Error."""
     try:
         _allocate_lock_file(Path(f"{path}-lock"))
     except OSError as error:
@@ -47,7 +47,8 @@ def open_environment(path: Path) -> lmdb.Environment:
 
 
 def _allocate_lock_file(path: Path) -> None:
-    """LMDB maps a hole and stores into it, which on a full disk is a SIGBUS. Raises OSError."""
+    """Allocate the lock file: LMDB maps it and stores into it, which on a hole of a full disk is a SIGBUS. Raises
+    OSError."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _LOCK_FILE_MODE)
     try:
         os.posix_fallocate(fd, 0, _LOCK_FILE_BYTES)
@@ -56,7 +57,7 @@ def _allocate_lock_file(path: Path) -> None:
 
 
 class IndexWriter:
-    """Thread-safe; there is one per file and process. `commit` may wait for the disk, all else does not write to it."""
+    """Writes the index. Thread-safe; one per file and process. Only `commit` may wait for the disk."""
 
     def __init__(self, path: Path) -> None:
         """Raises CachefsError."""
@@ -81,12 +82,12 @@ class IndexWriter:
         self._committer.start()
 
     def get(self, key: bytes) -> Location | None:
-        """Where the block is now."""
+        """Return where the block is now."""
         found = self._known.get(key)
         return self._look_up([key])[0] if isinstance(found, Unknown) else found
 
     def get_many(self, keys: Sequence[bytes]) -> list[Location | None]:
-        """`get` of each, with one transaction for those of which nothing is known."""
+        """Return `get` of each key, with one transaction for those that are not cached."""
         known = [self._known.get(key) for key in keys]
         unknown = [key for key, one in zip(keys, known, strict=True) if isinstance(one, Unknown)]
         found = iter(self._look_up(unknown) if unknown else ())
@@ -99,7 +100,7 @@ class IndexWriter:
         self.change({key: None})
 
     def change(self, changes: Mapping[bytes, Location | None]) -> None:
-        """Put what has a location, delete what has none."""
+        """Put the keys that have a location, and delete those that have none."""
         lasting = changes
         if self._failing:
             lasting = {key: one for key, one in changes.items() if one is not None or not self._forget(key)}
@@ -110,7 +111,7 @@ class IndexWriter:
             self._changed.set()
 
     def commit(self) -> bool:
-        """Make every change so far visible to other processes. False where LMDB cannot; the changes are kept."""
+        """Make all changes so far visible to other processes. Return False where LMDB fails; the changes are kept."""
         with self._commit_lock:
             if time.monotonic() < self._retry_at:
                 return False
@@ -126,7 +127,7 @@ class IndexWriter:
                             txn.delete(key)
                         else:
                             txn.put(key, sealed(key, location))
-            except Exception as error:  # else the thread that commits would end, and these changes be lost
+            except Exception as error:  # any error: else the committing thread would end and these changes be lost
                 with self._lock:
                     self._pending = {**changes, **self._pending}
                     self._committing = {}
@@ -147,20 +148,20 @@ class IndexWriter:
             return True
 
     def committed(self) -> Iterator[tuple[bytes, bytes]]:
-        """Key and packed location of all committed entries. For start-up only: it holds a read transaction."""
+        """Yield key and packed location of all committed entries. For start-up only: it holds a read transaction."""
         with self._env.begin(db=self._blocks) as txn, txn.cursor() as cursor:
             yield from cursor.iternext()
 
     def count(self) -> int:
-        """How many keys there are; where the index cannot be written just now, about how many."""
+        """Return the number of keys; an estimate while the index cannot be written."""
         self.commit()
         with self._env.begin(db=self._blocks) as txn:
             return int(txn.stat(self._blocks)["entries"])
 
     def portions(self, most: int) -> Iterator[list[bytes]]:
-        """All keys, in lists of at most *most*; some may be gone by now. A million at once would take 77 MB, and a
-        transaction that keeps pages of the file from being used again."""
-        # First what is on its way into the file: it might get behind the place that we have come to.
+        """Yield all keys, in lists of at most *most*; some may be gone by now. A million at once would take 77 MB, and
+        a transaction that keeps pages of the file from being reused."""
+        # First the uncommitted keys: once committed, they may be behind the cursor.
         fresh = iter([key for key, location in self._overlay().items() if location is not None])
         while portion := list(islice(fresh, most)):
             yield portion
@@ -175,8 +176,8 @@ class IndexWriter:
             yield portion
 
     def tiers(self, most: int) -> Iterator[tuple[list[bytes], bytes]]:
-        """All committed keys in portions of at most *most*, with the number of the tier of each as a byte. 0.5 us per
-        block. Between two portions keys may come and go."""
+        """Yield all committed keys in portions of at most *most*, with the number of the tier of each as a byte. 0.5
+        us per block. Between two portions keys may come and go."""
         last = b""
         while True:
             with self._env.begin(db=self._blocks) as txn, txn.cursor() as cursor:
@@ -188,7 +189,7 @@ class IndexWriter:
             yield [key for key, _ in portion], bytes(record[0] for _, record in portion)
 
     def blocks_of(self, content: bytes) -> list[tuple[bytes, Location]]:
-        """Every block of one content, in block order."""
+        """Return every block of one content, in block order."""
         changes = {key: location for key, location in self._overlay().items() if key.startswith(content)}
         found: dict[bytes, Location | None] = {}
         with self._env.begin(db=self._blocks) as txn, txn.cursor() as cursor:
@@ -200,11 +201,12 @@ class IndexWriter:
         return [(key, location) for key, location in sorted(found.items()) if location is not None]
 
     def drop_dead_readers(self) -> None:
-        """A mount that was killed in mid-read would pin old pages for ever, and the file would grow."""
+        """Remove dead readers: a mount that was killed in mid-read would pin old pages forever, and the file would
+        grow."""
         self._env.reader_check()
 
     def close(self) -> bool:
-        """Commit and sync. True where the file then holds everything."""
+        """Commit and sync. Return whether the file then holds everything."""
         self._closing.set()
         self._changed.set()
         self._committer.join()
@@ -219,8 +221,8 @@ class IndexWriter:
         return complete
 
     def _forget(self, key: bytes) -> bool:
-        """Forget a block that the file has never heard of. False where it has: then its end must be kept. While nothing
-        can be committed, blocks that come and go would add up without end otherwise."""
+        """Forget a change of a block that the file does not have. Return False where the file has it: then the
+        deletion must be kept. While commits fail, blocks that come and go would otherwise add up without end."""
         with self._lock:
             if key in self._committing:
                 return False
@@ -231,7 +233,7 @@ class IndexWriter:
             return True
 
     def _look_up(self, keys: Sequence[bytes]) -> list[Location | None]:
-        """Of blocks of which nothing was known."""
+        """Look up blocks that are not cached."""
         mark = self._known.mark
         changed = [self._changed_to(key) for key in keys]
         unchanged = [key for key, one in zip(keys, changed, strict=True) if isinstance(one, Unknown)]
@@ -245,7 +247,7 @@ class IndexWriter:
         return [next(read) if isinstance(one, Unknown) else one for one in changed]
 
     def _read(self, keys: Sequence[bytes]) -> list[Location | None]:
-        """What the file says. Raises lmdb.Error."""
+        """Return the committed locations. Raises lmdb.Error."""
         found: list[Location | None] = []
         with self._env.begin(db=self._blocks) as txn:
             for key in keys:
@@ -257,8 +259,8 @@ class IndexWriter:
         return found
 
     def _changed_to(self, key: bytes) -> Location | Unknown | None:
-        """What a change says that may not be committed yet."""
-        # While changes are committed they are in `_committing`, and before and after, where that fails, in `_pending`.
+        """Return the uncommitted change of a block, or UNKNOWN."""
+        # During a commit, changes are in `_committing`; before it, and after a failed one, in `_pending`.
         found = self._pending.get(key, UNKNOWN)
         if found is UNKNOWN:
             found = self._committing.get(key, UNKNOWN)
@@ -273,7 +275,8 @@ class IndexWriter:
     def _commit_changes(self) -> None:
         while not self._closing.is_set():
             self._changed.wait()
-            # Before it sleeps: while changes keep coming, nobody has to wake it. The last time it finds nothing to do.
+            # Before the sleep: while changes keep coming, no further wake-up is needed. The last round finds nothing to
+            # do.
             self._changed.clear()
             time.sleep(_GATHER_SECONDS)
             if not self.commit():

@@ -1,7 +1,7 @@
-"""What the index says of blocks that were asked for or changed of late.
+"""A cache of index entries that were looked up or changed recently.
 
 On its way into a tier a block is looked up half a dozen times, and another one that is evicted for it as often. Each
-look into LMDB lets go of the interpreter lock: where other threads wait for that it costs 0.1 to 1 ms, else 1 us.
+lookup in LMDB releases the interpreter lock: where other threads wait for that it costs 0.1 to 1 ms, else 1 us.
 """
 
 import threading
@@ -11,12 +11,12 @@ from typing import Final
 
 from cachefs.block import Location
 
-# Blocks of one generation: with two of them some 5 MB.
+# Blocks of one generation: two of them take some 5 MB.
 _MOST: Final = 8192
 
 
 class Unknown(Enum):
-    """Nothing is known of a block."""
+    """The type of UNKNOWN, for a block that is not cached."""
 
     UNKNOWN = auto()
 
@@ -27,11 +27,11 @@ _Places = dict[bytes, Location | None]
 
 
 class KnownPlaces:
-    """Thread-safe. What it knows is what the index says now: whoever changes the index says so here, and what a reader
-    has found there is taken only where no change can have come in between.
+    """Caches the present state of the index. Thread-safe. Each change of the index is also applied here, and what a
+    reader has found in the index is stored only where no change can have come in between.
 
-    There are two generations. What is changed goes into the young one; once that is full it becomes the old one, whose
-    blocks are forgotten. So a change is known until the generations have changed twice.
+    There are two generations. Changes go into the young one; once that is full it becomes the old one, whose blocks are
+    forgotten. So a change is known until the generations have changed twice.
     """
 
     def __init__(self, most: int = _MOST) -> None:
@@ -43,33 +43,34 @@ class KnownPlaces:
         self._turns = 0  # how often the generations have changed
 
     def get(self, key: bytes) -> Location | Unknown | None:
-        """Where the block is; None: nowhere. Waits for no lock."""
+        """Return where the block is; None: nowhere. Waits for no lock."""
         found = self._young.get(key, UNKNOWN)
         return self._old.get(key, UNKNOWN) if found is UNKNOWN else found
 
     def change(self, changes: Mapping[bytes, Location | None]) -> None:
-        """The index says this of these blocks. To be called once it does: a reader who begins later must find it."""
+        """Store changes of the index. Call it after the index has them: a reader that begins later must find them
+        there."""
         with self._lock:
             self._make_room()
             self._young.update(changes)
 
     @property
     def mark(self) -> int:
-        """To be taken before the index is read."""
+        """Read this before reading the index, for `learn`."""
         return self._turns
 
     def learn(self, found: Iterable[tuple[bytes, Location | None]], mark: int) -> None:
-        """A reader has found this in the index after it took *mark*."""
+        """Store what a reader has found in the index after it read *mark*."""
         with self._lock:
             self._make_room()
-            # A change since then is still known, and newer. Later it may be forgotten.
+            # A change since *mark* is still cached, and newer. Later it may have been forgotten.
             if self._turns <= mark + 1:
                 for key, place in found:
                     if key not in self._young and key not in self._old:
                         self._young[key] = place
 
     def _make_room(self) -> None:
-        """Before something comes into the young generation. Needs the lock."""
+        """Make room in the young generation. Needs the lock."""
         if len(self._young) >= self._most:
             self._old, self._young = self._young, {}
             self._turns += 1

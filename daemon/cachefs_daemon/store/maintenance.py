@@ -1,4 +1,4 @@
-"""The store's housekeeping: limits that have sunk, blocks whose time is over, segments with little left in them."""
+"""The store's housekeeping: tiers above their limits, expired blocks, and nearly empty segments."""
 
 import errno
 import functools
@@ -31,13 +31,13 @@ from cachefs_daemon.store.transfers import (
 
 _log = logging.getLogger(__name__)
 
-# One call copies for as long: on a disk of 200 MB/s some 200 MB.
+# Time for copying in one call: on a disk of 200 MB/s some 200 MB.
 COMPACTION_SECONDS: Final = 1.0
-# For as long what a squeezed memory tier evicts moves to the SSD tier; what is left then is dropped. Whoever takes the
-# machine's memory may be faster than the disk.
+# Time for moving what a squeezed memory tier evicts to the SSD tier; the rest is dropped, since other programs may take
+# the machine's memory faster than the disk writes.
 DEMOTION_SECONDS: Final = 2.0
-# A disk that takes longer than this for as many as move together, 64 MiB of blocks of 4 MiB, is treated like one that
-# hangs.
+# A disk that takes longer than this for the blocks that move together, 64 MiB with blocks of 4 MiB, is treated like one
+# that hangs.
 _DEMOTION_PATIENCE: Final = 2.0
 
 
@@ -45,7 +45,7 @@ _DEMOTION_PATIENCE: Final = 2.0
 class _Found:
     """Blocks to evict."""
 
-    missing: int  # bytes of blocks that are still to be found
+    missing: int  # bytes of blocks still to be found
     keys: list[bytes] = field(default_factory=list)
 
     def add(self, key: bytes, size: int) -> None:
@@ -55,8 +55,8 @@ class _Found:
 
 
 class Maintenance:
-    """Blocking. Of each method, for each tier it can be called for, one call at a time does something; others return at
-    once. Each may hang as long as the disk of an SSD tier does, but what is called for the memory tier."""
+    """Keeps the store in order. Blocking. One call of a method at a time works, for each tier where it takes one;
+    others return at once. Each may hang as long as the disk of an SSD tier does, except those for the memory tier."""
 
     def __init__(
         self,
@@ -78,8 +78,8 @@ class Maintenance:
         self._retrying = [threading.Lock() for _ in tiers]
 
     def keep_limit(self, number: int) -> None:
-        """Keep what tier *number* uses within its limit, which is asked anew; does nothing where there is no such tier.
-        To be called every few seconds: while nobody looks, others may fill the machine's memory."""
+        """Keep tier *number*, if it exists, within its limit, which is determined anew. Call every few seconds: other
+        programs may fill the machine's memory between two calls."""
         if number >= len(self._tiers):
             return
         with _only_one(self._limiting[number]) as ours:
@@ -88,7 +88,7 @@ class Maintenance:
                 self.shrink(self._tiers[number], DEMOTION_SECONDS)
 
     def keep_quotas(self) -> None:
-        """Drop blocks whose time is over, and what datasets have beyond their limits."""
+        """Drop expired blocks, and blocks of datasets beyond their limits."""
         with _only_one(self._keeping_quotas) as ours:
             if ours:
                 self._drop_expired()
@@ -96,7 +96,7 @@ class Maintenance:
                     self._keep_quotas(tier)
 
     def retry(self, number: int) -> None:
-        """Try again what tier *number* could not do; nothing where there is no such tier."""
+        """Retry what tier *number*, if it exists, could not do."""
         if number >= len(self._tiers):
             return
         with _only_one(self._retrying[number]) as ours:
@@ -105,8 +105,8 @@ class Maintenance:
                 self._tiers[number].retry()
 
     def compact(self, seconds: float = COMPACTION_SECONDS) -> None:
-        """Copy what is left in nearly empty segments forward and unlink them, so that files stay few and large. Begins
-        no further copy after *seconds*, so call it every few seconds, too."""
+        """Copy the blocks of nearly empty segments forward and unlink the segments, so that files stay few and large.
+        Begins no further copy after *seconds*; call every few seconds."""
         with _only_one(self._compacting) as ours:
             if not ours:
                 return
@@ -117,8 +117,8 @@ class Maintenance:
                     self._compact(tier, until)
 
     def shrink(self, tier: Tier, seconds: float = math.inf) -> None:
-        """Evict blocks until the tier is within its limit, which may have sunk. What the memory tier evicts moves to
-        the SSD tier for as long as *seconds*, and is then dropped."""
+        """Evict blocks until the tier is within its limit. Blocks of the memory tier move to the SSD tier within
+        *seconds*, and are dropped after that."""
         until = time.monotonic() + seconds
         while True:
             used = tier.used
@@ -136,12 +136,12 @@ class Maintenance:
                 return
 
     def close(self) -> None:
-        """Wait for what is still under way."""
+        """Wait for work in progress."""
         self._demotions.close()
 
     def _evict(self, tier: Tier, keys: Iterable[bytes], until: float) -> None:
-        """Evict blocks. Those of the memory tier move to the SSD tier *until* then (monotonic seconds), and do not wait
-        for its disk where it hangs."""
+        """Evict blocks. Those of the memory tier move to the SSD tier *until* then (monotonic seconds), but do not
+        wait for a disk that hangs."""
         if tier.number != MEMORY or len(self._tiers) <= SSD:
             self._transfers.evict(tier, keys)
             return
@@ -173,15 +173,15 @@ class Maintenance:
                 break
             dropped, size = self._blocks.evict(expired)
             if expired and not dropped:
-                break  # They are being written just now.
+                break  # they are being written just now
             blocks, freed = blocks + dropped, freed + size
             time.sleep(LET_OTHERS_SECONDS)
         if blocks:
             _log.info("dropped %d blocks (%d bytes) that nobody has read for their time", blocks, freed)
 
     def _oldest_blocks(self, tier: Tier, size: int) -> list[bytes]:
-        """The oldest blocks, of *size* bytes, where the policy names none. The limit is physical: where there are only
-        pinned ones, it is them, but not for room that transient blocks might want."""
+        """Return the oldest blocks, of *size* bytes, where the policy names none. The limit is physical: where all
+        blocks are pinned, pinned ones are returned, but not to make room for transient blocks."""
         unpinned = _Found(size)
         pinned = _Found(size if tier.free < 0 else 0)
         for number in tier.live_segments():
@@ -206,7 +206,7 @@ class Maintenance:
             _log.warning("%s tier: cannot compact: %s", tier.name, error)
 
     def _copy_forward(self, tier: Tier, number: int, until: float) -> bool:
-        """Empty a segment. False where there is no room for its blocks elsewhere now, or no time any more."""
+        """Empty a segment. Return False where there is no room for its blocks elsewhere now, or no time left."""
         for portion in chain.from_iterable(map(portions, batches(self._live_blocks(tier, number), COPY_BATCH))):
             gone = self._transfers.copy(tier, tier, portion)
             self._index.commit()
@@ -217,12 +217,12 @@ class Maintenance:
         return True
 
     def _is_gone(self, key: bytes, location: Location) -> bool:
-        """Is a block that could not be moved not there any more? A damaged one goes."""
+        """Return whether a block that could not be moved is no longer there. A damaged block is dropped."""
         return self._blocks.repair(key, location) or self._index.get(key) != location
 
     def _live_blocks(self, tier: Tier, number: int) -> Iterator[tuple[bytes, Location]]:
-        """The blocks in a segment that the index still has there, with their places. Yields nothing where somebody has
-        deleted the segment. Raises OSError."""
+        """Yield the blocks of a segment that the index still has there, with their locations; none where the segment
+        was deleted by another program. Raises OSError."""
         try:
             _, ranges = tier.survey(number)
         except FileNotFoundError:
@@ -235,7 +235,7 @@ class Maintenance:
 
 @contextmanager
 def _only_one(lock: threading.Lock) -> Iterator[bool]:
-    """Holds the lock meanwhile, where nobody else does: is it ours?"""
+    """Try to hold the lock during the context. Yields whether it is held."""
     ours = lock.acquire(blocking=False)
     try:
         yield ours

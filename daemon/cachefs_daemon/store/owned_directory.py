@@ -1,9 +1,9 @@
-"""A directory that is the daemon's alone, opened so that nobody can plant anything in it.
+"""Opens a directory of the daemon, and makes sure that no other user can plant files in it.
 
-What a start finds in its directories it believes: records in segments, entries of an index. And what it writes there it
-writes with its own rights. So a directory is refused that another user has made, or can write to: the memory tier's
-usual place is in a directory where everybody may make one. Directories above are not asked: who can write there can
-take the directory away, but can put none of ours in its place.
+A start trusts what it finds in its directories: records in segments, entries of an index. And it writes there with its
+own rights. So a directory that another user has made, or can write to, is refused: the memory tier's default is in a
+directory where all users may create one. Directories above are not checked: a user who can write there can take the
+directory away, but cannot put one of ours in its place.
 """
 
 import contextlib
@@ -18,26 +18,27 @@ from typing import Final
 from cachefs.errors import ConfigError
 from cachefs_daemon.store.disk_mounts import FSTAB, is_mounted, missing_mount
 
-# Members of the socket's group read what is in it; they need not write.
+# Members of the socket's group read the files; they need not write.
 _MODE: Final = 0o750
 _FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A directory that the configuration names."""
+    """A directory in the configuration."""
 
-    setting: str  # as messages name it, such as "[ssd] dir"
+    setting: str  # name in messages, such as "[ssd] dir"
     path: Path
-    required_mount: Path | None = None  # where something must be mounted
+    required_mount: Path | None = None  # a mount point on which a file system must be mounted
 
     def refused(self, reason: str) -> ConfigError:
-        """The error that says so, in one line."""
+        """Return the error for a directory that cannot be used, in one line."""
         return ConfigError(f"{self.setting} {self.path} cannot be used: {reason}")
 
 
 def open_owned(place: Place) -> int:
-    """A descriptor of the directory, which is made where it does not exist. Raises ConfigError where it cannot do."""
+    """Return a descriptor of the directory, which is created where it does not exist. Raises ConfigError where it
+    cannot be used."""
     _require_mounts(place)
     try:
         descriptor = _open(place, make=True)
@@ -55,8 +56,8 @@ def open_owned(place: Place) -> int:
 
 
 def problems(place: Place, *, any_owner: bool = False, coming: Path | None = None) -> Iterator[str]:
-    """Why `open_owned` would refuse it, without making it; *any_owner*: whoever it belongs to; *coming*: a directory
-    that will have been made before."""
+    """Yield the reasons for which `open_owned` would refuse the directory, without creating it. any_owner: accept any
+    owner; coming: a directory that will exist by then."""
     try:
         _require_mounts(place)
         descriptor = _open(place, make=False)
@@ -93,7 +94,7 @@ def _open(place: Place, *, make: bool) -> int:
     try:
         return _open_or_follow(place)
     except FileNotFoundError:
-        # Only itself: a whole path that is missing is a mistyped one, or that of a disk that is not there.
+        # Only the directory itself: where its parents are missing, the path is mistyped or its disk is not mounted.
         if not make:
             raise
     with contextlib.suppress(FileExistsError):
@@ -102,7 +103,7 @@ def _open(place: Place, *, make: bool) -> int:
 
 
 def _open_or_follow(place: Place) -> int:
-    """Follows a symbolic link of root's or our own only."""
+    """Open the directory. Only symbolic links of root and of the daemon's user are followed."""
     try:
         return os.open(place.path, _FLAGS | os.O_NOFOLLOW)
     except OSError:
@@ -131,7 +132,8 @@ def _require_ours(place: Place, found: os.stat_result, owner: int | None = None)
 
 
 def _keep_group_out(descriptor: int) -> None:
-    """Earlier versions made it with mode 0770. Raises OSError, but not on a disk that is read-only for all."""
+    """Remove write access of the group, which earlier versions gave (0770). Raises OSError, but not for a read-only
+    file system."""
     mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
     if mode & stat.S_IWGRP and not os.fstatvfs(descriptor).f_flag & os.ST_RDONLY:
         os.fchmod(descriptor, mode & ~stat.S_IWGRP)
@@ -144,7 +146,7 @@ def _reason(place: Place, error: OSError | ValueError) -> str:
 
 
 def user_name(uid: int) -> str:
-    """Name and number, for messages."""
+    """Return the user's name and number, for messages."""
     try:
         return f"{pwd.getpwuid(uid).pw_name} ({uid})"
     except KeyError:

@@ -1,5 +1,4 @@
-"""Has cachefs.planning.blocks.presence know where the blocks of a snapshot are, from the index as it is and ever
-after."""
+"""Keeps cachefs.planning.blocks.presence up to date with the locations of a snapshot's blocks in the index."""
 
 from collections.abc import Collection
 from typing import Final
@@ -12,12 +11,12 @@ from cachefs.planning.eviction.tiering import Tiering
 from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.store.index_writer import IndexWriter
 
-# Blocks whose state is looked up under the lock at once: 2 ms.
+# Blocks that are looked up under the lock at once: 2 ms.
 _AT_ONCE: Final = 1024
 
 
 class PresenceWatch:
-    """Thread-safe and blocking. Presence changes under the lock of *tiering* only."""
+    """Watches snapshots. Thread-safe and blocking. Presence changes under the lock of *tiering* only."""
 
     def __init__(self, presence: Presence, index: IndexWriter, tiering: Locked[Tiering]) -> None:
         self._presence = presence
@@ -30,8 +29,8 @@ class PresenceWatch:
         return self._presence.states.keys()
 
     def watch(self, space: BlockSpace) -> None:
-        """Keep the states of all blocks of *space* up to date until `unwatch`. It takes 3 us per block on this node, so
-        call it in a thread; until it returns, some blocks count as absent that are not."""
+        """Keep the states of all blocks of *space* up to date until `unwatch`. It takes 3 us per block on this node,
+        so call it in a thread; until it returns, some present blocks count as absent."""
         with self._tiering:
             self._presence.watch(space)
         for batch in self._index.portions(_AT_ONCE):

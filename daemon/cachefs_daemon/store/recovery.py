@@ -1,9 +1,9 @@
-"""Opening the store: make index and segments agree, whatever happened to either.
+"""Opens the store, and makes index and segments agree after any crash.
 
-The entries of the old index are taken where a child process could read them; else a new one starts empty. Either way
-the segments then have the last word: an entry whose bytes are not there is dropped, bytes without an entry are adopted
-if they are a record (keys are content identities, so adopting is always right) and punched out if not. A rebuild is the
-same thing starting from an empty index.
+The entries of the old index are used where a child process could read them; else a new index starts empty. The segments
+decide: an entry whose bytes are not there is dropped, bytes without an entry are adopted if they are a record (keys are
+content identities, so adopting is always right) and punched out if not. A rebuild is the same process with an empty
+index.
 """
 
 import logging
@@ -22,35 +22,35 @@ from cachefs_daemon.store.tier import Tier
 
 _log = logging.getLogger(__name__)
 
-# Entries of the index that are looked at before it is said that the start gets on.
+# Entries of the index between two signs of progress.
 _ENTRIES: Final = 1 << 16
 _PAGES_BITS: Final = 32
 _PAGES_MASK: Final = (1 << _PAGES_BITS) - 1
 
-# Is called for each block in each tier, oldest first, with the number of the tier, the block's key, and the bytes of
-# its span.
+# Called for each block in each tier, oldest first, with the number of the tier, the block's key, and the bytes of its
+# span.
 Remember = Callable[[int, bytes, int], None]
 Range = tuple[int, int]
 
 
 @dataclass(slots=True)
 class _Segment:
-    """What the directory says of one segment, and what the index says of it."""
+    """One segment, as the directory and the index have it."""
 
     # Where its file ends, in bytes.
     end: int
     # The ranges of its file that hold data.
     data: list[Range]
-    # Keys of the blocks that the index has in it.
+    # Keys of the blocks that the index has in this segment.
     keys: list[bytes] = field(default_factory=list)
     # For each of these keys two numbers, one after the other: the first page of its record, and how many pages it has.
     spans: "array[int]" = field(default_factory=lambda: array("Q"))
 
 
 def open_index(state: StateDirectory) -> IndexWriter:
-    """A new index with the entries of the newest old one, as far as that can be read. Raises CachefsError.
+    """Return a new index with the entries of the newest old one, as far as it can be read. Raises CachefsError.
 
-    It gets its name, and so takes the place of the old one, when it is complete.
+    The new index is renamed into place, in which it replaces the old one, when it is complete.
     """
     state.remove_leftovers()
     old = state.index_paths()
@@ -74,14 +74,14 @@ def open_index(state: StateDirectory) -> IndexWriter:
 
 
 def reconcile(index: IndexWriter, tiers: Sequence[Tier], remember: Remember) -> None:
-    """Bring index and tiers to agree and account for every span."""
+    """Make index and tiers agree, and account for every span."""
     time = StartTime()
     found = {tier.number: _survey(tier, time) for tier in tiers}
     dropped = _sort_entries(index, found, time)
     if dropped:
         _log.warning("dropped %d index entries that are damaged or whose bytes are gone", dropped)
     adopted = 0
-    # Blocks that a tier evicts move down. So where tiers are one list of uses, the uses in the lower tier are older.
+    # Blocks that a tier evicts move down, so where tiers are one list of uses, the uses in the lower tier are older.
     for tier in reversed(tiers):
         for number, segment in found[tier.number].items():
             adopted += _settle(index, tier, number, segment, remember)
@@ -120,12 +120,12 @@ def _survey(tier: Tier, time: StartTime) -> dict[int, _Segment]:
 
 
 def _sort_entries(index: IndexWriter, found: Mapping[int, Mapping[int, _Segment]], time: StartTime) -> int:
-    """Attach each index entry to its segment; delete and count those that have none."""
+    """Attach each index entry to its segment. Delete entries without one, and return their number."""
     gone = []
     for number, (key, record) in enumerate(index.committed()):
         if number % _ENTRIES == 0:
             time.went_on()
-        # A flipped bit in the key, the place or a checksum would else hide a good block until it is evicted.
+        # A flipped bit in the key, the location or a checksum would otherwise hide a good block until it is evicted.
         if not is_sealed(key, record):
             gone.append(key)
             continue
@@ -148,7 +148,7 @@ def _sort_entries(index: IndexWriter, found: Mapping[int, Mapping[int, _Segment]
 
 
 def _settle(index: IndexWriter, tier: Tier, number: int, segment: _Segment, remember: Remember) -> int:
-    """Account for one segment: its known blocks, then what else is in it. Number of blocks adopted."""
+    """Account for one segment: its known blocks, then other data in it. Return the number of blocks adopted."""
     order = sorted(range(len(segment.keys)), key=segment.spans.__getitem__)
     known = []
     for at in order:
@@ -177,7 +177,7 @@ def _settle(index: IndexWriter, tier: Tier, number: int, segment: _Segment, reme
 
 
 def subtract(ranges: Sequence[Range], taken: Sequence[Range]) -> Iterator[Range]:
-    """What the sorted *taken* ranges leave of the sorted *ranges*."""
+    """Yield the parts of the sorted *ranges* outside the sorted *taken* ranges."""
     at = 0
     for start, end in ranges:
         while at < len(taken) and taken[at][0] < end:

@@ -1,7 +1,7 @@
-"""Room for blocks that another process writes: reserved before it begins, entered or given back when it has ended.
+"""Room for blocks that a fetch process writes: reserved before it begins, entered or given back when it has ended.
 
-Room belongs to the process that writes into it until it has said what came of it, or has ended. A block that was
-written is found by nobody before it is entered; one whose daemon is killed meanwhile is found at the next start.
+Room belongs to the process that writes into it until that process has reported the result, or has ended. Readers find a
+block only after it was entered; a block whose daemon is killed before that is found at the next start.
 """
 
 import os
@@ -20,44 +20,44 @@ from cachefs_daemon.store.transfers import Transfers
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A block that is to be written."""
+    """A block that will be written."""
 
     key: bytes
     # Bytes of the block.
     length: int
-    # Id of the snapshot for which it is fetched.
+    # Id of the snapshot for which the block is fetched.
     snapshot: str
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Where one block is to be written."""
+    """The room for one block."""
 
     key: bytes
     # Bytes of the block.
     length: int
-    # Number of the tier, of the segment in it, and where in the segment the record begins.
+    # Number of the tier, of the segment in it, and offset of the record in the segment.
     tier: int
     segment: int
     start: int
-    # Whether the block has counted for a dataset when the room was reserved.
+    # True where the block counts for a dataset since the room was reserved.
     claimed: bool
 
 
 @dataclass(frozen=True, slots=True)
 class OpenSegment:
-    """A segment into which blocks are to be written."""
+    """A segment into which blocks will be written."""
 
     tier: int
     number: int
-    # Open for writing. Whoever has it closes it.
+    # Open for writing; the receiver closes it.
     descriptor: int
-    # Whether each record is to be an extent of its own.
+    # Whether each record must be an extent of its own.
     allocate: bool
 
 
 class ReservedRooms:
-    """Thread-safe and blocking."""
+    """Reserves room for writers in other processes. Thread-safe and blocking."""
 
     def __init__(
         self, tiers: Sequence[Tier], index: IndexWriter, tiering: Locked[Tiering], transfers: Transfers
@@ -68,8 +68,8 @@ class ReservedRooms:
         self._transfers = transfers
 
     def reserve(self, blocks: Sequence[Expected]) -> tuple[list[Room | None], list[OpenSegment]]:
-        """Room for blocks, others evicted for them, and the segments that it is in. None for those that no tier takes,
-        and for those that are on the node."""
+        """Reserve room for blocks, for which others are evicted. Return the rooms, and their segments. A room is None
+        for a block that no tier takes, and for one that is on the node already."""
         rooms: list[Room | None] = [None] * len(blocks)
         claimed: set[int] = set()
         try:
@@ -81,7 +81,7 @@ class ReservedRooms:
         return self._opened(rooms)
 
     def _find_rooms(self, blocks: Sequence[Expected], rooms: list[Room | None], claimed: set[int]) -> None:
-        """Write into *rooms* what is found, and into *claimed* which of the blocks count for a dataset."""
+        """Fill *rooms*, and *claimed* with the numbers of the blocks that count for a dataset."""
         there = self._index.get_many([block.key for block in blocks])
         left = [number for number, location in enumerate(there) if location is None]
         now = time.monotonic()
@@ -97,13 +97,13 @@ class ReservedRooms:
         claimed.difference_update(left)
 
     def enter(self, written: Sequence[tuple[Room, bytes]]) -> list[Location]:
-        """Let readers find blocks that were written into their rooms; where they are, if somebody else has brought one
-        meanwhile. With each room come the checksums of the block's pieces."""
+        """Make blocks that were written into their rooms visible to readers. Return their locations, which are others
+        for blocks that arrived in another way meanwhile. With each room come the checksums of the block's pieces."""
         rooms = [room for room, _ in written]
         try:
             entered = self._transfers.enter([(room.key, _location(room, checksums)) for room, checksums in written])
         except Exception:
-            # Those that readers may find, and those whose room may have been freed already, are left as they are.
+            # Blocks that readers may find, and those whose room may have been freed already, stay as they are.
             lost = {room.key for room in rooms if self._index.get(room.key) is None}
             kept = [room for room in rooms if room.key not in lost]
             self._end_writes(kept)
@@ -117,12 +117,13 @@ class ReservedRooms:
     def enter_and_reserve(
         self, written: Sequence[tuple[Room, bytes]], blocks: Sequence[Expected]
     ) -> tuple[list[Location], list[Room | None], list[OpenSegment]]:
-        """Both, for a caller who has both to do: to hand a call to a thread and back costs as much as either."""
+        """Call `enter` and `reserve`, for a caller that needs both: handing a call to a thread and back costs as much
+        as either."""
         entered = self.enter(written) if written else []
         return (entered, *(self.reserve(blocks) if blocks else ([], [])))
 
     def give_back(self, rooms: Sequence[Room]) -> None:
-        """Free room into which nobody writes any more, whatever has been written there."""
+        """Free room into which no process writes any more, whatever has been written there."""
         with self._tiering as tiering:
             for room in rooms:
                 tiering.quotas.arrived(room.key)
@@ -134,7 +135,7 @@ class ReservedRooms:
         self._settle([room.key for room in rooms if room.claimed])
 
     def _opened(self, rooms: list[Room | None]) -> tuple[list[Room | None], list[OpenSegment]]:
-        """The rooms whose segments can be opened, and those segments."""
+        """Return the rooms whose segments can be opened, and those segments."""
         found: dict[tuple[int, int], OpenSegment | None] = {}
         for room in rooms:
             if room is not None and (room.tier, room.segment) not in found:
@@ -157,7 +158,7 @@ class ReservedRooms:
             tier.end_writes([room.segment for room in rooms if room.tier == tier.number])
 
     def _settle(self, keys: Sequence[bytes]) -> None:
-        """These blocks, which count for a dataset, have come or do not."""
+        """Settle the quotas for blocks that count for a dataset, after they have arrived or failed."""
         if keys:
             with self._tiering as tiering:
                 for key, place in zip(keys, self._index.get_many(keys), strict=True):
@@ -169,6 +170,6 @@ def _location(room: Room, checksums: bytes) -> Location:
 
 
 def close_all(segments: Sequence[OpenSegment]) -> None:
-    """The descriptors of these segments are not needed any more."""
+    """Close the descriptors of these segments."""
     for segment in segments:
         os.close(segment.descriptor)

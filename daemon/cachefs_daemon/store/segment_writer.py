@@ -1,4 +1,4 @@
-"""Writing segments, and finding out what is in one without the index.
+"""Writes segments, and scans their records without the index.
 
 A segment is a file of records, each at a 4 KiB boundary and self-describing:
 
@@ -8,11 +8,10 @@ A record is evicted by punching a hole over its whole 4 KiB-aligned span, so the
 live spans. A segment has its full size from the start and is filled from its start: XFS gives a file that grows twice
 the space it needs, for writes to come (measured: 120 MiB for 58). What follows the last record is a hole.
 
-Every batch opens the file for itself, by its name in the tier's directory, whatever that directory's path leads to
-by now: that takes 5 us beside a write of 30 us or more, and no thread can close or reuse a descriptor that another one
-uses. To keep files open instead has shown no gain (puts onto the SSD beside a busy thread: 0.48 ms of processor time
-before and after), and no disk could be remounted read-only. Nothing that somebody may have planted is opened: no
-symbolic link is followed.
+Every batch opens the file again, by its name in the tier's directory, wherever that directory's path leads by now: that
+takes 5 us beside a write of 30 us or more, and no thread can close or reuse a descriptor that another one uses. Keeping
+files open has shown no gain (puts onto the SSD beside a busy thread: 0.48 ms of processor time before and after), and
+no disk could be remounted read-only. Symbolic links, which another user may have planted, are not followed.
 """
 
 import errno
@@ -44,15 +43,15 @@ _SEAL: Final = struct.Struct("<Q")
 _HEADER: Final = _HEAD.size + _SEAL.size  # bytes of a header without its checksums
 _NAME: Final = re.compile(r"([0-9a-f]{8})\.seg")
 _MODE: Final = 0o640
-# A pipe in the place of a segment would make whoever opens it wait.
+# O_NONBLOCK: a pipe in the place of a segment would block the open.
 _SAFELY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-# After so many pages of a segment that cannot be read, nobody goes on looking for records: each may take seconds.
+# The scan of a segment ends after this many unreadable pages, since each may take seconds.
 _MOST_UNREADABLE: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentFile:
-    """Names the file of a segment."""
+    """The name of a segment's file."""
 
     root: Path  # the tier's directory, for messages
     directory: int  # its descriptor
@@ -72,7 +71,7 @@ class Record:
     """One block in a segment."""
 
     key: bytes
-    start: int  # where its header begins, in bytes from the start of the segment
+    start: int  # offset of its header, in bytes from the start of the segment
     length: int  # bytes of the block
     checksums: bytes  # of the block's pieces, 8 bytes each
 
@@ -85,7 +84,7 @@ def segment_name(number: int) -> str:
 
 
 def segment_number(name: str) -> int | None:
-    """The number of a segment file's name; None for any other file."""
+    """Return the number of a segment file's name; None for any other file."""
     match = _NAME.fullmatch(name)
     return int(match[1], 16) if match else None
 
@@ -99,8 +98,8 @@ def header_size(length: int) -> int:
 
 
 def span(length: int) -> int:
-    """Bytes of disk that the record of a block of *length* bytes takes."""
-    # Written out, as it is asked a dozen times per block: 0.3 us, where calls of `header_size` took 1.
+    """Return the bytes of disk that the record of a block of *length* bytes takes."""
+    # Written out, since it is called a dozen times per block: 0.3 us, where calls of `header_size` took 1.
     return -(-(_HEADER + 8 * -(-length // PIECE_SIZE) + length) // PAGE) * PAGE
 
 
@@ -109,7 +108,7 @@ def record_start(location: Location) -> int:
 
 
 def create(file: SegmentFile, size: int) -> None:
-    """Make a segment of *size* bytes, all of them a hole. Raises FileExistsError or another OSError."""
+    """Create a segment of *size* bytes, all of them a hole. Raises FileExistsError or another OSError."""
     with _opened(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
         os.ftruncate(fd, size)
 
@@ -117,8 +116,8 @@ def create(file: SegmentFile, size: int) -> None:
 def write_records(
     file: SegmentFile, records: Sequence[tuple[Record, Data]], *, allocate: bool
 ) -> tuple[int, OSError | None]:
-    """Write records into a segment; *allocate*: each as an extent of its own (see `TierDirectory`). How many of the
-    first ones were written, and why the next one was not."""
+    """Write records into a segment; *allocate*: each as an extent of its own (see `TierDirectory`). Return how many of
+    the first ones were written, and the error of the next one."""
     writes = [(record.start, (_header(record, file.number), data)) for record, data in records]
     unit = PAGE if allocate else 0
     done, failed = batch_io.write_many(file.directory, os.O_WRONLY | _SAFELY, file.name.encode(), unit, writes)
@@ -126,12 +125,12 @@ def write_records(
 
 
 def open_to_write(file: SegmentFile) -> int:
-    """A descriptor of a segment, for writing. Raises OSError."""
+    """Return a descriptor of a segment, for writing. Raises OSError."""
     return _open(file, os.O_WRONLY)
 
 
 def write_record(file: SegmentFile, fd: int, record: Record, data: Data, *, allocate: bool) -> None:
-    """Write one record into a segment that is open as *fd*; *allocate*: as `write_records`. Raises OSError."""
+    """Write one record into a segment that is open as *fd*; *allocate*: as in `write_records`. Raises OSError."""
     batch_io.write_parts(fd, record.start, (_header(record, file.number), data), PAGE if allocate else 0)
 
 
@@ -141,7 +140,7 @@ def _header(record: Record, segment: int) -> bytes:
 
 
 def read_block(file: SegmentFile, key: bytes, location: Location) -> bytes | None:
-    """The block's bytes, verified; None where they are not there or not right."""
+    """Return the block's verified bytes; None where they are damaged or not there."""
     try:
         with _opened(file, os.O_RDONLY) as fd:
             data = os.pread(fd, location.length, location.offset)
@@ -153,8 +152,8 @@ def read_block(file: SegmentFile, key: bytes, location: Location) -> bytes | Non
 
 
 def read_into(directory: int, blocks: Sequence[tuple[bytes, Location, memoryview]]) -> list[bool]:
-    """Read blocks (key, place, buffer of its length) of a tier into their buffers. directory: the tier's descriptor.
-    False for each that is not there or not right."""
+    """Read blocks (key, location, buffer of its length) of a tier into their buffers. directory: the tier's
+    descriptor. Return False for each that is damaged or not there."""
     reads = [(segment_name(place.segment).encode(), place.offset, buffer) for _, place, buffer in blocks]
     got = batch_io.read_many(directory, os.O_RDONLY | _SAFELY, reads)
     return [
@@ -170,8 +169,8 @@ def read_ahead(file: SegmentFile, location: Location) -> None:
 
 
 def punch(directory: int, spans: Sequence[SegmentSpan]) -> tuple[list[SegmentSpan], OSError | None]:
-    """Free the disk space of spans of segments. directory: the descriptor of the tier's. Those that could not be
-    freed, and why; but not where the file is gone: so is its space."""
+    """Free the disk space of spans of segments. directory: the tier's descriptor. Return the spans that could not be
+    freed, and the error. A file that is gone is no error: so is its space."""
     joined = _joined(spans)
     holes = [(segment_name(number).encode(), start, length) for number, start, length in joined]
     results = batch_io.punch_many(directory, os.O_WRONLY | _SAFELY, holes)
@@ -187,8 +186,8 @@ def _is_within(one: SegmentSpan, other: SegmentSpan) -> bool:
 
 
 def _joined(spans: Iterable[SegmentSpan]) -> list[SegmentSpan]:
-    """Spans in order, with those that touch made one: blocks that came together often leave together, and to punch out
-    one range of 1,500 blocks takes as long as one of them."""
+    """Return the spans in order, with adjacent ones joined: blocks that came together often leave together, and
+    punching one range of 1,500 blocks takes as long as one block."""
     joined: list[SegmentSpan] = []
     for number, start, length in sorted(spans):
         if joined and joined[-1][0] == number and sum(joined[-1][1:]) == start:
@@ -203,7 +202,7 @@ def free_range(fd: int, start: int, length: int) -> None:
 
 
 def punch_gaps(file: SegmentFile, ranges: Iterable[tuple[int, int]]) -> None:
-    """Free whatever disk space lies between and after some sorted ranges. Raises OSError."""
+    """Free the disk space between and after some sorted ranges. Raises OSError."""
     at = 0
     with _opened(file, os.O_WRONLY) as fd:
         size = page_ceil(os.fstat(fd).st_size)
@@ -214,7 +213,7 @@ def punch_gaps(file: SegmentFile, ranges: Iterable[tuple[int, int]]) -> None:
 
 
 def remove(file: SegmentFile) -> None:
-    """Unlink a segment, and free its space though a mount may have it open. Raises OSError, but not if it is gone."""
+    """Unlink a segment, and free its space even while a mount has it open. Raises OSError, but not if it is gone."""
     try:
         with _opened(file, os.O_WRONLY) as fd:
             free_range(fd, 0, page_ceil(os.fstat(fd).st_size) or PAGE)
@@ -224,8 +223,8 @@ def remove(file: SegmentFile) -> None:
 
 
 def survey(file: SegmentFile) -> tuple[int, list[tuple[int, int]]]:
-    """A segment's size, and its page-aligned ranges that are not holes, in order. Raises OSError, also where the file
-    is not the daemon's own."""
+    """Return a segment's size, and its page-aligned ranges that are not holes, in order. Raises OSError, also where
+    the file is not the daemon's own."""
     ranges: list[tuple[int, int]] = []
     with _opened(file, os.O_RDONLY) as fd:
         found = os.fstat(fd)
@@ -251,13 +250,13 @@ def _require_own(found: os.stat_result) -> None:
 
 
 def covers(ranges: list[tuple[int, int]], start: int, end: int) -> bool:
-    """Does one of the sorted *ranges* hold all of [start, end)?"""
+    """Return whether one of the sorted *ranges* holds all of [start, end)."""
     at = bisect_right(ranges, (start, 1 << 63)) - 1
     return at >= 0 and end <= ranges[at][1]
 
 
 def scan(file: SegmentFile, start: int, end: int) -> Iterator[Record]:
-    """The records that lie wholly in a page-aligned range, in order; damaged ones are stepped over. Raises OSError."""
+    """Yield the records that lie wholly in a page-aligned range, in order; damaged ones are skipped. Raises OSError."""
     unreadable = 0
     with _opened(file, os.O_RDONLY) as fd:
         while start < end:
@@ -289,8 +288,8 @@ def _record_at(fd: int, segment: int, start: int) -> Record | None:
 
 
 def _seal(head: bytes, segment: int, start: int) -> bytes:
-    """The header's checksum. It is seeded with the place, so that a segment file which somebody caches as data is not
-    mistaken for records of ours."""
+    """Return the header's checksum. It is seeded with the location, so that a segment file which a user caches as data
+    is not mistaken for records of ours."""
     return _SEAL.pack(xxh3_64_intdigest(head, segment << 32 | start // PAGE))
 
 

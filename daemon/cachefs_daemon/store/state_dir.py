@@ -1,4 +1,4 @@
-"""The daemon's state directory: who owns it, which index file is in use, and whether that can be trusted.
+"""The daemon's state directory: its owner, the index file in use, and whether that file can be trusted.
 
     format            the version of all that is in the directory (cachefs_daemon.store.state_format)
     lock              held by flock while a daemon runs; contains its pid
@@ -22,24 +22,24 @@ from cachefs_daemon.store.owned_directory import Place, open_owned
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _INDEX_NAME: Final = re.compile(r"index-(\d+)\.lmdb")
-_LOCK_SUFFIX: Final = "-lock"  # what LMDB adds to the name of a file for that of its lock file
+_LOCK_SUFFIX: Final = "-lock"  # what LMDB appends for the name of the lock file
 _DRAFT: Final = "index-draft.lmdb"
 _RUNNING: Final = "running"
 _SAFELY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def state_place(directory: Path) -> Place:
-    """The state directory, for messages and checks."""
+    """Return the state directory, for messages and checks."""
     return Place("state_dir", directory)
 
 
 def snapshots_place(directory: Path) -> Place:
-    """The directory of the snapshots in the state directory."""
+    """Return the directory of the snapshots in the state directory."""
     return Place("snapshots in state_dir", directory / "snapshots")
 
 
 def is_index(name: str) -> bool:
-    """Is it the name of an index, or of the lock file of one?"""
+    """Return whether *name* is that of an index, or of an index's lock file."""
     return _INDEX_NAME.fullmatch(name.removesuffix(_LOCK_SUFFIX)) is not None
 
 
@@ -49,7 +49,7 @@ class StateDirectory:
     def __init__(self, directory: Path) -> None:
         """Raises Busy where another daemon owns it, ConfigError where it cannot be used."""
         self.directory = directory
-        self.draft_path = directory / _DRAFT  # of the next index, while it is made
+        self.draft_path = directory / _DRAFT  # the next index, while it is made
         self._place = state_place(directory)
         self._descriptor = open_owned(self._place)
         try:
@@ -69,14 +69,14 @@ class StateDirectory:
             ) from None
 
     def index_paths(self) -> list[Path]:
-        """Index files, newest last."""
+        """Return the index files, newest last."""
         found = [
             (int(match[1]), name) for name in os.listdir(self._descriptor) if (match := _INDEX_NAME.fullmatch(name))
         ]
         return [self.directory / name for _, name in sorted(found)]
 
     def new_index_path(self) -> Path:
-        """Path for the next index, with a number higher than that of any index here."""
+        """Return the path of the next index, with a number higher than that of any index here."""
         paths = self.index_paths()
         number = int(paths[-1].stem.partition("-")[2]) + 1 if paths else 1
         return self.directory / f"index-{number}.lmdb"
@@ -90,12 +90,12 @@ class StateDirectory:
             raise self._refused(error) from None
 
     def remove_index(self, path: Path) -> None:
-        """Remove an index and its lock file. Who has it open keeps it."""
+        """Remove an index and its lock file. Processes that have it open keep it."""
         for file in (path, path.with_name(path.name + _LOCK_SUFFIX)):
             file.unlink(missing_ok=True)
 
     def remove_leftovers(self) -> None:
-        """Remove what a start has left that did not come to its end. Raises ConfigError."""
+        """Remove the files of a start that did not complete. Raises ConfigError."""
         known = {path.name for path in self.index_paths()}
         try:
             for name in os.listdir(self._descriptor):
@@ -105,7 +105,7 @@ class StateDirectory:
             raise self._refused(error) from None
 
     def torn(self) -> bool:
-        """Was the machine restarted under a running daemon? Raises ConfigError where nobody can tell."""
+        """Return whether the machine was restarted under a running daemon. Raises ConfigError where that is unknown."""
         try:
             running = self._open(_RUNNING, os.O_RDONLY)
         except FileNotFoundError:
@@ -118,8 +118,8 @@ class StateDirectory:
             os.close(running)
 
     def mark_running(self) -> None:
-        """From now on the index may differ from what is on disk. Raises ConfigError where the directory cannot be
-        written."""
+        """Record that the index may differ from what is on disk from now on. Raises ConfigError where the directory
+        cannot be written."""
         try:
             state_format.mark(self.directory)
             os.ftruncate(self._lock, 0)
@@ -137,12 +137,12 @@ class StateDirectory:
             ) from None
 
     def mark_clean(self) -> None:
-        """From now on the index is what is on disk."""
+        """Record that the index is on disk."""
         (self.directory / _RUNNING).unlink(missing_ok=True)
         os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Let another daemon have the directory."""
+        """Release the directory for another daemon."""
         os.close(self._lock)
         os.close(self._descriptor)
 
@@ -150,7 +150,8 @@ class StateDirectory:
         return os.open(name, flags | _SAFELY, 0o640, dir_fd=self._descriptor)
 
     def _require_files(self) -> None:
-        """What should be a file is one. Anything else would be an error in the middle of a start, or later."""
+        """Refuse anything but plain files where files are expected: it would cause errors in the middle of a start, or
+        later."""
         with os.scandir(self._descriptor) as entries:
             for entry in entries:
                 ours = entry.name in ("lock", _RUNNING) or entry.name.startswith("index-")

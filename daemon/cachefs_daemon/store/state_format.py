@@ -1,10 +1,10 @@
-"""The version of what is in a state directory: the file `format`, which holds one number.
+"""The version of a state directory: the file `format`, which holds one number.
 
-It stands for all that the directory has: index, jobs, mounts, members, datasets, listings. Whoever changes the form of
-one of them so that a daemon of before would misread it, or lose a part of it, makes FORMAT larger by one; and a daemon
-reads whatever has a smaller number. What it does not understand of jobs, mounts, members and the index it drops with a
-line in the log, since these are made again. Segments and snapshots are not among them, as they leave the directory:
-each of their records, and each file, begins with a version of its own.
+The version covers all of the directory: index, jobs, mounts, members, datasets, listings. A developer who changes the
+form of one of them so that an older daemon would misread it, or lose a part of it, increments FORMAT; a daemon reads
+every smaller number. Jobs, mounts, members and index entries that a daemon does not understand are dropped with a line
+in the log, since they are made again. Segments and snapshots are not covered, as they leave the directory: each of
+their records, and each file, begins with a version of its own.
 """
 
 import os
@@ -14,13 +14,13 @@ from typing import Final
 from cachefs.errors import ConfigError
 
 FILE_NAME: Final = "format"
-# 1: as of cachefs 0.2. Directories of before have no such file.
+# 1: as of cachefs 0.2. Older directories have no such file.
 FORMAT: Final = 1
 _SAFELY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def check(directory: Path) -> None:
-    """Raises ConfigError where a newer daemon has written the directory, OSError where nobody can tell."""
+    """Raise ConfigError where a newer daemon has written the directory, OSError where the version cannot be read."""
     found = _read(directory)
     if found > FORMAT:
         raise ConfigError(
@@ -30,7 +30,7 @@ def check(directory: Path) -> None:
 
 
 def mark(directory: Path) -> None:
-    """From now on the directory is of this format. Raises ConfigError, OSError."""
+    """Write this version into the directory. Raises ConfigError, OSError."""
     if _read(directory) == FORMAT:
         return
     fresh = directory / f"{FILE_NAME}.new"
@@ -45,7 +45,7 @@ def mark(directory: Path) -> None:
 
 
 def _read(directory: Path) -> int:
-    """0 where there is no such file. Raises ConfigError, OSError."""
+    """Return the version; 0 where there is no such file. Raises ConfigError, OSError."""
     try:
         descriptor = os.open(directory / FILE_NAME, os.O_RDONLY | _SAFELY)
     except FileNotFoundError:

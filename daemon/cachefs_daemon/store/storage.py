@@ -1,4 +1,4 @@
-"""Opens and recovers everything the store is made of, and closes it in order."""
+"""Opens and recovers all parts of the store, and closes them in order."""
 
 import dataclasses
 import functools
@@ -36,7 +36,7 @@ from cachefs_daemon.store.transfers import Transfers
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """What a store is made of."""
+    """The configuration of a store."""
 
     state_dir: Path  # directory of the index and the lock
     block_size: int  # bytes of the largest block
@@ -46,23 +46,24 @@ class StoreConfig:
 
 @dataclass(frozen=True, slots=True)
 class Foresight:
-    """What the store's decisions know of the future, and what planning knows of the store."""
+    """The parts that store and planning share: what the store's decisions know of the future, and what planning knows
+    of the store."""
 
     plan: Plan
     coverage: Coverage
     presence: Presence
-    standing: Standing | None = None  # which blocks are this node's to keep; None where there is no other node
+    standing: Standing | None = None  # which blocks this node has to keep; None without other nodes
 
     @classmethod
     def empty(cls, *, in_cluster: bool = False) -> "Foresight":
-        """Nothing is published, and nothing is pushed. in_cluster: other nodes have copies too."""
+        """Return an object without plans and pushed pages. in_cluster: other nodes have copies too."""
         plan = Plan()
         return cls(plan, Coverage(plan), Presence(), Standing() if in_cluster else None)
 
 
 @dataclass(frozen=True, slots=True)
 class TierUsage:
-    """One tier, in bytes and blocks."""
+    """The use of one tier, in bytes and blocks."""
 
     name: str
     directory: Path
@@ -73,11 +74,11 @@ class TierUsage:
     segments: int
     evicted: int
     policy: str
-    problem: str  # why it takes no new blocks; empty while it does
+    problem: str  # the reason for which it takes no new blocks; "" while it does
 
 
 class Storage:
-    """The parts of an open store, for whoever composes a node. Thread-safe.
+    """The parts of an open store, for the node. Thread-safe.
 
     Open it before the event loop starts: the index is checked in a child process.
     """
@@ -117,8 +118,7 @@ class Storage:
             ) from None
 
     def report_former_tiers(self) -> threading.Thread:
-        """Have a thread log the directories in which tiers were before. Nothing waits for the thread, since a disk may
-        hang."""
+        """Start a thread that logs former directories of tiers. Nothing waits for the thread, since a disk may hang."""
         current = [tier.directory for tier in self._tiers]
         thread = threading.Thread(
             target=former_tiers.report, args=(self._state_dir, current), name="former-tiers", daemon=True
@@ -132,7 +132,7 @@ class Storage:
         return sum(0 if tier.problem else tier.limit for tier in self._tiers)
 
     def usage(self) -> list[TierUsage]:
-        """What each tier takes now, the memory tier first."""
+        """Return the use of each tier, the memory tier first."""
         counts = self.tiering.unlocked.counts
         return [
             TierUsage(
@@ -143,8 +143,8 @@ class Storage:
         ]  # fmt: skip
 
     def resize(self, config: StoreConfig) -> None:
-        """Have the tiers take what *config* says, and leave free what it says. Raises ConfigError, with nothing
-        changed, where a tier cannot have that size."""
+        """Apply budgets and minimum free space of *config*. Raises ConfigError, with nothing changed, where a tier
+        cannot have that size."""
         wanted = {MEMORY: config.memory, SSD: config.ssd}
         sized = [(tier, found) for tier in self._tiers if (found := wanted[tier.number]) is not None]
         for tier, found in sized:
@@ -156,7 +156,7 @@ class Storage:
             tiering.resized(_transient(self._tiers, config.block_size))
 
     def close(self) -> None:
-        """Call it last, when no other call is under way."""
+        """Close the store. Call it last, when no other call is in progress."""
         self.maintenance.close()
         if self.index.close():
             self._state.mark_clean()
@@ -188,13 +188,13 @@ def _tiering(tiers: Sequence[Tier], index: IndexWriter, foresight: Foresight, bl
 
 
 def _kept_below(tier: Tier, policy: Policy) -> float:
-    """The score below which *tier*, which has that policy, takes a block."""
+    """Return the score below which *tier*, which has that policy, takes a block."""
     if tier.problem or not isinstance(policy, Ranked):
         return -math.inf
     return math.inf if is_roomy(tier) else policy.next_score
 
 
 def _transient(tiers: Sequence[Tier], block_size: int) -> int:
-    """Bytes of the memory tier that transient blocks may take."""
+    """Return the bytes of the memory tier that transient blocks may take."""
     memory = tiers[MEMORY]
     return transient_room(memory.config.budget, span(block_size), memory.capacity)

@@ -1,8 +1,8 @@
 """One tier: a directory of segments under a byte budget.
 
-A tier knows where bytes go and how many there are, not which blocks they are (that is the index) nor which to keep
-(that is the policy). Room is reserved before a byte is written and given back after the hole is punched, so what `du`
-says of the directory never exceeds the budget.
+A tier manages locations and bytes; the index knows the blocks, and the policy decides which to keep. Room is reserved
+before a byte is written and given back after the hole is punched, so what `du` reports for the directory never exceeds
+the budget.
 """
 
 import contextlib
@@ -25,44 +25,44 @@ from cachefs_daemon.store.tier_directory import TierDirectory
 
 _log = logging.getLogger(__name__)
 
-# So many writes at once saturate any disk. Were there no bound, one that hangs would take every thread of the daemon.
+# This many concurrent writes saturate any disk. Without a bound, a disk that hangs would take every thread of the
+# daemon.
 _WRITES_AT_ONCE: Final = 4
 _WRITE_PATIENCE: Final = 1.0
-# The same for holes. With the writes they leave two of the eight threads that readers wait for.
+# The same for holes. Together with the writes they leave two of the eight threads that readers wait for.
 _HOLES_AT_ONCE: Final = 2
-# At most so many segments at 100 % live: mounts keep up to 512 open.
+# Most segments at 100 % live: mounts keep up to 512 open.
 _MOST_SEGMENTS: Final = 256
 _SPARSE: Final = 0.25
 _FLOOR_BLOCKS: Final = 4
 _TEMPORARY: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
-# Files that are in the way of a new segment; a start knows of them all, so each was put there since.
+# Most files in the way of a new segment; a start knows of all files, so each was put there since.
 _MOST_IN_THE_WAY: Final = 64
 _NUMBERS: Final = 1 << 32
-# Somebody else has taken what the budget promises. For tmpfs at the limit of a control group it is ENOMEM.
+# Other programs have taken what the budget promises. For tmpfs at the limit of a control group it is ENOMEM.
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
 
 
 class FileSystemFull(OSError):
-    """There is no room for a block where a tier's segments are."""
+    """Raised where a tier's file system has no room for a block."""
 
 
 @dataclass(frozen=True, slots=True)
 class TierConfig:
-    """Where one tier is, what it may take, and how it chooses."""
+    """The directory, the budget and the policy of one tier."""
 
     directory: Path  # where its segments are
     budget: int  # bytes
     segment_size: int  # bytes
     policy: str  # a name in cachefs.planning.eviction.policies.POLICIES
-    # Bytes that stay free, whatever the budget says: of the file system, and for the memory tier of the machine's
-    # memory.
+    # Bytes that stay free, whatever the budget is: of the file system, and for the memory tier of the machine's memory.
     min_free: int = 0
-    required_mount: Path | None = None  # a mount point on which something must be mounted
+    required_mount: Path | None = None  # a mount point on which a file system must be mounted
 
 
 @dataclass(frozen=True, slots=True)
 class NewBlock:
-    """A block to be written."""
+    """A block that will be written."""
 
     key: bytes
     checksums: bytes  # of its pieces (see cachefs.block)
@@ -70,17 +70,17 @@ class NewBlock:
 
     @property
     def span(self) -> int:
-        """Bytes that it takes of a tier."""
+        """Bytes that the block takes of a tier."""
         return span(len(self.data))
 
 
 def place_of(number: int, config: TierConfig) -> Place:
-    """The directory of tier *number*, for messages and checks."""
+    """Return the directory of tier *number*, for messages and checks."""
     return Place(f"[{TIER_NAMES[number]}] dir", config.directory, config.required_mount)
 
 
 def check_budget(number: int, config: TierConfig, block_size: int) -> None:
-    """Raises ConfigError where not even one block would fit."""
+    """Raise ConfigError where not even one block would fit."""
     smallest = span(block_size) + 2 * PAGE
     if config.budget - capacity.metadata_reserve(config.budget) < smallest:
         smallest += capacity.metadata_reserve(smallest) + 2 * PAGE
@@ -91,7 +91,7 @@ def check_budget(number: int, config: TierConfig, block_size: int) -> None:
 
 
 def check_size(number: int, config: TierConfig, size: int) -> None:
-    """Raises ConfigError where a file system of *size* bytes is too small for the memory tier."""
+    """Raise ConfigError where a file system of *size* bytes is too small for the memory tier."""
     if number == MEMORY and size < config.budget:
         raise ConfigError(
             f"[memory] budget is {format_size(config.budget)}, but the file system behind {config.directory} has only "
@@ -101,37 +101,35 @@ def check_size(number: int, config: TierConfig, size: int) -> None:
 
 
 def on_disk(directory: int | Path) -> bool:
-    """Is a directory, or its descriptor, on a file system that is not in memory? Raises OSError."""
+    """Return whether a directory, or its descriptor, is on a file system that is not in memory. Raises OSError."""
     return capacity.file_system(directory) not in capacity.IN_MEMORY
 
 
 @dataclass(slots=True)
 class _Segment:
-    end: int = 0  # where the next record goes
+    end: int = 0  # offset of the next record
     live: int = 0  # bytes of spans in it
-    writers: int = 0  # writes under way
+    writers: int = 0  # writes in progress
 
 
 class Tier:
-    """Thread-safe; its lock is never held over I/O. It follows cachefs.planning.eviction.tiering.TierRoom.
-
-    It has more methods and attributes than most classes as it is the one place where room, segments and files agree.
-    """
+    """The segments of one tier, and the room in it. Thread-safe; its lock is never held over I/O. Implements
+    cachefs.planning.eviction.tiering.TierRoom."""
 
     def __init__(self, number: int, config: TierConfig, block_size: int) -> None:
-        """Raises ConfigError where the directory or the budget cannot do."""
+        """Raises ConfigError where directory or budget cannot be used."""
         self.number = number  # MEMORY or SSD
         self.config = config
         self.name = TIER_NAMES[number]
         self.directory = config.directory
-        self.used = 0  # bytes that it takes, reserved ones and a page per segment included
-        self.problem = ""  # why it takes no new blocks; empty while it does
-        # Bytes of blocks that its budget is good for.
+        self.used = 0  # bytes in use, reserved ones and a page per segment included
+        self.problem = ""  # the reason for which it takes no new blocks; "" while it does
+        # Bytes of blocks for which the budget suffices.
         self.capacity = config.budget - capacity.metadata_reserve(config.budget)
         self._lock = threading.Lock()
-        self._creating = threading.Lock()  # held while the file of a segment is made, so that one is
+        self._creating = threading.Lock()  # held while the file of a segment is created, so that only one is
         self._segments: dict[int, _Segment] = {}
-        self._active: int | None = None  # number of the segment that is written to
+        self._active: int | None = None  # number of the segment that receives new records
         self._next = 0  # number of the next new segment
         self._unpunched: deque[SegmentSpan] = deque()  # holes that could not be punched
         self._writes = threading.BoundedSemaphore(_WRITES_AT_ONCE)
@@ -139,14 +137,14 @@ class Tier:
         self._condemned = False
         self._segment_size = max(config.segment_size, span(block_size), config.budget // _MOST_SEGMENTS)
         check_budget(number, config, block_size)
-        # Bytes for blocks on their way to readers, also where memory gets short.
+        # Bytes for blocks on their way to readers, available even when memory gets short.
         self._floor = min(_FLOOR_BLOCKS * span(block_size), self.capacity)
         self._place = self._open_directory()
         self.limit = self.capacity  # bytes it may take now
         self.refresh_limit()
 
     def resize(self, config: TierConfig) -> None:
-        """Take another budget and leave another room free. What is too much is evicted at the next look."""
+        """Apply another budget and minimum free space. The excess is evicted at the next `shrink`."""
         with self._lock:
             self.config = config
             self.capacity = config.budget - capacity.metadata_reserve(config.budget)
@@ -166,11 +164,11 @@ class Tier:
 
     @property
     def segments(self) -> int:
-        """How many segments it has."""
+        """The number of segments."""
         return len(self._segments)
 
     def reserve(self, size: int) -> bool:
-        """Set *size* bytes of free room aside for a block to be written. False, with nothing reserved, where there are
+        """Reserve *size* bytes for a block that will be written. Return False, with nothing reserved, where there are
         fewer."""
         with self._lock:
             if size > self.free:
@@ -179,12 +177,12 @@ class Tier:
             return True
 
     def give_back(self, size: int) -> None:
-        """*size* bytes that were reserved are not needed."""
+        """Release *size* reserved bytes."""
         with self._lock:
             self.used -= size
 
     def refresh_limit(self) -> None:
-        """Ask the machine anew how much the tier may take. Does I/O."""
+        """Determine anew how much the tier may take on this machine. Does I/O."""
         try:
             self._place.check()
             rooms = [capacity.disk_room(self._place.descriptor, self.config.min_free)]
@@ -207,7 +205,8 @@ class Tier:
     # --- blocks ---------------------------------------------------------------------------------------------------
 
     def write(self, block: NewBlock) -> Location | None:
-        """Write a block into room reserved for its span. None, the room given back, where that fails: see `problem`.
+        """Write a block into room reserved for its span. Return None, the room given back, where that fails: see
+        `problem`.
 
         Raises FileSystemFull, the room given back, where the file system has less room than the budget: then the limit
         is as low as that.
@@ -219,15 +218,15 @@ class Tier:
         return written[0] if written else None
 
     def write_many(self, blocks: Sequence[NewBlock]) -> list[Location]:
-        """Write blocks into room reserved for their spans, up to the first one that cannot be written; the room of that
-        one and of all others is given back."""
+        """Write blocks into room reserved for their spans, up to the first one that fails; the room of that one and of
+        all others is given back."""
         written, error = self._write(blocks)
         if error is not None and error.errno not in _FULL:
             self._failed(error)
         return written
 
     def _write(self, blocks: Sequence[NewBlock]) -> tuple[list[Location], OSError | None]:
-        """Where the first blocks are that could be written, and why the next one could not be."""
+        """Return the locations of the first blocks, and the error of the next one."""
         written: list[Location] = []
         if not self._writes.acquire(timeout=_WRITE_PATIENCE):
             self.give_back(sum(block.span for block in blocks))
@@ -244,8 +243,8 @@ class Tier:
         return written, error
 
     def _write_run(self, blocks: Sequence[NewBlock]) -> tuple[list[Location], OSError | None]:
-        """Where the first blocks are, as far as one segment takes them; and if the next one could not be written, why,
-        with the room of all others given back."""
+        """Write blocks into one segment, as far as they fit. Return the locations of the first ones, and the error of
+        the next one; after an error the room of all others has been given back."""
         sizes = [block.span for block in blocks]
         try:
             number, starts = self._allocate(sizes)
@@ -280,8 +279,8 @@ class Tier:
         return self._place.extent_per_record
 
     def allot(self, spans: Sequence[int]) -> list[tuple[int, int]]:
-        """Segment and offset of each span for which room is reserved: up to the first for which no segment can be made;
-        the room of that one and of all others is given back. Call `end_writes` for each in the end."""
+        """Return segment and offset of each span for which room is reserved, up to the first for which no segment can
+        be created; the room of that one and of all others is given back. Call `end_writes` for each in the end."""
         places: list[tuple[int, int]] = []
         try:
             for size in spans:
@@ -294,7 +293,8 @@ class Tier:
         return places
 
     def open_segment(self, number: int) -> int:
-        """A descriptor for writing, to be closed by the caller. Raises OSError: then nothing more is written there."""
+        """Return a descriptor for writing, which the caller closes. Raises OSError: then nothing more is written
+        there."""
         try:
             return segment_writer.open_to_write(self._file(number))
         except OSError as error:
@@ -303,12 +303,12 @@ class Tier:
             raise
 
     def free_unused(self, spans: Sequence[SegmentSpan]) -> None:
-        """Give spans back into which nobody writes any more, and to which no index entry points."""
+        """Free spans into which no process writes any more, and to which no index entry points."""
         if spans:
             self._free_spans(spans)
 
     def end_writes(self, numbers: Iterable[int]) -> None:
-        """Nobody writes any more into places in these segments, each of which was allotted once."""
+        """Record that writes into these segments have ended, one for each time a segment was allotted."""
         with self._lock:
             for number in numbers:
                 if (state := self._segments.get(number)) is not None:
@@ -320,8 +320,8 @@ class Tier:
         return segment_writer.read_block(self._file(location.segment), key, location)
 
     def read_many(self, blocks: Sequence[tuple[bytes, Location]], buffer: memoryview) -> list[memoryview | None]:
-        """The verified bytes of blocks (key, place), one after the other in *buffer*, which holds as many bytes as they
-        have; None for each that is not there or not right."""
+        """Return the verified bytes of blocks (key, location), one after the other in *buffer*, which holds as many
+        bytes as they have; None for each that is damaged or not there."""
         parts = []
         at = 0
         for key, location in blocks:
@@ -336,14 +336,14 @@ class Tier:
             segment_writer.read_ahead(self._file(location.segment), location)
 
     def free_blocks(self, locations: Iterable[Location]) -> None:
-        """Punch blocks out that no index entry, committed or not, points to any more."""
+        """Punch out blocks to which no index entry, committed or not, points any more."""
         spans = [(one.segment, segment_writer.record_start(one), span(one.length)) for one in locations]
         if spans:
             self._free_spans(spans)
 
     def suspect(self, reason: str, location: Location) -> None:
-        """Its disk does not answer: take no new blocks until the next `retry`, and free only then the block at
-        *location*, to which no index entry points any more."""
+        """Take no new blocks until the next `retry`, because the disk does not answer. Free the block at *location*,
+        to which no index entry points any more, only then."""
         self._failed(TimeoutError(errno.ETIMEDOUT, reason))
         with self._lock:
             self._unpunched.append((location.segment, segment_writer.record_start(location), span(location.length)))
@@ -351,17 +351,18 @@ class Tier:
     # --- segments -------------------------------------------------------------------------------------------------
 
     def segment_numbers(self) -> list[int]:
-        """Segments in the directory, oldest first. New ones get numbers after all of these. Raises OSError."""
+        """Return the segments in the directory, oldest first. New ones get numbers after all of these. Raises
+        OSError."""
         found = self._place.listing()
         with self._lock:
             self._next = max(self._next, found.next)
         return found.segments
 
     def survey(self, number: int) -> tuple[int, list[tuple[int, int]]]:
-        """Where the next record of a segment may begin, and the ranges that hold data. Raises OSError."""
+        """Return where the next record of a segment may begin, and the ranges that hold data. Raises OSError."""
         size, ranges = segment_writer.survey(self._file(number))
         if size < self._segment_size:
-            # An earlier version made it, or somebody has cut it: it takes no more records.
+            # An earlier version made it, or another program has cut it: it takes no more records.
             return max(page_ceil(size), self._segment_size), ranges
         return ranges[-1][1] if ranges else 0, ranges
 
@@ -372,7 +373,7 @@ class Tier:
                 segment_writer.punch_gaps(self._file(number), ranges)
 
     def records(self, number: int, ranges: Iterable[tuple[int, int]]) -> Iterator[Record]:
-        """The records found in some ranges of a segment, dead ones included. Raises OSError."""
+        """Yield the records found in some ranges of a segment, dead ones included. Raises OSError."""
         for start, end in ranges:
             yield from segment_writer.scan(self._file(number), start, end)
 
@@ -385,23 +386,23 @@ class Tier:
             self._active = number if end < self._segment_size else None
 
     def condemn(self, error: OSError) -> None:
-        """Take no blocks until the next start: nobody knows which segments there are."""
+        """Take no blocks until the next start, because the segments are unknown."""
         self._condemned = True
         self._failed(error)
 
     def set_aside(self, number: int) -> int:
-        """Leave a segment alone that cannot be used, but count what it takes: how many bytes."""
+        """Leave an unusable segment alone, but count the bytes that it takes, and return them."""
         taken = self._place.disk_bytes(number)
         with self._lock:
             self.used += taken
         return taken
 
     def discard(self, number: int, ranges: Iterable[tuple[int, int]]) -> None:
-        """Punch out adopted ranges that are nobody's."""
+        """Punch out adopted ranges that belong to no block."""
         self._free_spans([(number, start, end - start) for start, end in ranges])
 
     def sparse_segments(self) -> list[int]:
-        """Closed segments so empty that they are better copied forward, emptiest first."""
+        """Return the closed segments that are so empty that copying them forward is better, emptiest first."""
         with self._lock:
             found = [
                 (state.live, number)
@@ -411,7 +412,7 @@ class Tier:
         return [number for _, number in sorted(found)]
 
     def live_segments(self) -> list[int]:
-        """The segments that have live blocks, oldest first."""
+        """Return the segments that have live blocks, oldest first."""
         with self._lock:
             return sorted(number for number, state in self._segments.items() if state.live)
 
@@ -424,20 +425,20 @@ class Tier:
             self._count(state, -state.live)
 
     def suspend(self, error: OSError) -> None:
-        """Take no new blocks until `retry` finds that it works again."""
+        """Take no new blocks until `retry` finds that the tier works again."""
         self._failed(error)
 
     def retry(self) -> None:
-        """Try again what failed before, up to the first hole that cannot be punched again: 20,000 on a disk that is
-        read-only took 0.3 s of each retry. One that always fails counts, and closes the tier to no other block: whether
-        the disk works, the probe finds out, which punches one too."""
+        """Retry what failed before, up to the first hole that still cannot be punched: 20,000 on a read-only disk took
+        0.3 s of each retry. A hole that always fails keeps counting as used, but does not close the tier: the
+        probe, which punches a hole too, determines whether the disk works."""
         while self._unpunched:
             with self._lock:
-                # The other end is where it goes if it fails, so one that always fails is in nobody's way.
+                # A hole that fails again goes to the other end, so that it blocks no others.
                 hole = self._unpunched.popleft()
             if not self._free_spans([hole], again=True):
                 break
-        # Not while all writes hang: the probe would, too.
+        # Not while all writes hang: the probe would hang, too.
         if self.problem and not self._condemned and self._writes.acquire(blocking=False):
             try:
                 self._place.probe()
@@ -448,14 +449,14 @@ class Tier:
                 self._writes.release()
 
     def close(self) -> None:
-        """Let another daemon have the directory."""
+        """Release the directory for another daemon."""
         self._place.close()
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
     def _check_full(self, error: OSError) -> None:
-        """Raises FileSystemFull where that is why a write has failed. What `statvfs` says may be more than we get, as
-        there are quotas, too; so the limit is no more than what is used."""
+        """Raise FileSystemFull where that is the reason for a failed write. With quotas, `statvfs` may report more
+        than the tier gets; so the limit is lowered to what is used."""
         if error.errno in _FULL:
             self.refresh_limit()
             with self._lock:
@@ -466,8 +467,8 @@ class Tier:
         return self._place.segment(number)
 
     def _allocate(self, sizes: Sequence[int]) -> tuple[int, list[int]]:
-        """A segment, and offsets there for the first of some spans, one or more. Raises OSError where a new segment
-        cannot be made."""
+        """Return a segment, and offsets in it for the first of some spans, one or more. Raises OSError where a new
+        segment cannot be created."""
         while (found := self._take(sizes)) is None:
             with self._creating:
                 if not self._has_space(sizes[0]):
@@ -490,7 +491,7 @@ class Tier:
             return self._active, starts
 
     def _has_space(self, size: int) -> bool:
-        """Can the active segment take a span? An empty one takes any."""
+        """Return whether the active segment can take a span. An empty one takes any."""
         active = self._active
         end = self._segments[active].end if active is not None else self._segment_size
         return end == 0 or end + size <= self._segment_size
@@ -523,8 +524,8 @@ class Tier:
         self.used += PAGE * ((state.live > 0) - had)
 
     def _free_spans(self, spans: Sequence[SegmentSpan], *, again: bool = False) -> bool:
-        """Punch holes into segments. False, with those that failed remembered for `retry`. again: it has failed
-        before."""
+        """Punch holes into segments. Return False where some failed, which are remembered for `retry`. again: they
+        have failed before."""
         failed, error = self._punch(spans)
         if error is not None:
             # The bytes are still there, so they still count.
@@ -541,7 +542,7 @@ class Tier:
         return error is None
 
     def _punch(self, spans: Sequence[SegmentSpan]) -> tuple[Sequence[SegmentSpan], OSError | None]:
-        """Which parts of these spans could not be punched out, and why."""
+        """Return the spans that could not be punched out, and the error."""
         if not self._holes.acquire(timeout=0.0 if self.problem else _WRITE_PATIENCE):
             return spans, TimeoutError(errno.ETIMEDOUT, f"freeing takes longer than {_WRITE_PATIENCE} s")
         try:
@@ -581,7 +582,7 @@ class Tier:
                     f" one with units of {PAGE} bytes (ext4 without bigalloc, tmpfs without huge pages, xfs)"
                 )
         except OSError as error:
-            # A disk that is full or read-only can still be read from.
+            # A disk that is full or read-only can still be read.
             if error.errno not in _TEMPORARY:
                 directory.close()
                 raise _unusable(place, error) from None

@@ -1,6 +1,6 @@
 """The directory of a tier: opened once, locked for this daemon, and the same one as long as the daemon runs.
 
-Everything in it is reached through its descriptor, so that whatever happens to the path, no file of another directory
+Every file in it is reached through its descriptor, so that whatever happens to the path, no file of another directory
 is read, written or punched.
 """
 
@@ -19,26 +19,26 @@ from cachefs_daemon.store.owned_directory import Place, open_owned
 from cachefs_daemon.store.segment_writer import PAGE, SegmentFile
 
 _PROBE: Final = ".probe"
-# As sparse as a segment is: file systems may give a file that grows, or that could be in huge pages, more than it asks.
+# As sparse as a segment: file systems may give a file that grows, or that could be in huge pages, more than it needs.
 _PROBE_SIZE: Final = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a start finds."""
+    """The segments in the directory."""
 
     segments: list[int]  # numbers of the files with a segment's name, oldest first
     next: int  # the number that follows all of them
 
 
 class TierDirectory:
-    """Thread-safe."""
+    """Holds the tier's directory open and locked. Thread-safe."""
 
     def __init__(self, place: Place) -> None:
         """Raises ConfigError, Busy."""
         self.place = place
         self.path = place.path
-        # For the calls that take one. It stays the same number when the directory is made again.
+        # The number stays the same when the directory is created again.
         self.descriptor = open_owned(place)
         try:
             self._lock(self.descriptor)
@@ -63,14 +63,14 @@ class TierDirectory:
         return Listing(found, found[-1] + 1 if found else 0)
 
     def disk_bytes(self, number: int) -> int:
-        """What the file of a segment takes; 0 where not even that can be found out."""
+        """Return the bytes on disk of a segment's file; 0 where they are unknown."""
         try:
             return os.stat(self.segment(number).name, dir_fd=self.descriptor, follow_symlinks=False).st_blocks * 512
         except OSError:
             return 0
 
     def check(self) -> None:
-        """Is it still what its path leads to, for mounts too? Raises OSError where not."""
+        """Raise OSError where the path no longer leads to this directory, which mounts need too."""
         there, ours = os.stat(self.path), os.fstat(self.descriptor)
         if there.st_dev != ours.st_dev:
             raise OSError(errno.ENODEV, "it is on another file system than at start; mount the right one or restart")
@@ -78,7 +78,7 @@ class TierDirectory:
             raise OSError(errno.ESTALE, "somebody has put another directory in its place; put it back or restart")
 
     def probe(self) -> int:
-        """Write two pages and free one. How many bytes are taken then. Raises OSError."""
+        """Write two pages and free one. Return the bytes that are taken then. Raises OSError."""
         self.check()
         with contextlib.suppress(FileNotFoundError):
             os.unlink(_PROBE, dir_fd=self.descriptor)
@@ -94,8 +94,8 @@ class TierDirectory:
             os.unlink(_PROBE, dir_fd=self.descriptor)
 
     def remake(self) -> None:
-        """Make it again if somebody has removed it, but not on the disk below one that is not mounted just now. Raises
-        OSError, ConfigError or Busy where it is then not there, or not the same."""
+        """Create the directory again if another program has removed it, but not on the disk below one that is not
+        mounted just now. Raises OSError, ConfigError or Busy where it then does not exist, or is not the same."""
         with self._remaking:
             with contextlib.suppress(FileNotFoundError):
                 self.check()
@@ -110,7 +110,7 @@ class TierDirectory:
                 os.close(fresh)
 
     def close(self) -> None:
-        """Let another daemon have the directory."""
+        """Release the directory for another daemon."""
         os.close(self.descriptor)
 
     def _lock(self, descriptor: int) -> None:

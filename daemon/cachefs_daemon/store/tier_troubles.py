@@ -1,4 +1,4 @@
-"""What is wrong with a tier: a disk that is full, broken or does not answer."""
+"""Detects troubles of a tier: a disk that is full, broken or does not answer."""
 
 import time
 from collections.abc import Iterable
@@ -11,23 +11,23 @@ from cachefs_daemon.store.storage import TierUsage
 
 # A tier always keeps a little of its budget back.
 _NEARLY: Final = 0.95
-# A tier that was full is so until less than this part of what it may take is taken: it evicts a whole segment at once.
+# A tier that was full remains so until it uses less than this part of its limit: it evicts a whole segment at once.
 _STILL: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class TierTrouble:
-    """What is wrong with one tier now."""
+    """A present trouble of one tier."""
 
     tier: str
-    # Which trouble it has; its text; and unix time in seconds of the first look that has found it.
+    # Its kind; its text; and unix time in seconds of the first look that found it.
     kind: str
     text: str
     since: float
 
 
 class TierTroubles:
-    """Notes each trouble in the log of failures once, and that it lasts. Used on the event loop."""
+    """Adds each trouble to the log of failures once, and keeps it current while it lasts. Used on the event loop."""
 
     def __init__(self, errors: ErrorLog) -> None:
         self._errors = errors
@@ -35,11 +35,11 @@ class TierTroubles:
 
     @property
     def now(self) -> list[TierTrouble]:
-        """Those that the last look has found."""
+        """The troubles that the last look found."""
         return list(self._known.values())
 
     def look(self, tiers: Iterable[TierUsage]) -> None:
-        """To be called every second or so."""
+        """Check the tiers. Call every second or so."""
         for tier in tiers:
             before = self._known.pop(tier.name, None)
             kind, text = trouble_of(tier, _STILL if before is not None else _NEARLY)
@@ -55,8 +55,8 @@ class TierTroubles:
 
 
 def trouble_of(tier: TierUsage, full: float = _NEARLY) -> tuple[str, str]:
-    """Kind of trouble and its text; both empty where there is none. full: the part of what it may take that a full
-    tier has taken."""
+    """Return the kind of trouble and its text; both "" where there is none. full: the part of its limit that a full
+    tier uses."""
     if tier.problem:
         return tier.problem, f"takes no new blocks: {tier.problem}"
     if tier.limit < _NEARLY * tier.budget and tier.used >= full * tier.limit:

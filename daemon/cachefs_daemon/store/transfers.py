@@ -1,7 +1,7 @@
-"""Blocks into tiers, from one tier to another, and out of them: the one place where bytes, index and decisions change.
+"""Moves blocks into tiers, between them and out of them: the one place where bytes, index and decisions change.
 
-The order of steps is what makes a crash harmless and a reader's race detectable: bytes first, then the index entry; the
-index entry gone and committed, then the hole. See cachefs_daemon.store.recovery for what is left to do after a crash.
+The order of steps makes a crash harmless and a reader's race detectable: bytes first, then the index entry; the index
+entry gone and committed, then the hole. See cachefs_daemon.store.recovery for the work after a crash.
 """
 
 import time
@@ -18,23 +18,24 @@ from cachefs_daemon.store.index_writer import IndexWriter
 from cachefs_daemon.store.segment_writer import span
 from cachefs_daemon.store.tier import FileSystemFull, NewBlock, Tier
 
-# Room made by one thread may be taken by another before it is reserved.
+# Attempts, since room made by one thread may be taken by another before it is reserved.
 _ATTEMPTS: Final = 16
-# Tries where the file system turns out to be full: whoever fills it may take what is evicted for us, too.
+# Attempts where the file system turns out to be full: another program that fills it may also take what is evicted for
+# us.
 _FULL_ATTEMPTS: Final = 3
-# Seconds for which a block that somebody waits for may wait for room. A block is written in well under a millisecond
-# per megabyte, and there is another way to the reader.
+# Seconds for which a block with a waiting reader may wait for room. A block is written in well under a millisecond per
+# megabyte, and it can reach the reader in another way.
 _PATIENCE_SECONDS: Final = 0.1
 _POLL_SECONDS: Final = 0.002
 # Blocks that share a commit when many leave: a commit costs 40 us, and holes wait for it. They leave in one go under
 # the store's lock: 10 us each.
 _BATCH: Final = 64
-# Fewer where their bytes move, so that room comes free while others still move.
+# Fewer where their bytes move, so that room is freed while others still move.
 DEMOTED_TOGETHER: Final = 16
-# Bytes that are in memory at once on their way to another tier; and the memory that is kept for them.
+# Bytes that are in memory at once on their way to another tier; and the number of buffers that are kept for them.
 _PORTION: Final = 4 << 20
 _BUFFERS: Final = 2
-# A thread that takes the store's lock again and again must give others the time to take it: a lock is not fair.
+# Pause of a thread that takes the store's lock repeatedly, so that others can take it: a lock is not fair.
 LET_OTHERS_SECONDS: Final = 0.0005
 # Fewer, and no more than a portion, where each needs room for a second copy until the commit.
 COPY_BATCH: Final = 16
@@ -43,7 +44,8 @@ _Block = tuple[bytes, Location]
 
 
 class Transfers:
-    """Thread-safe and blocking. The lock of *tiering* covers decisions and bookkeeping; bytes are moved outside it."""
+    """Moves blocks. Thread-safe and blocking. The lock of *tiering* covers decisions and bookkeeping; bytes are moved
+    outside it."""
 
     def __init__(self, tiers: Sequence[Tier], index: IndexWriter, tiering: Locked[Tiering]) -> None:
         self._tiers = tiers
@@ -56,8 +58,8 @@ class Transfers:
     # --- in -----------------------------------------------------------------------------------------------------------
 
     def write(self, tier: Tier, block: NewBlock, *, transient: bool = False) -> Location | None:
-        """Write a block into a tier, with room made for it; no reader finds it before `enter` or `move`. None where the
-        tier's policy does not want it, or the tier cannot take it."""
+        """Write a block into a tier, with room made for it; no reader finds it before `enter` or `move`. Return None
+        where the tier's policy does not want it, or the tier cannot take it."""
         full: OSError | None = None
         for _ in range(_FULL_ATTEMPTS):
             if tier.problem:
@@ -78,7 +80,7 @@ class Transfers:
         return None
 
     def write_many(self, tier: Tier, blocks: Sequence[NewBlock]) -> list[Location | None]:
-        """The same for many blocks, with one look for room and one opened file for most of them."""
+        """Write many blocks as `write` does, with one search for room and one opened file for most of them."""
         found: list[Location | None] = [None] * len(blocks)
         if tier.problem or not blocks:
             return found
@@ -97,8 +99,8 @@ class Transfers:
         return found
 
     def reserve(self, tier: Tier, blocks: Sequence[Incoming]) -> list[tuple[int, int] | None]:
-        """Segment and offset for each block, with room made for it, where a fetch process writes it; no reader finds it
-        before `enter`. None where the tier's policy does not want it, or the tier cannot take it."""
+        """Reserve room in which a fetch process writes the blocks; no reader finds them before `enter`. Return segment
+        and offset of each; None where the tier's policy does not want it, or the tier cannot take it."""
         found: list[tuple[int, int] | None] = [None] * len(blocks)
         if tier.problem or not blocks:
             return found
@@ -123,7 +125,8 @@ class Transfers:
         return location
 
     def enter(self, written: Sequence[tuple[bytes, Location]], *, transient: bool = False) -> list[Location]:
-        """Let readers find blocks that were written; where they are, if somebody else has brought one meanwhile."""
+        """Make written blocks visible to readers. Return their locations, which are others for blocks that arrived in
+        another way meanwhile."""
         if not written:
             return []
         with self._tiering as tiering:
@@ -141,13 +144,13 @@ class Transfers:
         return found
 
     def _gone(self, keys: Sequence[bytes]) -> None:
-        """Blocks for which there was room could not be written."""
+        """Release the quota of blocks that had room but could not be written."""
         with self._tiering as tiering:
             for key in keys:
                 tiering.quotas.arrived(key)
 
     def _make_room(self, tier: Tier, blocks: Sequence[Incoming], transient: bool) -> list[bool]:
-        """For which of the blocks room is reserved: those that the policy wants, or all if they are transient."""
+        """Return for which blocks room is reserved: those that the policy wants, or all if they are transient."""
         reserved = [False] * len(blocks)
         waiting = list(range(len(blocks)))
         attempts = _ATTEMPTS + len(blocks)
@@ -182,20 +185,21 @@ class Transfers:
     # --- from one place to another ------------------------------------------------------------------------------------
 
     def read(self, key: bytes, location: Location) -> bytes | None:
-        """The block's bytes, verified; None if they are not right (or no longer there)."""
+        """Return the block's verified bytes; None if they are damaged or no longer there."""
         return self._tiers[location.tier].read(key, location) if location.tier < len(self._tiers) else None
 
     def copy(self, source: Tier, target: Tier, blocks: Sequence[_Block]) -> dict[bytes, Location]:
-        """Move blocks out of *source*, as far as *target* takes them (it may be the same). Where those were that moved:
-        the caller frees these bytes after a commit."""
+        """Move blocks out of *source*, as far as *target* takes them (it may be the same). Return the old locations of
+        those that moved: the caller frees these bytes after a commit."""
         moved: dict[bytes, Location] = {}
-        # Most of what is refused is so before its bytes are read.
+        # Most refused blocks are refused before their bytes are read.
         for portion in portions(self._wanted(target, blocks)):
             moved |= self._copy(source, target, portion)
         return moved
 
     def _move(self, moves: Sequence[tuple[bytes, Location, Location]]) -> list[bool]:
-        """Let the index say *new* of each (key, old, new), if it still says *old*: is it so?"""
+        """Change the index from *old* to *new* for each (key, old, new), where it still has *old*. Return which have
+        moved."""
         with self._tiering as tiering:
             there = self._index.get_many([key for key, _, _ in moves])
             moved = [here == old for here, (_, old, _) in zip(there, moves, strict=True)]
@@ -212,7 +216,7 @@ class Transfers:
     # --- out ----------------------------------------------------------------------------------------------------------
 
     def evict(self, tier: Tier, keys: Iterable[bytes], *, demote: bool = True) -> None:
-        """Move blocks of *tier* to the SSD tier or, always where not *demote*, drop them, and free their room."""
+        """Move blocks of *tier* to the SSD tier, or drop them (always without *demote*), and free their room."""
         demote = demote and tier is self._memory and self._ssd is not None
         for batch in batches(keys, DEMOTED_TOGETHER if demote else _BATCH):
             gone = self._demote(batch) if demote else self._leave(batch, tier.number)
@@ -222,7 +226,7 @@ class Transfers:
                 tiering.counts[tier.number].evicted += len(gone)
 
     def drop(self, keys: Iterable[bytes]) -> tuple[int, int]:
-        """Drop blocks, whichever tier they are in. How many blocks and bytes were there."""
+        """Drop blocks, whichever tier they are in. Return how many blocks and bytes were there."""
         blocks = freed = 0
         for batch in batches(keys):
             gone = self._leave(batch)
@@ -234,7 +238,8 @@ class Transfers:
         return blocks, freed
 
     def leave(self, key: bytes, location: Location) -> bool:
-        """Delete the index entry, if it still says so: then the caller frees the bytes after a commit."""
+        """Delete the block's index entry, if it still has this location: then the caller frees the bytes after a
+        commit."""
         with self._tiering as tiering:
             if self._index.get(key) != location:
                 return False
@@ -243,8 +248,8 @@ class Transfers:
             return True
 
     def _leave(self, keys: Sequence[bytes], tier: int | None = None) -> list[Location]:
-        """Delete the index entries of blocks, or of those in *tier*. Where they were: the caller frees the bytes after
-        a commit."""
+        """Delete the index entries of blocks, or of those in *tier*. Return the old locations: the caller frees the
+        bytes after a commit."""
         with self._tiering as tiering:
             there = zip(keys, self._index.get_many(keys), strict=True)
             gone = {key: place for key, place in there if place is not None and tier in (None, place.tier)}
@@ -254,15 +259,16 @@ class Transfers:
         return [*gone.values()]
 
     def _demote(self, keys: Sequence[bytes]) -> list[Location]:
-        """Move blocks of the memory tier to the SSD tier, or drop those that it does not take. Where they were."""
+        """Move blocks of the memory tier to the SSD tier, or drop those that it does not take. Return their old
+        locations."""
         found = zip(keys, self._index.get_many(keys), strict=True)
         here = [(key, location) for key, location in found if location is not None and location.tier == MEMORY]
         moved = self.copy(self._memory, self._ssd, here) if self._ssd is not None else {}
-        # One that was moved within the tier meanwhile is dropped: no policy knows it now.
+        # A block that was moved within the tier meanwhile is dropped: no policy knows it now.
         return [*moved.values(), *self._leave([key for key in keys if key not in moved], MEMORY)]
 
     def _wanted(self, tier: Tier, blocks: Sequence[_Block]) -> list[_Block]:
-        """Those of these blocks that *tier* takes, with room reserved there."""
+        """Return those of these blocks that *tier* takes, with room reserved there."""
         if tier.problem or not blocks:
             return []
         incoming = [Incoming(key, span(location.length)) for key, location in blocks]
@@ -270,7 +276,7 @@ class Transfers:
         return [block for block, fit in zip(blocks, fits, strict=True) if fit]
 
     def _copy(self, source: Tier, target: Tier, blocks: Sequence[_Block]) -> dict[bytes, Location]:
-        """Move blocks into room that *target* has for them. Where those were that moved."""
+        """Move blocks into room that *target* has reserved. Return the old locations of those that moved."""
         buffer = self._buffers.take(sum(location.length for _, location in blocks))
         contents = source.read_many(blocks, memoryview(buffer))
         whole = [(block, data) for block, data in zip(blocks, contents, strict=True) if data is not None]
@@ -285,14 +291,14 @@ class Transfers:
 
 
 class _Buffers:
-    """Memory that blocks are read into on their way to another tier. To read 110 KB into fresh memory takes 98 us, as
+    """Reuses the memory through which blocks move to another tier. Reading 110 KB into fresh memory takes 98 us, as
     the kernel has to map its pages; into memory that was used before, 21."""
 
     def __init__(self) -> None:
         self._kept: list[bytearray] = []
 
     def take(self, size: int) -> bytearray:
-        """At least *size* bytes."""
+        """Return a buffer of at least *size* bytes."""
         with suppress(IndexError):
             buffer = self._kept.pop()
             if len(buffer) >= size:
@@ -305,7 +311,7 @@ class _Buffers:
 
 
 def portions(blocks: Sequence[_Block]) -> Iterator[list[_Block]]:
-    """All blocks, in lists of at most _PORTION bytes, or of one block."""
+    """Yield all blocks, in lists of at most _PORTION bytes, or of one block."""
     portion: list[_Block] = []
     size = 0
     for block in blocks:
@@ -322,7 +328,7 @@ _Item = TypeVar("_Item")
 
 
 def batches(items: Iterable[_Item], size: int = _BATCH) -> Iterator[list[_Item]]:
-    """All *items*, in lists of at most *size*."""
+    """Yield all *items*, in lists of at most *size*."""
     iterator = iter(items)
     while batch := list(islice(iterator, size)):
         yield batch
