@@ -1,4 +1,4 @@
-"""The datasets of this node: their names, origins, snapshots, and where the bytes of each block come from.
+"""The datasets of this node: their names, origins and snapshots, and the source of each block's bytes.
 
-May import origin; knows no store.
+May import origin, but not store.
 """

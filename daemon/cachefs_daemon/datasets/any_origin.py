@@ -1,4 +1,4 @@
-"""One origin out of several that have the same objects: those of datasets with one URL and different options."""
+"""Combines several origins with the same objects into one: those of datasets with one URL and different options."""
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol, cast, runtime_checkable
@@ -12,14 +12,14 @@ from cachefs_daemon.origin.patience import Patience
 
 
 class AnyOrigin:
-    """Reads as the first of its origins that may (see cachefs_daemon.origin.base.Origin).
+    """Reads from the first of its origins that allows it (see cachefs_daemon.origin.base.Origin).
 
-    Datasets with the same listing share their snapshot and their blocks, so nobody knows for which of them a block is
+    Datasets with the same listing share their snapshot and their blocks, so it is unknown for which of them a block is
     read. The credentials of one may be withdrawn while those of another are good.
     """
 
     def __init__(self, origins: Sequence[Origin]) -> None:
-        """origins: in which order they are tried; at least one. They stay open when this one is closed."""
+        """origins: at least one, in the order in which they are tried. They stay open when this one is closed."""
         self._origins = list(origins)
 
     @property
@@ -52,7 +52,8 @@ class AnyOrigin:
         rest, refused = patience.rest, None
 
         async def rest_unless_refused(seconds: float) -> None:
-            """Expired credentials may be renewed in time, but others may be good already."""
+            """Fail where access is denied: expired credentials may be renewed in time, but those of another origin may
+            be good already."""
             if isinstance(patience.trouble, OriginAccessDenied):
                 raise patience.trouble
             await rest(seconds)
@@ -63,7 +64,7 @@ class AnyOrigin:
                 return await origin.read(wanted, patience)
             except (OriginAccessDenied, ConfigError) as error:
                 refused = refused or error
-                # The others come first from now on.
+                # From now on the other origins are tried first.
                 self._origins.remove(origin)
                 self._origins.append(origin)
         patience.rest = rest
@@ -78,13 +79,13 @@ class AnyOrigin:
 
 @runtime_checkable
 class _Able(RangeOrigin, OrderingOrigin, PreparedOrigin, Protocol):
-    """What an origin can do beyond Origin, so that blocks come fast."""
+    """The optional abilities of origins for fast fetches."""
 
 
 class AnyAbleOrigin(AnyOrigin):
-    """AnyOrigin of origins that all bring ranges, take orders and can be prepared.
+    """AnyOrigin of origins that all read ranges, take orders and can be prepared.
 
-    The first one is asked. Where it refuses, the blocks are read by `read`, which puts another one first.
+    The first origin is used. Where it refuses, `read` reads the blocks, and puts another origin first.
     """
 
     @property
@@ -117,7 +118,8 @@ class AnyAbleOrigin(AnyOrigin):
 
 
 def any_of(origins: Sequence[Origin]) -> Origin:
-    """One origin that reads from any of *origins*, and can do what all of them can; the only one itself."""
+    """Return an origin that reads from any of *origins* and has the abilities that all of them have; a single one
+    itself."""
     if len(origins) == 1:
         return origins[0]
     return AnyAbleOrigin(origins) if all(isinstance(one, _Able) for one in origins) else AnyOrigin(origins)

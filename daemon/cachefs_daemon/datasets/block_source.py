@@ -1,4 +1,4 @@
-"""Where the bytes of a block come from."""
+"""The origin of one block."""
 
 from dataclasses import dataclass
 
@@ -7,14 +7,14 @@ from cachefs_daemon.origin.base import ObjectRange, Origin
 
 @dataclass(frozen=True, slots=True)
 class BlockSource:
-    """The origin of one block, and its bytes there."""
+    """The origin of one block, and the block's bytes there."""
 
     # Key of the block.
     key: bytes
     origin: Origin
-    # Which bytes of which object of the origin the block is.
+    # The bytes of the object that the block has.
     range: ObjectRange
-    # Id of the snapshot for whose sake the block is fetched.
+    # Id of the snapshot for which the block is fetched.
     snapshot: str = ""
     # Number of its file in that snapshot, and of the block in the file.
     entry: int = 0
@@ -27,10 +27,10 @@ class BlockSource:
 
     @property
     def is_whole(self) -> bool:
-        """Is the block a whole object?"""
+        """Whether the block is a whole object."""
         return self.range.length == self.range.size
 
     @property
     def subject(self) -> str:
-        """How a person calls the object."""
+        """The object's name in messages."""
         return f"{self.origin.url}/{self.range.key.decode(errors='backslashreplace')}"

@@ -1,4 +1,4 @@
-"""What is in a directory of a snapshot, for those who may not read the file itself."""
+"""Lists a directory of a snapshot, for users who may not read the snapshot's file."""
 
 import itertools
 from collections.abc import Iterator
@@ -9,12 +9,12 @@ from cachefs.messages import DirectoryEntries, DirectoryEntry
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.datasets.selection import normal_path
 
-# Entries of one page. It takes some 10 ms to make one, and 100 KB to send it.
+# Entries of one page: some 10 ms to create, and 100 KB to send.
 PAGE: Final = 4096
 
 
 def pages(snapshot: Snapshot, dataset: str, path: bytes) -> Iterator[DirectoryEntries]:
-    """The entries of the directory at *path*, or the file there. It is to be called in a thread, and so is each step.
+    """Yield the entries of the directory at *path*, or the file there. Call it, and take each step, in a thread.
 
     Raises NotFound.
     """

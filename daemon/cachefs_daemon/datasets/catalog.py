@@ -1,9 +1,7 @@
 """The catalog of datasets of this node: their names, origins and snapshots.
 
-Each dataset keeps its current snapshot, the one before it, and any
-snapshot that a mount or a job of this node or of another one still reads.
-A dataset that was removed is kept out of sight, as long as another node
-reads one of its snapshots.
+Each dataset keeps its current snapshot, the one before it, and any snapshot that a mount or a job of this node or of
+another one still reads. A removed dataset is kept, but not shown, as long as another node reads one of its snapshots.
 """
 
 import asyncio
@@ -52,13 +50,13 @@ log = logging.getLogger(__name__)
 _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
 # `all` is the mount SPEC for every dataset of the node.
 _RESERVED: Final = frozenset({"all"})
-# Snapshots that each dataset keeps, whoever uses them.
+# Snapshots that each dataset keeps, even unused.
 KEPT_GENERATIONS: Final = 2
-# When a snapshot was replaced that another node has sent: before any mount of this node started.
+# The time of replacement of an old snapshot from another node: before any mount of this node started.
 _LONG_AGO: Final = 0.001
 # Seconds that a change by a user waits, at most, for one that came from another node: a snapshot is put in place.
 TAKING_OVER_SECONDS: Final = 10.0
-# Snapshots for which it is remembered which dataset has them.
+# Snapshots for which the dataset's name is cached.
 _NAMES: Final = 4096
 
 
@@ -66,11 +64,11 @@ _NAMES: Final = 4096
 class Dataset:
     """A dataset of this node."""
 
-    # What is kept on disk of the dataset.
+    # The dataset as it is kept on disk.
     record: DatasetRecord
-    # The origin of the dataset, which is open.
+    # The open origin of the dataset.
     origin: Origin
-    # The dataset's current snapshot; None where that is damaged.
+    # The current snapshot; None where that is damaged.
     current: Snapshot | None
 
 
@@ -78,31 +76,33 @@ class Catalog:
     """All datasets of the node. Used on the event loop; their snapshots may be used in any thread."""
 
     def __init__(self, state_dir: Path, held: HeldSnapshots, settings: OriginSettings, threads: Threads) -> None:
-        """held: gets the snapshots of all datasets. Raises CachefsError where the list of datasets cannot be read."""
+        """held: receives the snapshots of all datasets. Raises CachefsError where the list of datasets cannot
+        be read."""
         self._state_dir = state_dir
         self._held = held
         self._settings = settings
         self._threads = threads
         self._datasets: dict[str, Dataset] = {}  # by name
-        self._departed: list[Dataset] = []  # were removed, and have snapshots that other nodes read
+        self._departed: list[Dataset] = []  # removed, with snapshots that other nodes read
         self._upkeep = OriginUpkeep()
-        # Names of datasets that are being listed or removed, or taken over from another node; the latter with what is
-        # set at the end.
+        # Names of datasets that are being listed or removed, or taken over from another node; the latter with an event
+        # that is set at the end.
         self._changing: dict[str, asyncio.Event | None] = {}
         self._saving = threading.Lock()
         self._names: dict[str, str] = {}  # by id of a snapshot: see `dataset_of`
-        # In a cluster: gives the stamp of a change that is made on this node; and is told the name of each dataset that
-        # has changed, whoever changed it.
+        # In a cluster: returns the stamp of a change that is made on this node; and receives the name of each changed
+        # dataset, whichever node changed it.
         self.stamp: Callable[[], Stamp] = lambda: NO_STAMP
         self.on_change: Callable[[str], None] = lambda name: None
         self.elsewhere: Elsewhere = lambda: ()
-        self.added_elsewhere: Callable[[str], Iterable[Stamp]] = lambda name: ()  # the same dataset, on other nodes
+        # stamps of the same dataset on other nodes
+        self.added_elsewhere: Callable[[str], Iterable[Stamp]] = lambda name: ()
         known = records.load(state_dir)
         self.removals = Removals({one.name: one.added for one in known.removed}, known.forgotten, known.spared)
         for record in known.datasets:
             self._load(record)
         self._departed = [Dataset(record, self._opened_or_unusable(record), None) for record in known.departed]
-        # Older ones come later: where descriptors are short, each dataset has its current snapshot.
+        # Older snapshots are opened last: where descriptors are short, each dataset then has its current snapshot.
         for dataset in self:
             for old in dataset.record.snapshots[1:]:
                 self._held_or_none(dataset.record.name, old, dataset.origin)
@@ -118,11 +118,11 @@ class Catalog:
         return len(self._datasets)
 
     def find(self, name: str) -> Dataset | None:
-        """The dataset of that name."""
+        """Return the dataset of that name, or None."""
         return self._datasets.get(name)
 
     def get(self, name: str) -> Dataset:
-        """The dataset of that name. Raises NotFound."""
+        """Return the dataset of that name. Raises NotFound."""
         dataset = self._datasets.get(name)
         if dataset is None:
             known = ", ".join(sorted(self._datasets)) or "none yet"
@@ -135,24 +135,24 @@ class Catalog:
         return dataset
 
     def snapshot(self, name: str) -> Snapshot:
-        """The current snapshot of a dataset. Raises NotFound, SnapshotDamaged."""
+        """Return the current snapshot of a dataset. Raises NotFound, SnapshotDamaged."""
         dataset = self.get(name)
         if dataset.current is None:
             raise SnapshotDamaged(f"the snapshot of {name} is lost; run `cachectl dataset refresh {name}`")
         return dataset.current
 
     def is_replaced(self, snapshot: str) -> bool:
-        """Is *snapshot* an older one of a dataset, and the current one of none?"""
+        """Return whether *snapshot* is an older one of a dataset, and the current one of none."""
         known = [[one.id for one in dataset.record.snapshots] for dataset in self]
         return any(snapshot in ids[1:] for ids in known) and all(snapshot not in ids[:1] for ids in known)
 
     def generations(self, dataset: Dataset) -> list[Snapshot]:
-        """All snapshots of the dataset that are still on this node, newest first."""
+        """Return all snapshots of the dataset that are still on this node, newest first."""
         held = (self._held.get(known.id) for known in dataset.record.snapshots)
         return [snapshot for snapshot in held if snapshot is not None]
 
     def view(self, dataset: Dataset) -> DatasetView:
-        """What others are told of the dataset. The view's snapshot and path are empty where the snapshot is lost."""
+        """Return the public description of the dataset. Its snapshot and path are empty where the snapshot is lost."""
         record, snapshot = dataset.record, dataset.current
         return DatasetView(
             name=record.name,
@@ -173,11 +173,11 @@ class Catalog:
         )
 
     def readable(self) -> list[DatasetView]:
-        """The datasets that a mount can show."""
+        """Return the datasets that a mount can show."""
         return [self.view(dataset) for dataset in self if dataset.current is not None]
 
     def check_new(self, name: str, url: str) -> None:
-        """Raises ConfigError where *name* cannot name a dataset, AlreadyExists where it names one."""
+        """Raise ConfigError where *name* cannot name a dataset, AlreadyExists where it names one."""
         if not _NAME.fullmatch(name) or name in _RESERVED:
             raise ConfigError(
                 f"{name!r} cannot name a dataset: use 1 to 64 of A-Z a-z 0-9 . _ - "
@@ -190,7 +190,7 @@ class Catalog:
     async def add(self, request: DatasetAdd) -> AsyncGenerator[ListingProgress, None]:
         """List a new dataset. Yields progress, and last a message with the dataset.
 
-        Raises AlreadyExists, Busy, ConfigError, and what the origin raises.
+        Raises AlreadyExists, Busy, ConfigError, and the errors of the origin.
         """
         name = request.name
         self.check_new(name, request.url)
@@ -213,9 +213,9 @@ class Catalog:
         yield self._last_progress(dataset, resumed)
 
     async def refresh(self, name: str) -> AsyncGenerator[ListingProgress, None]:
-        """List a dataset anew. Yields progress, and last a message with the dataset and what has changed.
+        """List a dataset again. Yields progress, and last a message with the dataset and the changes.
 
-        Raises NotFound, Busy, and what the origin raises.
+        Raises NotFound, Busy, and the errors of the origin.
         """
         dataset = self.get(name)
         before = dataset.current
@@ -227,7 +227,7 @@ class Catalog:
                     yield progress
         last = self._last_progress(dataset, resumed)
         if before is not None and before.is_replaced():
-            # The listing has written the same anew, or somebody has damaged the file meanwhile: see `check_files`.
+            # The listing has written the same snapshot again, or its file was damaged meanwhile: see `check_files`.
             before = dataset.current if dataset.current is not None and dataset.current.id == before.id else None
         if before is not None and dataset.current is not None:
             diff = await self._threads.background(compare, before, dataset.current)
@@ -239,8 +239,8 @@ class Catalog:
         yield last
 
     async def remove(self, name: str, is_read_elsewhere: Callable[[str], bool] = lambda _: False) -> Dataset:
-        """Forget the dataset and its snapshots, but for those that *is_read_elsewhere* says yes of by their id; its
-        blocks stay. Raises NotFound, Busy."""
+        """Forget the dataset and its snapshots, except those with an id for which *is_read_elsewhere* returns true;
+        its blocks stay. Raises NotFound, Busy."""
         dataset = self.get(name)
         with self._changing_name(name):
             added = {*dataset.record.added, *self.added_elsewhere(name)}
@@ -263,21 +263,21 @@ class Catalog:
         return dataset
 
     async def set_pins(self, name: str, pins: list[bytes]) -> None:
-        """pins: paths relative to the dataset's root. Raises NotFound, CachefsError."""
+        """Pin paths relative to the dataset's root. Raises NotFound, CachefsError."""
         await self._change(self.get(name), pins=pins)
 
     async def set_limits(self, name: str, *, share: float, most: int, ttl: float) -> None:
-        """See DatasetRecord. Raises NotFound, CachefsError."""
+        """Set the limits of DatasetRecord. Raises NotFound, CachefsError."""
         await self._change(self.get(name), share=share, most=most, ttl=ttl, limited=self.stamp())
         self.on_change(name)
 
     def opened(self, name: str, options: OriginOptions) -> Origin:
-        """The origin of a dataset with other options; it is the caller's. Raises NotFound, ConfigError."""
+        """Return an origin of the dataset with other options, which the caller owns. Raises NotFound, ConfigError."""
         return open_origin(self.get(name).record.url, options, self._settings)
 
     async def reach(self, name: str, way: OriginWay, origin: Origin) -> None:
-        """Reach a dataset in another way, by *origin*; reads that wait for the old one take the new one. Raises
-        NotFound, CachefsError; then *origin* is still the caller's."""
+        """Use another *origin* and other options for a dataset; reads that wait for the old origin take the new one.
+        Raises NotFound, CachefsError; then the caller still owns *origin*."""
         dataset = self.get(name)
         await self._change(dataset, options=way.options, named=way.named, reached=way.reached)
         self._upkeep.retire(dataset.origin)
@@ -298,12 +298,13 @@ class Catalog:
     # --- in a cluster -----------------------------------------------------------------------------------------------
 
     async def note_removed(self, name: str, added: list[Stamp]) -> None:
-        """Datasets of that name that were added then have been removed, on another node. Raises CachefsError."""
+        """Record that datasets of that name that were added then have been removed on another node. Raises
+        CachefsError."""
         self.removals = self.removals.adding(name, added, self.elsewhere)
         await self._save()
 
     def find_added(self, wanted: DatasetRecord) -> Dataset | None:
-        """The dataset that was added as *wanted* was, also where it was removed since."""
+        """Return the dataset of the same adding as *wanted*, also where it was removed since."""
         known = self._datasets.get(wanted.name)
         alike = [
             *([known] if known is not None else []),
@@ -313,7 +314,7 @@ class Catalog:
         return next((one for one in alike if not added.isdisjoint(one.record.added)), None)
 
     async def keep(self, snapshot_id: str, wanted: DatasetRecord, received: Path) -> Dataset:
-        """Keep an older snapshot of a dataset, which other nodes read. received: where the file of the snapshot is.
+        """Keep an older snapshot of a dataset, which other nodes read. received: the file of the snapshot.
 
         Raises Busy while the dataset is listed or removed, CachefsError.
         """
@@ -342,18 +343,18 @@ class Catalog:
         return dataset
 
     def reaches_by(self, origin: Origin) -> bool:
-        """Is *origin* that of a dataset, or of snapshots that are kept of one that was removed?"""
+        """Return whether *origin* is in use by a dataset, or by kept snapshots of a removed one."""
         return any(one.origin is origin for one in [*self, *self._departed])
 
     def kept_bytes(self) -> int:
-        """Bytes of the files of all snapshots that are kept since they are read."""
+        """Return the bytes of the files of all snapshots that are kept only for their readers."""
         older = (one.record.snapshots[KEPT_GENERATIONS:] for one in self)
         gone = (one.record.snapshots for one in self._departed)
         ids = {record.id for snapshots in (*older, *gone) for record in snapshots}
         return sum(self._held.file_size(one) for one in ids)
 
     def read_snapshots(self, is_read: Callable[[str], bool]) -> list[Snapshot]:
-        """The current snapshots of all datasets, and older ones that *is_read* says yes of by their id."""
+        """Return the current snapshots of all datasets, and older ones for whose id *is_read* returns true."""
         found = {one.current.id: one.current for one in self if one.current is not None}
         for dataset in [*self, *self._departed]:
             for record in dataset.record.snapshots:
@@ -363,12 +364,12 @@ class Catalog:
         return list(found.values())
 
     async def check(self, wanted: DatasetRecord) -> None:
-        """Raises CachefsError where this node cannot have such a dataset."""
+        """Raise CachefsError where this node cannot have such a dataset."""
         if wanted.name not in self._datasets:
             await open_origin(wanted.url, wanted.options, self._settings).close()
 
     async def stamp_all(self) -> None:
-        """Changes that were made outside of a cluster are made now. Raises CachefsError."""
+        """Stamp changes that were made outside of a cluster with the present time. Raises CachefsError."""
         for dataset in self:
             record = dataset.record
             if not record.added or record.listed == NO_STAMP:
@@ -379,14 +380,14 @@ class Catalog:
         await self._save()
 
     async def restamp(self, name: str, **fields: object) -> None:
-        """Change nothing of a dataset but its stamps and limits. Raises NotFound, CachefsError."""
+        """Change only stamps and limits of a dataset. Raises NotFound, CachefsError."""
         await self._change(self.get(name), **fields)
 
     async def adopt(self, wanted: DatasetRecord, received: Path | None) -> Dataset:
-        """Have a dataset that another node has listed, with the snapshot that *wanted* names as its only one. It may be
-        here, with another snapshot. received: where the file of the snapshot is; None where it is in its place.
+        """Take over a dataset that another node has listed, with the only snapshot that *wanted* names. The dataset
+        may exist here with another snapshot. received: the file of the snapshot; None where it is in its place.
 
-        Raises Busy while it is listed or removed, CachefsError.
+        Raises Busy while the dataset is listed or removed, CachefsError.
         """
         with self._changing_name(wanted.name, ends=asyncio.Event()):
             return await self._adopt_from(wanted, received)
@@ -420,10 +421,10 @@ class Catalog:
         return dataset
 
     async def prune(self, in_use: Callable[[SnapshotRecord], bool]) -> None:
-        """Forget snapshots that are older than the last KEPT_GENERATIONS and that nobody uses, and listings that were
-        interrupted a while ago.
+        """Forget unused snapshots that are older than the last KEPT_GENERATIONS, and listings that were interrupted a
+        while ago.
 
-        in_use: whether a snapshot that is not current any more may be in use.
+        in_use: returns whether a snapshot that is no longer current may be in use.
         """
         await self._threads.background(remove_stale, self._state_dir)
         await self._upkeep.close_retired()
@@ -450,10 +451,10 @@ class Catalog:
             self._tidy()
 
     async def check_files(self) -> list[str]:
-        """Take up snapshot files that have changed since they were opened, and let go of those that are damaged.
+        """Reopen snapshot files that have changed since they were opened, and drop damaged ones.
 
-        To be called every few seconds: see `Snapshot.is_replaced`. Returns what is damaged. Where other nodes have the
-        snapshot, it then comes from one of them.
+        Call every few seconds: see `Snapshot.is_replaced`. Returns the errors. A damaged snapshot that other nodes have
+        is then fetched from one of them.
         """
         replaced = await self._threads.upkeep(self._held.replaced)
         if not replaced:
@@ -467,13 +468,13 @@ class Catalog:
         return problems
 
     def _show_held(self) -> None:
-        """Have each dataset show its snapshot as it is held now. Several datasets may have the same one."""
+        """Update each dataset's current snapshot. Several datasets may have the same one."""
         for dataset in self:
             if dataset.current is not None:
                 dataset.current = self._held.get(dataset.current.id)
 
     def dataset_of(self, snapshot: str) -> str:
-        """The name of a dataset that has the snapshot with that id; empty where none has it."""
+        """Return the name of a dataset that has the snapshot with that id; "" where none has it."""
         known = self._datasets.get(self._names.get(snapshot, ""))
         if known is None or all(one.id != snapshot for one in known.record.snapshots):
             datasets = [*self, *self._departed]
@@ -484,13 +485,12 @@ class Catalog:
         return self._names[snapshot]
 
     def endpoints(self) -> list[EndpointStatus]:
-        """What was learned of the servers of all present datasets."""
+        """Return the status of the servers of all present datasets."""
         found = {id(dataset.origin.endpoint): dataset for dataset in self}
         return told_apart([(one.origin.endpoint.status(), one.record.options) for one in found.values()])
 
     def prepare(self, is_shown: Callable[[str], bool]) -> None:
-        """Somebody is about to read datasets, whose names *is_shown* knows: have their origins open what first reads
-        would wait for."""
+        """Open, ahead of their first reads, the origins of the datasets for whose names *is_shown* returns true."""
         self._upkeep.prepare(dataset.origin for dataset in self if is_shown(dataset.record.name))
 
     async def close(self) -> None:
@@ -555,7 +555,7 @@ class Catalog:
         )
 
     def _load(self, record: DatasetRecord) -> None:
-        """Take up a dataset of an earlier run. What is wrong with it is logged and concerns no other dataset."""
+        """Load a dataset of an earlier run. Its errors are logged and concern no other dataset."""
         origin = self._opened_or_unusable(record)
         current = self._held_or_none(record.name, record.snapshots[0], origin) if record.snapshots else None
         self._datasets[record.name] = Dataset(record, origin, current)
@@ -578,9 +578,9 @@ class Catalog:
         return None
 
     def _tidy(self) -> None:
-        """Let go of the snapshots that no dataset refers to, and remove their files and what a broken listing left.
+        """Release the snapshots to which no dataset refers, and remove their files and those of broken listings.
 
-        No file is removed while a listing is under way: no dataset refers to its file yet.
+        No file is removed while a listing is in progress: no dataset refers to its file yet.
         """
         wanted: dict[str, list[Origin]] = {}
         for dataset in [*self, *self._departed]:
@@ -594,8 +594,8 @@ class Catalog:
         await self._threads.background(self._save_now)
 
     def _save_now(self) -> None:
-        """In a thread. One save at a time, and each writes what is true when its turn comes. So the last one never
-        writes an older state."""
+        """Write the registry, in a thread. Saves run one at a time, and each writes the state at its begin, so the
+        last one never writes an older state."""
         with self._saving:
             removals = self.removals
             registry = Registry(
@@ -608,14 +608,14 @@ class Catalog:
             records.save(self._state_dir, registry)
 
     def check_idle(self, name: str) -> None:
-        """Raises Busy while the dataset is listed or removed."""
+        """Raise Busy while the dataset is listed or removed."""
         if name in self._changing:
             raise Busy(f"dataset {name} is being listed or removed right now; try again when that is done")
 
     async def until_taken_over(self, name: str) -> None:
-        """Waits until what another node says of the dataset is on this node's disk: no user has begun that.
+        """Wait until the taking over of a dataset from another node, which no user has begun, is on this node's disk.
 
-        To be called first where a user changes the dataset, as it has another snapshot afterwards.
+        Call it first where a user changes the dataset, since the dataset has another snapshot afterwards.
         """
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(TAKING_OVER_SECONDS):
@@ -636,7 +636,7 @@ class Catalog:
 
 
 def _taken(record: DatasetRecord, url: str) -> str:
-    """Why a dataset of *url* cannot be added under a name that is in use."""
+    """Return the reason for which a dataset of *url* cannot be added under a name that is in use."""
     if record.url == url.rstrip("/"):
         return f"dataset {record.name} is {record.url} already; `cachectl dataset refresh {record.name}` lists it anew"
     return (

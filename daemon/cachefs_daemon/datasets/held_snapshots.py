@@ -1,4 +1,4 @@
-"""The open snapshots of this node, and the origins that have their files."""
+"""The open snapshots of this node, with the origins of their files."""
 
 import contextlib
 import dataclasses
@@ -23,7 +23,7 @@ from cachefs_daemon.runtime import descriptors
 
 log = logging.getLogger(__name__)
 
-# The part of the files that the daemon may open which may be snapshots. Segments and connections need the rest.
+# The share of the daemon's open files that may be snapshots. Segments and connections need the rest.
 SHARE_OF_DESCRIPTORS: Final = 0.75
 
 
@@ -31,11 +31,11 @@ SHARE_OF_DESCRIPTORS: Final = 0.75
 class _Held:
     """An open snapshot.
 
-    It is never closed explicitly, since a thread may be reading it. It closes when the last reference to it goes.
+    It is never closed explicitly, since a thread may be reading it, but when the last reference to it goes.
     """
 
     snapshot: Snapshot
-    # The origins of the datasets that have the snapshot; and what reads from any of them.
+    # The origins of the datasets that have the snapshot; and an origin that reads from any of them.
     origins: list[Origin]
     any_origin: Origin
 
@@ -45,7 +45,7 @@ class _Held:
 
 
 class HeldSnapshots:
-    """Snapshots are files in one directory, shared by all datasets that list the same.
+    """Opens snapshots: files in one directory, shared by all datasets with the same listing.
 
     Changed on the event loop only; `source` may be called in any thread.
     """
@@ -53,35 +53,35 @@ class HeldSnapshots:
     def __init__(self, directory: Path, block_size: int) -> None:
         """Raises CachefsError where the directory cannot be used."""
         self.directory = directory
-        self.block_size = block_size  # bytes of the blocks of new snapshots, and of the largest that this node takes
-        self._damaged: dict[str, str] = {}  # why a snapshot is not held that was; replaced, as `_held` is
-        # Is told of a snapshot that is held from now on.
+        self.block_size = block_size  # bytes of the blocks of new snapshots, and the largest that this node accepts
+        self._damaged: dict[str, str] = {}  # by id of a snapshot that was dropped: the reason; replaced, as `_held` is
+        # Called with the id of each newly opened snapshot.
         self.on_hold: Callable[[str], None] = lambda snapshot_id: None
-        self._incoming: set[Path] = set()  # files that are on their way here from other nodes
-        self._held: dict[str, _Held] = {}  # by snapshot id; replaced, not shrunk, for the threads that look into it
+        self._incoming: set[Path] = set()  # files that are being received from other nodes
+        self._held: dict[str, _Held] = {}  # by snapshot id; replaced, not shrunk, for the threads that read it
         try:
             directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         except OSError as error:
             raise CachefsError(f"{directory} cannot be used: {error.strerror}; move it away") from None
 
     def path(self, snapshot_id: str) -> Path:
-        """The file of a snapshot."""
+        """Return the path of a snapshot's file."""
         return self.directory / f"{snapshot_id}{snapshots.SUFFIX}"
 
     def file_size(self, snapshot_id: str) -> int:
-        """Bytes of the file of a snapshot; 0 where it is not there."""
+        """Return the bytes of a snapshot's file; 0 where it does not exist."""
         try:
             return self.path(snapshot_id).stat().st_size
         except OSError:
             return 0
 
     def get(self, snapshot_id: str) -> Snapshot | None:
-        """A snapshot that is held."""
+        """Return an open snapshot, or None."""
         held = self._held.get(snapshot_id)
         return held.snapshot if held is not None else None
 
     def hold(self, snapshot_id: str, origin: Origin) -> Snapshot:
-        """Open a snapshot, if it is not open yet, whose files *origin* has.
+        """Open a snapshot, if it is not open yet, and add *origin*, which has its files.
 
         Raises SnapshotDamaged, ConfigError, and CachefsError where too many are open.
         """
@@ -104,8 +104,8 @@ class HeldSnapshots:
 
     @contextlib.contextmanager
     def receiving(self) -> Iterator[Path]:
-        """A file into which another node's snapshot may come. At the end of the block it is gone, unless it was `put`
-        in its place. Raises CachefsError."""
+        """Create a file for a snapshot from another node, which is removed after the block unless it was `put` in its
+        place. Raises CachefsError."""
         try:
             fd, name = tempfile.mkstemp(prefix=".receiving-", suffix=snapshots.SUFFIX, dir=self.directory)
         except OSError as error:
@@ -120,8 +120,8 @@ class HeldSnapshots:
             path.unlink(missing_ok=True)
 
     def put(self, received: Path, snapshot_id: str) -> None:
-        """What was *received* is this snapshot. A file of it that is there, and whole, stays: mounts have it open. It
-        may be called in any thread. Raises CachefsError."""
+        """Move a *received* file to the place of this snapshot. A valid file that is there stays, since mounts have it
+        open. May be called in any thread. Raises CachefsError."""
         path = self.path(snapshot_id)
         try:
             with contextlib.suppress(CachefsError):
@@ -145,9 +145,9 @@ class HeldSnapshots:
         return snapshot
 
     def replaced(self) -> dict[str, str]:
-        """The snapshots whose files are not those any more that are held: truncated, or written to or anew; and why
-        such a file is of no use, empty where it is whole. It may be called in any thread, reads those files, and is to
-        be called every few seconds: see `Snapshot.is_replaced`."""
+        """Return the open snapshots whose files have changed on disk (truncated, written to or replaced), each with
+        the reason for which the new file is invalid, or "". May be called in any thread; reads those files. Call
+        every few seconds: see `Snapshot.is_replaced`."""
         replaced = [one for one, held in list(self._held.items()) if held.snapshot.is_replaced()]
         return {one: self._why_not(one) for one in replaced}
 
@@ -161,8 +161,7 @@ class HeldSnapshots:
         return ""
 
     def reopen(self, replaced: Mapping[str, str]) -> list[str]:
-        """Take up the files that are there now, as `replaced` has found them. Returns why that failed: these snapshots
-        are let go."""
+        """Open the files that `replaced` has found. Return the errors; snapshots with errors are dropped."""
         problems = []
         for snapshot_id, why_not in replaced.items():
             held = self._held.get(snapshot_id)
@@ -179,11 +178,11 @@ class HeldSnapshots:
         return problems
 
     def _take_up(self, snapshot_id: str, held: _Held) -> None:
-        """Open anew what is *held*. Raises SnapshotDamaged, ConfigError."""
+        """Open the present file of a snapshot. Raises SnapshotDamaged, ConfigError."""
         self._held[snapshot_id] = _Held.of(self._open(snapshot_id), held.origins)
 
     def source(self, ref: BlockRef) -> BlockSource:
-        """Where the bytes of the block *ref* come from. Raises NotFound, SnapshotDamaged."""
+        """Return the origin of the block *ref*. Raises NotFound, SnapshotDamaged."""
         held = self._held.get(ref.snapshot)
         if held is None and ref.snapshot in self._damaged:
             raise SnapshotDamaged(self._damaged[ref.snapshot])
@@ -204,13 +203,12 @@ class HeldSnapshots:
         return BlockSource(key, held.any_origin, wanted, ref.snapshot, ref.entry, ref.number)
 
     def renewed(self, source: BlockSource) -> BlockSource:
-        """The same block of the same object, as it is reached now."""
+        """Return the same block with the origin that is in use now."""
         held = self._held.get(source.snapshot)
         return source if held is None else dataclasses.replace(source, origin=held.any_origin)
 
     def keep(self, wanted: Mapping[str, list[Origin]]) -> None:
-        """Let go of all snapshots but the *wanted* ones. wanted: by id of a snapshot, the origins that have its
-        files."""
+        """Drop all snapshots except the *wanted* ones. wanted: by id of a snapshot, the origins that have its files."""
         self._damaged = {lost: why for lost, why in self._damaged.items() if lost in wanted}
         self._held = {
             held: one if one.origins == wanted[held] else _Held.of(one.snapshot, wanted[held])
@@ -219,7 +217,7 @@ class HeldSnapshots:
         }
 
     def remove_files(self, wanted: Mapping[str, list[Origin]]) -> None:
-        """Remove all files but those of the *wanted* snapshots: also what a broken listing left."""
+        """Remove all files except those of the *wanted* snapshots, including files of broken listings."""
         kept = {self.path(snapshot_id) for snapshot_id in wanted}
         for path in self.directory.iterdir():
             if path not in kept and path not in self._incoming and path.is_file():

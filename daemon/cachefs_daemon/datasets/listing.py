@@ -1,9 +1,8 @@
-"""Listing an origin and building its snapshot, in a process of its own.
+"""Lists an origin and builds its snapshot, in a child process.
 
 A million keys take twenty seconds of Python. They must not block the daemon's event loop, nor stay in its memory. The
-child (`python -m cachefs_daemon.datasets.listing`) reads one ListingRequest as a line of JSON,
-and writes progress as lines of JSON and last the result. It dies with its parent: its standard input ends when the
-parent ends.
+child (`python -m cachefs_daemon.datasets.listing`) reads one ListingRequest as a line of JSON, and writes progress as
+lines of JSON and last the result. It dies with its parent: its standard input ends when the parent ends.
 """
 
 import asyncio
@@ -29,14 +28,14 @@ from cachefs_daemon.origin.base import Origin, OriginSettings, ResumableOrigin, 
 from cachefs_daemon.origin.key_ranges import ListingPlace
 from cachefs_daemon.origin.ledger import HERE, ChildBook
 
-# Seconds after which a silent child is given up. A living one reports twice a second; only a hung disk keeps it silent
-# for long, when it syncs the file.
+# Seconds after which a silent child is given up. A working child reports twice a second; only a hung disk keeps it
+# silent for long, when it syncs the file.
 _SILENCE: Final = 120.0
 _INTERVAL: Final = 0.5  # seconds between two reports
 
 
 class ListingRequest(Message, frozen=True):
-    """What the child is to list."""
+    """The input of the child."""
 
     url: str
     # Bytes of the snapshot's blocks.
@@ -45,24 +44,24 @@ class ListingRequest(Message, frozen=True):
     directory: str
     options: OriginOptions = OriginOptions()
     settings: OriginSettings = OriginSettings()
-    # What the names of objects begin with; empty: as the origin has it.
+    # The prefix of object names; empty: the origin's own.
     named: bytes = b""
-    # Directory in which is kept how far the listing is; empty: it cannot be gone on with.
+    # Directory in which the progress of the listing is kept; empty: it cannot be resumed.
     journal: str = ""
-    # Seconds after which that is written again. It takes a few milliseconds, and what comes in between may have to be
-    # listed twice.
+    # Seconds between two saves of that progress. One takes a few milliseconds, and keys listed since the last one may
+    # have to be listed twice.
     save_seconds: float = 2.0
 
 
 class _Built(Message, frozen=True, tag=True):
-    """The end of a listing."""
+    """The result of a listing."""
 
     # Path of the snapshot file.
     path: str
 
 
 class _Failed(Message, frozen=True, tag=True):
-    """The end of a listing that found no snapshot."""
+    """The error of a listing."""
 
     # Name of the class in cachefs.errors.
     error: str
@@ -70,13 +69,13 @@ class _Failed(Message, frozen=True, tag=True):
 
 
 class _Progress(Message, frozen=True, tag=True):
-    """How far a listing is."""
+    """The progress of a listing."""
 
     phase: ListingPhase
     # Objects so far, and their bytes.
     objects: int
     bytes: int
-    # Of these objects, those that an earlier listing has found, with which this one goes on.
+    # Of these objects, those found by an earlier listing that this one resumes.
     resumed: int = 0
 
 
@@ -86,8 +85,7 @@ _LINE: Final = msgspec.json.Decoder(_Built | _Failed | _Progress)
 async def build_snapshot(request: ListingRequest) -> AsyncGenerator[ListingProgress | Path, None]:
     """List the origin and build its snapshot. Yields progress, and last the path of the snapshot.
 
-    Closing the iterator ends the child. Raises the CachefsError that the child met, OriginUnavailable where it died or
-    hung.
+    Closing the iterator ends the child. Raises the child's CachefsError, OriginUnavailable where it died or hung.
     """
     book = ChildBook()
     try:
@@ -131,7 +129,7 @@ async def build_snapshot(request: ListingRequest) -> AsyncGenerator[ListingProgr
 
 
 def main() -> int:
-    """Runs in the child. Returns its exit status: 0 where it built the snapshot, else 1."""
+    """Run in the child. Return its exit status: 0 where it built the snapshot, else 1."""
     HERE.use(int(sys.argv[1]))
     request = msgspec.json.decode(sys.stdin.buffer.readline(), type=ListingRequest)
     threading.Thread(target=_die_with_parent, daemon=True).start()
@@ -146,7 +144,7 @@ def main() -> int:
 
 
 def _build(request: ListingRequest) -> Path:
-    """Raises CachefsError."""
+    """List and build. Raises CachefsError."""
     origin = open_origin(request.url, request.options, request.settings)
     with contextlib.ExitStack() as stack:
         try:
@@ -180,7 +178,7 @@ def _build(request: ListingRequest) -> Path:
 
 
 def _open_journal(directory: str) -> ListingJournal | None:
-    """None where there shall be none, or where another listing of the same has it."""
+    """Return None without a directory, or where another listing of the same uses it."""
     try:
         return ListingJournal(Path(directory)) if directory else None
     except BlockingIOError:
@@ -204,7 +202,7 @@ class _Listing:
         self._next_save = 0.0
 
     async def run(self) -> None:
-        """Have the builder have all objects. Raises CachefsError, OSError."""
+        """Add all objects to the builder. Raises CachefsError, OSError."""
         reporting = asyncio.create_task(self._report_listing())
         try:
             if self._journal is not None and isinstance(self._origin, ResumableOrigin):
@@ -217,7 +215,7 @@ class _Listing:
             await self._origin.close()
 
     async def _run_with(self, origin: ResumableOrigin, journal: ListingJournal) -> None:
-        """Go on from where an earlier listing has stopped, and let the next one do so."""
+        """Resume an earlier listing, and save progress for the next one."""
         place = journal.restore(self.builder) or ListingPlace()
         self._resumed = self.builder.objects
         self._next_save = time.monotonic() + self._save_seconds
@@ -241,7 +239,7 @@ class _Listing:
         self._next_save = time.monotonic() + self._save_seconds
 
     def report_building(self, phase: str, objects: int, size: int) -> None:
-        """As cachefs.snapshot_builder.Progress."""
+        """Report progress, as cachefs.snapshot_builder.Progress."""
         if time.monotonic() >= self._next_report:
             self._next_report = time.monotonic() + _INTERVAL
             _say(_Progress(phase=ListingPhase(phase), objects=objects, bytes=size, resumed=self._resumed))

@@ -1,9 +1,9 @@
-"""How far a listing has come, kept on disk, so that the next one of the same origin goes on from there.
+"""Keeps the progress of a listing on disk, so that the next listing of the same origin resumes it.
 
-A journal is a directory `state_dir/listings/KEY` with two files: `rows` has what was listed, as sorted runs, and
-`place` says how much of that counts, which ranges of keys are left, and at which cuts nobody has looked yet whether a
-key was lost. `place` is replaced at once, after the rows are written. So whenever the listing ends, each key is either
-in the rows or in a range that is left. The rows have checksums, so they need not be synced.
+A journal is a directory `state_dir/listings/KEY` with two files: `rows` has the listed objects, as sorted runs, and
+`place` says how much of that counts, which ranges of keys are left, and at which cuts a lost key is still to be
+checked. `place` is replaced atomically, after the rows are written. So whenever the listing ends, each key is either in
+the rows or in a range that is left. The rows have checksums, so they need not be synced.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from cachefs.snapshot_builder import BuilderState, SnapshotBuilder
 from cachefs.spill_file import SpillFile
 from cachefs_daemon.origin.key_ranges import KeyRange, ListingPlace, Seam
 
-# Seconds after its last word in which a listing is gone on with. Who lists anew later wants to see what is new.
+# Seconds after its last save for which a listing is resumed. A user who lists later wants to see new objects.
 FRESH: Final = 900.0
 _VERSION: Final = 3
 _PLACE: Final = "place"
@@ -32,7 +32,7 @@ _ROWS: Final = "rows"
 
 
 class _Place(msgspec.Struct, frozen=True):
-    """What is in the file `place`."""
+    """The content of the file `place`."""
 
     version: int
     # Unix time when the listing began.
@@ -46,7 +46,7 @@ class ListingJournal:
     """The journal of one listing, which is its only user until `close`."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises OSError, BlockingIOError where another listing has it."""
+        """Raises OSError, BlockingIOError where another listing uses it."""
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._directory = directory
         self._lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -59,8 +59,8 @@ class ListingJournal:
         self._began = time.time()
 
     def restore(self, builder: SnapshotBuilder) -> ListingPlace | None:
-        """How far an earlier listing is, whose objects the builder then has. None: there is none to go on with,
-        and the builder has nothing."""
+        """Restore the objects of an earlier listing into *builder*, and return its position. None where there is none
+        to resume; the builder is then empty."""
         place = _read(self._directory)
         if place is not None:
             try:
@@ -79,17 +79,17 @@ class ListingJournal:
         return self._began
 
     def save(self, builder: SnapshotBuilder, left: list[KeyRange], seams: list[Seam]) -> None:
-        """Raises OSError."""
+        """Write the position. Raises OSError."""
         draft = self._directory / f"{_PLACE}-draft"
         draft.write_bytes(msgspec.msgpack.encode(_Place(_VERSION, self._began, left, seams, builder.state())))
         draft.replace(self._directory / _PLACE)
 
     def give_up(self) -> None:
-        """Nobody can go on with this listing: the server lists in no order. Raises OSError."""
+        """Make the listing not resumable: the server lists in no order. Raises OSError."""
         (self._directory / _PLACE).unlink(missing_ok=True)
 
     def forget(self) -> None:
-        """The listing has come to its end."""
+        """Remove the journal of a listing that has ended."""
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def close(self) -> None:
@@ -98,19 +98,19 @@ class ListingJournal:
 
 
 def journal_path(state_dir: Path, url: str, block_size: int, options: OriginOptions) -> Path:
-    """Where the journal is of a listing that is asked for so."""
+    """Return the path of the journal for a listing with these parameters."""
     asked = msgspec.json.encode((url, block_size, options))
     return _listings(state_dir) / hashlib.blake2b(asked, digest_size=16).hexdigest()
 
 
 def remove_stale(state_dir: Path) -> None:
-    """Remove the journals that nobody will go on with. Those in use stay."""
+    """Remove the journals that no listing will resume. Those in use stay."""
     for directory in _journals(state_dir):
         with contextlib.suppress(OSError):
             lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # Who has just made it has not locked it yet.
+                # A new one may not be locked yet by the process that has created it.
                 if not _is_fresh(directory):
                     shutil.rmtree(directory)
             finally:
@@ -134,7 +134,7 @@ def _is_fresh(path: Path) -> bool:
 
 
 def _read(directory: Path) -> _Place | None:
-    """What is left of a listing that ended a short while ago."""
+    """Return the position of a listing that ended a short while ago, or None."""
     if not _is_fresh(directory / _PLACE):
         return None
     try:

@@ -1,4 +1,4 @@
-"""Origins are opened before they are read, and closed when nobody reads through them any more."""
+"""Opens origins before they are read, and closes replaced origins after their last read."""
 
 import asyncio
 import logging
@@ -9,32 +9,32 @@ from cachefs_daemon.origin.base import Origin, PreparedOrigin
 
 log = logging.getLogger(__name__)
 
-# Datasets of one mount whose origins are prepared, at most: of a mount of thousands most are not read soon.
+# Most origins of one mount that are prepared: of a mount of thousands of datasets most are not read soon.
 MOST_PREPARED: Final = 8
-# Seconds after which nobody reads any more through an origin that another one has replaced: more than any read takes.
+# Seconds after which no read uses a replaced origin any more: longer than any read takes.
 RETIRED_SECONDS: Final = 600.0
 
 
 class OriginUpkeep:
-    """Used on the event loop."""
+    """Prepares and retires origins. Used on the event loop."""
 
     def __init__(self) -> None:
-        self._preparing: set[asyncio.Task[None]] = set()  # in which origins are opened
+        self._preparing: set[asyncio.Task[None]] = set()  # tasks that open origins
         self._retired: list[tuple[Origin, float]] = []  # each with the loop time at which it was replaced
 
     def prepare(self, origins: Iterable[Origin]) -> None:
-        """Somebody is about to read these: have them open what first reads would wait for."""
+        """Open, in the background, what the first reads of these origins would wait for."""
         able = [origin for origin in origins if isinstance(origin, PreparedOrigin)]
         task = asyncio.create_task(_prepare(able[:MOST_PREPARED]))
         self._preparing.add(task)
         task.add_done_callback(self._preparing.discard)
 
     def retire(self, origin: Origin) -> None:
-        """Another one has taken its place; reads that it has begun go on."""
+        """Close *origin* later: reads that it has begun go on."""
         self._retired.append((origin, asyncio.get_running_loop().time()))
 
     async def close_retired(self, after: float = RETIRED_SECONDS) -> None:
-        """Close those that were replaced so many seconds ago."""
+        """Close the origins that were replaced at least *after* seconds ago."""
         now = asyncio.get_running_loop().time()
         due = [origin for origin, when in self._retired if now - when >= after]
         self._retired = [(origin, when) for origin, when in self._retired if now - when < after]
@@ -49,7 +49,7 @@ class OriginUpkeep:
 
 
 async def _prepare(origins: Sequence[PreparedOrigin]) -> None:
-    """One after the other. What is wrong is said when somebody reads."""
+    """Prepare origins one after the other. Errors appear again when the origin is read."""
     for origin in origins:
         try:
             await origin.prepare()

@@ -1,7 +1,7 @@
-"""Another way to the objects of a dataset: another endpoint, region, profile or other option.
+"""Changes how a dataset is reached: another endpoint, region, profile or other option.
 
-The objects stay the same ones, so what is cached of them stays. Names of objects, which are part of the keys of their
-blocks, have the endpoint in them. So a dataset that gets another endpoint keeps the names that its objects had
+The objects stay the same, so cached blocks stay valid. Names of objects, which are part of the keys of their blocks,
+contain the endpoint. So a dataset that gets another endpoint keeps the names that its objects had
 (DatasetRecord.named): a later listing finds the same name, size and version, and so the same blocks.
 """
 
@@ -19,17 +19,17 @@ from cachefs.snapshot_builder import ListedObject
 from cachefs_daemon.datasets.stamps import NO_STAMP, Stamp
 from cachefs_daemon.origin.base import Origin
 
-# Objects that are looked at in the new way, at most, and seconds that this may take.
+# Most objects that are compared through the new options, and seconds for the comparison.
 MOST_LOOKED_AT: Final = 1000
 LOOK_SECONDS: Final = 60.0
-# Characters of a URL, and of an option.
+# Longest URL and option, in characters.
 MOST_URL: Final = 4096
 MOST_OPTION: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class OriginWay:
-    """How a dataset is reached; see DatasetRecord."""
+    """The options by which a dataset is reached; see DatasetRecord."""
 
     options: OriginOptions
     named: bytes = b""
@@ -38,16 +38,16 @@ class OriginWay:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Some of the objects that an origin has."""
+    """The result of comparing some objects of an origin with a snapshot."""
 
     looked_at: int = 0
-    # Of these, those that are in the snapshot, with the same size and version.
+    # Objects that are in the snapshot with the same size and version.
     alike: int = 0
 
 
 def check_lengths(url: str, options: OriginOptions) -> None:
-    """Check what a dataset is reached by. The daemon that a dataset is added to, and the daemons that hear of it from
-    another node, have these bounds in common. Raises ConfigError."""
+    """Validate the lengths of URL and options, with the same bounds on the daemon to which a dataset is added and on
+    those that receive it from another node. Raises ConfigError."""
     if len(url) > MOST_URL or not url.isprintable():
         raise ConfigError(f"the URL of a dataset has at most {MOST_URL:,} characters, all of them printable")
     for name, text in msgspec.structs.asdict(options).items():
@@ -56,7 +56,7 @@ def check_lengths(url: str, options: OriginOptions) -> None:
 
 
 def changed(options: OriginOptions, change: OriginChange) -> OriginOptions:
-    """The options with the *change*."""
+    """Return the options with the *change* applied."""
     given = msgspec.structs.asdict(change)
     return msgspec.structs.replace(
         options, **{name: value for name, value in given.items() if value is not msgspec.UNSET}
@@ -64,16 +64,16 @@ def changed(options: OriginOptions, change: OriginChange) -> OriginOptions:
 
 
 def name_kept(before: Origin, after: Origin, named: bytes) -> bytes:
-    """What names of objects are to begin with, so that they stay; empty where *after* has them so by itself. named: as
-    it was so far."""
-    with contextlib.suppress(CachefsError):  # one that could not be opened has no names
+    """Return the prefix that keeps the names of objects as they are; b"" where *after* has the same by itself. named:
+    the prefix so far."""
+    with contextlib.suppress(CachefsError):  # an origin that could not be opened has no names
         named = named or before.identity(b"")
     return named if named != after.identity(b"") else b""
 
 
 async def look(origin: Origin, snapshot: Snapshot) -> Look:
-    """Compare the first objects of a listing with the *snapshot*. Raises what the listing raises, and OriginUnavailable
-    where there is no answer in time."""
+    """Compare the first objects of a listing with the *snapshot*. Raises the errors of the listing, and
+    OriginUnavailable where there is no answer in time."""
     looked_at = alike = 0
     objects = origin.list(lambda key, reason: None)
     try:
@@ -97,13 +97,14 @@ def _is_alike(entry: Entry, listed: ListedObject) -> bool:
 
 
 def is_same_version(one: bytes, other: bytes) -> bool:
-    """Do two versions name the same content? Those of files may end early, as with and without `mtime_only`."""
+    """Return whether two versions name the same content. Those of files may end early, as with and without
+    `mtime_only`."""
     one, other = content_version(one), content_version(other)
     return one == other or one.startswith(other + b"-") or other.startswith(one + b"-")
 
 
 def check(name: str, found: Look) -> None:
-    """Raises ConfigError where nothing is as it was listed."""
+    """Raise ConfigError where no object is as it was listed."""
     if not found.alike:
         what = "there are no objects" if not found.looked_at else (
             f"none of the first {found.looked_at:,} objects there is as it was listed"
@@ -115,7 +116,7 @@ def check(name: str, found: Look) -> None:
 
 
 def in_few_words(options: OriginOptions) -> str:
-    """How a dataset is reached, where that is not the default: the endpoint alone, others with their names."""
+    """Describe the options that differ from the default: the endpoint alone, others with their names."""
     words = [options.endpoint_url] if options.endpoint_url else []
     named = {"account": options.account, "region": options.region, "profile": options.profile}
     named["user project"] = options.user_project

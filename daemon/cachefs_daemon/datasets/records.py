@@ -1,4 +1,4 @@
-"""What the daemon remembers of its datasets between two runs: one JSON file, replaced atomically."""
+"""The registry of datasets on disk: one JSON file, replaced atomically."""
 
 import os
 from pathlib import Path
@@ -22,12 +22,12 @@ class SnapshotRecord(msgspec.Struct, frozen=True):
     # When another snapshot became the current one, in seconds since the start of the machine that `boot` names; 0 while
     # this is the current one.
     replaced: float = 0.0
-    # Empty: `replaced` is unix time, from an older version of the daemon.
+    # "": `replaced` is unix time, from an older version of the daemon.
     boot: str = ""
 
     def replaced_before(self, moment: Moment, unknown: bool) -> bool:
-        """Was another snapshot the current one already at *moment*, which is not of an earlier start of the machine?
-        unknown: the answer where nobody can tell."""
+        """Return whether another snapshot was current before *moment*, which is not of an earlier start of the
+        machine. unknown: the result where that cannot be determined."""
         if not self.replaced:
             return False
         if not self.boot:
@@ -36,7 +36,7 @@ class SnapshotRecord(msgspec.Struct, frozen=True):
 
 
 class DatasetRecord(msgspec.Struct, frozen=True):
-    """A dataset: its name, its origin, and what was decided about it."""
+    """A dataset: its name, its origin, and its settings."""
 
     name: str
     url: str
@@ -45,29 +45,29 @@ class DatasetRecord(msgspec.Struct, frozen=True):
     snapshots: list[SnapshotRecord]
     # Paths that are pinned, relative to the dataset's root.
     pins: list[bytes] = []
-    # The part of each tier that its blocks may take.
+    # The share of each tier that its blocks may take.
     share: float = 1.0
-    # Seconds that its blocks stay after their last read; 0 where nothing limits that.
+    # Seconds that its blocks stay after their last read; 0: no limit.
     ttl: float = 0.0
-    # Bytes of each tier that its blocks may take; 0 where nothing limits that.
+    # Bytes of each tier that its blocks may take; 0: no limit.
     most: int = 0
-    # In a cluster: when it was added (several times, where several nodes have added the same), in order; when its
+    # In a cluster: when it was added (several stamps where several nodes have added the same), in order; when its
     # current snapshot was made; when its limits were set. Else empty.
     added: list[Stamp] = []
     listed: Stamp = NO_STAMP
     limited: Stamp = NO_STAMP
-    # What the names of its objects begin with, where the options would give another name now: see
+    # The prefix of its objects' names, where the options would give another one now: see
     # cachefs_daemon.datasets.reaching.
     named: bytes = b""
-    # When the options were changed last, in a cluster.
+    # When the options were last changed, in a cluster.
     reached: Stamp = NO_STAMP
 
 
 class RemovedRecord(msgspec.Struct, frozen=True):
-    """What has been removed in a cluster under one name: whoever was away has it still."""
+    """Datasets that have been removed in a cluster under one name: a node that was away still has them."""
 
     name: str
-    # When it was added: see cachefs_daemon.datasets.stamps.compact.
+    # When they were added: see cachefs_daemon.datasets.stamps.compact.
     added: list[Stamp]
 
 
@@ -84,8 +84,8 @@ class Registry(msgspec.Struct, frozen=True):
 
 
 def load(state_dir: Path) -> Registry:
-    """What is kept of an earlier run. Raises CachefsError where the file is there but cannot be understood: with a
-    guess, datasets would be lost."""
+    """Return the registry of an earlier run. Raises CachefsError where the file cannot be understood: guessing would
+    lose datasets."""
     path = state_dir / FILE_NAME
     try:
         return msgspec.json.decode(path.read_bytes(), type=Registry)

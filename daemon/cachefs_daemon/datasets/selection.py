@@ -1,4 +1,4 @@
-"""Which files and blocks a Selection means in a snapshot. Plain iteration over the snapshot: call it in a thread."""
+"""Resolves a Selection to files and blocks of a snapshot. Iterates over the snapshot: call it in a thread."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,12 +8,12 @@ from cachefs.snapshot import Entry, Snapshot
 
 
 def normal_path(path: bytes) -> bytes:
-    """`/a/b/`, `./a/b` and `a/b` are one path; the root is b""."""
+    """Normalize a path: `/a/b/`, `./a/b` and `a/b` are the same; the root is b""."""
     return b"/".join(part for part in path.split(b"/") if part not in (b"", b"."))
 
 
 def distinct(paths: Sequence[bytes]) -> list[bytes]:
-    """*paths* in normal form, but none that is at or below another one: so no file is selected twice."""
+    """Return *paths* in normal form, without those at or below another one, so that no file is selected twice."""
     kept: list[bytes] = []
     for parts in sorted({tuple(normal_path(path).split(b"/")) for path in paths}):
         path = b"/".join(parts)
@@ -23,12 +23,12 @@ def distinct(paths: Sequence[bytes]) -> list[bytes]:
 
 
 def is_below(path: bytes, top: bytes) -> bool:
-    """Whether *path* is at or below *top*. Both are in normal form."""
+    """Return whether *path* is at or below *top*. Both are in normal form."""
     return not top or path == top or path.startswith(top + b"/")
 
 
 def split(snapshot: Snapshot, paths: Sequence[bytes]) -> tuple[list[Entry], list[bytes]]:
-    """The entries at *paths*, none of them below another, and the paths that are not in the snapshot."""
+    """Return the entries at *paths*, none of them below another, and the paths that are not in the snapshot."""
     tops: list[Entry] = []
     missing: list[bytes] = []
     for path in distinct(paths or [b""]):
@@ -41,7 +41,7 @@ def split(snapshot: Snapshot, paths: Sequence[bytes]) -> tuple[list[Entry], list
 
 
 def files(snapshot: Snapshot, paths: Sequence[bytes]) -> Iterator[Entry]:
-    """The files at or below *paths*, or all files where there are no paths.
+    """Return an iterator over the files at or below *paths*, or all files without paths.
 
     Raises NotFound, before anything is selected, where a path is not in the snapshot.
     """
@@ -52,12 +52,12 @@ def files(snapshot: Snapshot, paths: Sequence[bytes]) -> Iterator[Entry]:
 
 
 def walk(snapshot: Snapshot, tops: Sequence[Entry]) -> Iterator[Entry]:
-    """The files at or below *tops*."""
+    """Return an iterator over the files at or below *tops*."""
     return (entry for top in tops for entry in snapshot.walk(top))
 
 
 def not_there(snapshot: Snapshot, missing: Sequence[bytes]) -> NotFound:
-    """The error for paths that are not in the snapshot."""
+    """Return the error for paths that are not in the snapshot."""
     first = missing[0].decode(errors="backslashreplace")
     more = f" (and {len(missing) - 1:,} more of the paths are not there)" if len(missing) > 1 else ""
     return NotFound(
@@ -67,5 +67,5 @@ def not_there(snapshot: Snapshot, missing: Sequence[bytes]) -> NotFound:
 
 
 def block_keys(snapshot: Snapshot, entry: Entry) -> Iterator[bytes]:
-    """The keys of all blocks of a file, in order of their offsets."""
+    """Return an iterator over the keys of all blocks of a file, in order of their offsets."""
     return (block_key(entry.content, number) for number in range(block_count(entry.size, snapshot.block_size)))

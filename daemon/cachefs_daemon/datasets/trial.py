@@ -1,4 +1,4 @@
-"""Listing an origin to see what a dataset would be, without adding one."""
+"""Lists an origin to show what a dataset would be, without adding one."""
 
 import contextlib
 import dataclasses
@@ -15,9 +15,9 @@ from cachefs_daemon.origin.base import OriginSettings
 async def try_listing(
     request: DatasetAdd, settings: OriginSettings, directory: Path
 ) -> AsyncGenerator[ListingProgress, None]:
-    """List what *request* names. Yields progress, and last a message with the dataset as it would be.
+    """List the origin in *request*. Yields progress, and last a message with the dataset as it would be.
 
-    directory: where there is room for the snapshot, which is removed. Raises what the origin raises.
+    directory: a place for the snapshot, which is removed. Raises the errors of the origin.
     """
     with tempfile.TemporaryDirectory(prefix=".trial-", dir=directory) as scratch:
         listing = ListingRequest(
