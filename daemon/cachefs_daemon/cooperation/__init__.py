@@ -1,2 +1,2 @@
-"""What the sequences of the cluster's jobs mean for this node: which blocks it keeps for all, which of them others will
-read here and when, and where a block is that is not here. Imports `fetch` and what is below it, and `jobs`."""
+"""Derives this node's part from the sequences of the cluster's jobs: the blocks it keeps, the reads it will serve, and
+routes to blocks elsewhere. Imports `fetch` and what is below it, and `jobs`."""

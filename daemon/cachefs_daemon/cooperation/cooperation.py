@@ -1,5 +1,5 @@
-"""This node's part in what the cluster's jobs read: a shared snapshot for each snapshot that consumers read, on
-whichever nodes, kept up to date as consumers come, read on and go, and as members do."""
+"""Maintains one SharedSnapshot per snapshot that consumers of any node read, as consumers come, read on and go, and as
+members do."""
 
 import asyncio
 import logging
@@ -43,31 +43,31 @@ from cachefs_daemon.sharing.state import MOST_FOLLOWED, SharedState
 
 log = logging.getLogger(__name__)
 
-# Seconds between two looks at where consumers are. One takes 0.1 ms with a few consumers, 5 ms with a thousand.
+# Seconds between two steps. One takes 0.1 ms with a few consumers, 5 ms with a thousand.
 STEP_SECONDS: Final = 0.1
-# What is read within the window, times the first and plus the second (seconds), counts as about to be read, and what
-# loaders may be ahead of their place comes on top: readers are a little ahead of where they were last seen.
+# Reads within LONGER times the window plus NEAR seconds count as near, plus the seconds that loaders may be ahead of
+# their place: readers are a little ahead of where they were last seen.
 LONGER: Final = 1.25
 NEAR: Final = 0.5
-# Reads per second that a consumer is taken to do before it has begun. The plan would take it to be quicker. A window of
-# half an epoch would then be fetched from other nodes before it begins, and push out what only this node has.
+# Assumed reads per second of a consumer that has not begun. The plan would assume a quicker one. A window of half an
+# epoch would then be fetched from other nodes before it begins, and evict blocks that only this node has.
 FIRST_RATE: Final = 100.0
-# Seconds that another node may take to say who holds what: so many, and one for so many bytes of it.
+# Timeout for asking another node for its holders: ASK_SECONDS, plus a second per BYTES_PER_SECOND bytes.
 ASK_SECONDS: Final = 10.0
 BYTES_PER_SECOND: Final = 1 << 20
-# Blocks that are looked for among the transient ones in one call: 2 ms.
+# Blocks looked up among the transient ones in one call: 2 ms.
 ADOPTED_AT_ONCE: Final = 4096
-# Seconds between two times that one snapshot's holders are taken from another node, as they differ from ours.
+# Seconds between two adoptions of another node's holders of one snapshot, where they differ from this node's.
 ADOPT_SECONDS: Final = 10.0
-# Seconds for which two nodes may differ that have not learnt of a change at the same moment.
+# Seconds for which two nodes may differ because they learnt of a change at different moments.
 AGREE_SECONDS: Final = 2.0
-# Seconds by which other nodes fetch ahead of where they say that they are.
+# Seconds by which other nodes fetch ahead of their published progress.
 PEERS_AHEAD: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The parts of the node that it works with."""
+    """The parts of the node that cooperation uses."""
 
     plan: Plan
     standing: Standing
@@ -78,15 +78,15 @@ class Parts:
     shared: SharedState
     consumers: Consumers
     tiering: Locked[Tiering]
-    # Seconds ahead of readers within which blocks are fetched that others keep.
+    # Seconds ahead of readers within which blocks held by other nodes are fetched.
     window: Callable[[], float]
-    # Of files that are kept over a restart.
+    # Directory of holder files, which survive a restart.
     directory: Path
     replicas: int
 
 
 class Cooperation:
-    """Used on the event loop."""
+    """Groups the consumers of all nodes and keeps their shared snapshots up to date. Used on the event loop."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -98,7 +98,8 @@ class Cooperation:
         self._snapshots: dict[str, SharedSnapshot] = {}
         self._regroup = True
         self._under_way: set[asyncio.Task[None]] = set()
-        self._adopted: dict[str, float] = {}  # by snapshot: loop time at which others' holders were last asked for
+        # By snapshot: loop time at which another node was last asked for its holders.
+        self._adopted: dict[str, float] = {}
         self._around = Surroundings(
             me=parts.shared.membership.view.me,
             plan=parts.plan,
@@ -127,7 +128,7 @@ class Cooperation:
         parts.shared.membership.listen(self._on_view)
 
     async def run(self) -> None:
-        """Runs as long as the daemon."""
+        """Step as long as the daemon runs."""
         while True:
             await asyncio.sleep(STEP_SECONDS)
             try:
@@ -142,7 +143,7 @@ class Cooperation:
         await asyncio.gather(*self._under_way, return_exceptions=True)
 
     def get(self, snapshot: str) -> SharedSnapshot | None:
-        """What is known of one snapshot; None where no job of several nodes reads it."""
+        """Return the shared snapshot; None if no job of several nodes reads it."""
         found = self._snapshots.get(snapshot)
         return found if found is not None and found.holders is not None and found.holders.ring.members else None
 
@@ -151,15 +152,15 @@ class Cooperation:
         return self._snapshots
 
     def demands(self) -> list[Demand]:
-        """What consumers of all nodes read, by snapshot."""
+        """Return the demand of the consumers of all nodes, one per snapshot."""
         return [one.demand() for one in self._snapshots.values()]
 
     def margins(self) -> dict[str, float]:
-        """By name in the plan: seconds by which other nodes may ask before the plan has them come."""
+        """Return, by name in the plan, the seconds by which other nodes may ask before the plan expects them."""
         return {key: PEERS_AHEAD for one in self._snapshots.values() for key in one.reader_keys}
 
     def on_served(self, node: str, keys: Sequence[bytes]) -> None:
-        """Another node has got blocks from here."""
+        """Record that another node got blocks from this one."""
         for one in self._snapshots.values():
             one.handed_over(node, keys)
 
@@ -175,13 +176,13 @@ class Cooperation:
         self._regroup = True
 
     async def _step(self) -> None:
-        # A block that was fetched to be read is worth what the plan says until it is read.
+        # A block fetched to be read keeps its planned worth until it is read.
         margin = max(self._parts.jobs.margins().values(), default=0.0)
         self._parts.standing.near = LONGER * self._parts.window() + margin + NEAR
         self._keys = {(one.request.job, one.name): one.key for one in self._parts.jobs.consumers}
         own = self._parts.consumers.own_consumers()
         view = self._parts.shared.membership.view
-        # Nobody reads on a node that is away, whatever it has said before.
+        # No consumer reads on a node that is away, whatever it published before.
         away = set(view.ring) - {one.id for one in view.present}
         everybody = [*own, *(one for one in self._parts.consumers.remote_consumers() if one.node not in away)]
         facts_before = {name: one.facts for name, one in self._remote.items()}
@@ -210,7 +211,7 @@ class Cooperation:
             self._snapshots[snapshot].regroup(groups)
 
     def _take_in(self, space: BlockSpace, blocks: Ids) -> None:
-        """These are this node's to keep from now on, as far as they are here."""
+        """Take blocks over as this node's to keep, as far as they are here."""
 
         def adopt() -> None:
             for start in range(0, len(blocks), ADOPTED_AT_ONCE):
@@ -223,8 +224,8 @@ class Cooperation:
         task.add_done_callback(self._under_way.discard)
 
     async def _keep_home(self, space: BlockSpace) -> None:
-        """Before anything of a snapshot is planned: its blocks are at home. What is not this node's would be fetched
-        ahead else, until it is known who reads."""
+        """Place the blocks of a snapshot at home before any of it is planned. Otherwise blocks of other nodes would be
+        fetched ahead until the readers are known."""
         view = self._parts.shared.membership.view
         ring = ring_of(view)
         if view.me in ring.ids and space.snapshot not in self._parts.standing.mine:
@@ -235,7 +236,7 @@ class Cooperation:
     async def _samples(self, group: Group, digest: str) -> Samples | None:
         snapshot = self._parts.snapshots.get(group.snapshot)
         if snapshot is None:
-            return None  # it is on its way
+            return None  # the snapshot is on its way
         members = [one for one in group.members if one.facts.map == digest]
         member = next((one for one in members if one.node == self._around.me), members[0])
         sample_map = await self._consumer(member).sample_map()
@@ -248,7 +249,7 @@ class Cooperation:
         return order
 
     def _consumer(self, member: Member) -> RemoteConsumer:
-        """Raises NotFound."""
+        """Return the consumer of a member. Raises NotFound."""
         found = self._remote.get((member.node, f"{member.facts.job}/{member.facts.consumer}"))
         if found is None:
             raise NotFound(f"consumer {member.facts.consumer} of job {member.facts.job} has ended")
@@ -270,7 +271,7 @@ class Cooperation:
                 places.append(place)
             else:
                 silent.append(member.node)
-        # Whoever is followed and has said nothing has not begun.
+        # A followed consumer without published progress has not begun.
         if places and silent and len(group.nodes) <= MOST_FOLLOWED:
             first = min(place.epoch for place in places)
             places += [Place(node, first, 0.0, 0.0) for node in silent]
@@ -305,7 +306,7 @@ class Cooperation:
     # --- who held what ------------------------------------------------------------------------------------------------
 
     async def _remembered(self, space: BlockSpace) -> Known | None:
-        """The latest that is known: on disk, or on another node."""
+        """Return the latest known holders: from disk, or from another node."""
         own = await self._parts.threads.background(self._files.load, space.snapshot, space.count)
         others = {
             node: facts
@@ -313,7 +314,7 @@ class Cooperation:
             if (facts := values.get(space.snapshot)) is not None
         }
         for node in sorted(others, key=lambda node: (-others[node].count, node)):
-            # Who goes on has seen more than one that has just begun, also where neither has decided more often.
+            # A node that has been running knows more than one that has just begun, also at equal counts.
             if own is not None and others[node].count < own.count:
                 break
             found = await self._ask(node, space)
@@ -322,7 +323,7 @@ class Cooperation:
         return own
 
     def _is_coordinated(self, group: Group) -> bool:
-        """Do other nodes have copies go where the group reads them next?"""
+        """Return whether other nodes coordinate copies by this group."""
         view = self._parts.shared.membership.view
         return any(
             (facts := values.get(group.snapshot)) is not None and facts.job == group.name
@@ -335,7 +336,7 @@ class Cooperation:
         return facts.settled if facts is not None and facts.job == group.name else NOTHING_SETTLED
 
     def _are_filled(self) -> bool:
-        """Have all that count for placement got what is theirs to keep?"""
+        """Return whether all members that count for placement have got their blocks."""
         view = self._parts.shared.membership.view
         others = [one for one in view.present if one.id != view.me]
         return not not_filled(self._parts.shared, view, others)
@@ -379,8 +380,8 @@ class Cooperation:
         return snapshot in self._snapshots or self._parts.snapshots.get(snapshot) is not None
 
     def _on_holders(self, node: str, snapshot: str, facts: HoldersFacts | None) -> None:
-        """Nodes that have learnt of a change in different epochs may differ. Then what that node says holds which has
-        decided most often, and of equals the first."""
+        """Compare holders with another node's, and adopt these if they differ: nodes that learnt of a change in
+        different epochs may differ. The node that has decided most often wins; ties go to the smaller id."""
         one = self._snapshots.get(snapshot)
         mine = self._parts.shared.own(HOLDERS, snapshot)
         if one is None or mine is None or facts is None or one.space is None:
@@ -419,7 +420,7 @@ class Cooperation:
 
 
 def ring_of(view: ClusterView) -> Ring:
-    """The members that count for placement, without those that are away: what these hold is nobody's meanwhile, and
-    who has it is to keep it."""
+    """Return the members that count for placement and are present. The blocks of members that are away have no holder
+    meanwhile, so nodes that have copies keep them."""
     members = [Placed(one.id, xxhash.xxh3_64_intdigest(one.id.encode()), one.weight, one.zone) for one in view.present]
     return Ring(view.epoch, tuple(members), tuple(one.memory + one.ssd for one in view.present))

@@ -1,9 +1,9 @@
-"""Joining the ring, and leaving it without losing what only this node holds.
+"""Joins the ring, and leaves it without losing blocks that only this node holds.
 
-A node joins once it has heard what the others know. It leaves after a drain: it announces "draining", other nodes take
-over its blocks, and it is done when a node that stays has them. Several nodes may announce at the same moment, each
-having seen another one active. So a draining node looks again whenever the view changes: where no node is left that
-stays, the first of the draining nodes by name takes its drain back, and the others go on.
+A node joins once it has received the state of the others. It leaves by a drain: it announces "draining", other nodes
+take over its blocks, and the drain is done when the nodes that stay have them. Several nodes may announce at once, each
+having seen another active. So a draining node checks upon each change of the view: if no node stays, the first draining
+node by name cancels its drain, and the others go on.
 """
 
 import asyncio
@@ -28,34 +28,34 @@ log = logging.getLogger(__name__)
 
 # Path on the control endpoint.
 DRAIN: Final = "/drain"
-# Seconds that a node which joins waits until it has heard of the others.
+# Seconds that a joining node waits for the state of the others.
 JOIN_SECONDS: Final = 5.0
 _POLL: Final = 0.05
-# Seconds that the next node by name waits for the one before it to take its drain back.
+# Seconds that each node by name waits for the one before it to cancel its drain.
 STAY_SECONDS: Final = 3.0
 ASK_SECONDS: Final = 5.0
 _MOST_ANSWER: Final = 256 << 10
 _UNDO: Final = b"undo"
-# Names of nodes in a message.
+# Names of nodes listed in a message.
 _SHOWN: Final = 5
 
 
 class Draining:
-    """Used on the event loop."""
+    """Drives the join and the drain of this node. Used on the event loop."""
 
     def __init__(self, membership: Membership, shared: SharedState, has_readers: Callable[[], bool]) -> None:
-        """has_readers: do jobs read on this node? It leaves when they have ended."""
+        """has_readers: returns whether jobs read on this node. It leaves when they have ended."""
         self._membership = membership
         self._shared = shared
         self._has_readers = has_readers
         self._draining = False
         self._has_left = False
-        self._changed = asyncio.Event()  # the view has, or this node drains
+        self._changed = asyncio.Event()  # set when the view changes, or a drain begins here
         membership.listen(lambda _: self._changed.set())
         shared.endpoint.add("POST", DRAIN, self._answer)
 
     async def run(self) -> None:
-        """Join, and then look after a drain. Runs as long as the daemon."""
+        """Join, then watch for a drain that has to be cancelled. Runs as long as the daemon."""
         await self.join()
         loop = asyncio.get_running_loop()
         alone_since: float | None = None
@@ -76,7 +76,7 @@ class Draining:
                     await self._changed.wait()
 
     async def join(self) -> None:
-        """Count for placement, once the other nodes have said what they know, or have had time to."""
+        """Announce this node as active, once the other nodes have sent their state, or JOIN_SECONDS have passed."""
         loop = asyncio.get_running_loop()
         until = loop.time() + JOIN_SECONDS
         while loop.time() < until and self._has_to_hear():  # noqa: ASYNC110 - nobody tells
@@ -88,8 +88,8 @@ class Draining:
         return not all(self._shared.has_heard(one.id) for one in self._membership.view.reachable)
 
     async def drain(self, node: str, *, undo: bool = False) -> DrainStatus:
-        """Drain a node, by its name or id; empty: this one. To be called again for how far that is. undo: it is not to
-        leave after all. Raises NotFound, ConfigError, PeerFailed."""
+        """Drain a node, by its name or id; empty: this one. Call again to poll the status. undo: cancel the drain.
+        Raises NotFound, ConfigError, PeerFailed."""
         record = self._find(node)
         if record.id == self._membership.view.me:
             return await (self.stay_here() if undo else self.drain_here())
@@ -131,7 +131,7 @@ class Draining:
         return f"{shown_names(names, _SHOWN)} drain{'s' * (len(names) == 1)} too"
 
     async def stay_here(self) -> DrainStatus:
-        """This node does not leave after all, and takes its part again. Raises ConfigError where it has left."""
+        """Cancel the drain of this node. Raises ConfigError if it has left."""
         mine = self._membership.view.mine
         if mine is None:
             raise ConfigError("this node is in no cluster")
@@ -144,7 +144,7 @@ class Draining:
         return DrainStatus(mine.id, mine.name)
 
     async def drain_here(self) -> DrainStatus:
-        """Drain this node, as `drain`. Raises ConfigError where no other node can take over."""
+        """Drain this node, as `drain`. Raises ConfigError if no other node can take over."""
         mine = self._membership.view.mine
         if mine is None:
             raise ConfigError("this node is in no cluster")
@@ -181,7 +181,7 @@ class Draining:
         return DrainStatus(mine.id, mine.name, blocks, size, [one[0].name for one in lacking], done)
 
     def _find(self, node: str) -> NodeRecord:
-        """Raises NotFound."""
+        """Return the node with this name or id. Raises NotFound."""
         view = self._membership.view
         if not node and view.mine is not None:
             return view.mine

@@ -1,4 +1,4 @@
-"""Who has got all that is its to keep, since other members count for placement."""
+"""Tells which nodes have got all their blocks since the ring changed."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
@@ -9,15 +9,15 @@ from cachefs_daemon.sharing.state import SharedState
 
 
 def ring_digest(ids: Sequence[str]) -> str:
-    """By which nodes see that they mean the same members: 32 hex digits."""
+    """Return a digest by which nodes compare memberships: 32 hex digits."""
     return hashlib.blake2b(" ".join(ids).encode(), digest_size=16).hexdigest()
 
 
 def not_filled(
     shared: SharedState, view: ClusterView, nodes: Iterable[NodeRecord]
 ) -> list[tuple[NodeRecord, int, int]]:
-    """Which of these other nodes lack something still, with how many blocks and bytes. Of those that have not said so
-    for the members that count now nothing is known, and they lack 0 and 0."""
+    """Return the nodes that still lack blocks, with counts of blocks and bytes; both are 0 for nodes that have not
+    reported for the current ring."""
     wanted = ring_digest([one.id for one in view.present])
     found = []
     for one in nodes:

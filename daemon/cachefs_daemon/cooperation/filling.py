@@ -1,8 +1,8 @@
-"""Getting from other nodes what is this node's to keep and is not here.
+"""Rebalances: fetches blocks that this node keeps and lacks from other nodes.
 
-A node that joins or comes back fills up by this, and a node that drains is emptied: it pushes nothing, those who take
-over its blocks pull them. What is read next comes first. Nothing comes from an origin: what nobody has comes when it is
-read, or as a job's plan says.
+A node that joins or comes back fills up this way. A node that drains pushes nothing: the nodes that take over its
+blocks pull them. Blocks that are read next come first. No block comes from an origin: a block that no node has is
+fetched when it is read, or as planned by a job.
 """
 
 import asyncio
@@ -31,20 +31,20 @@ from cachefs_daemon.store.block_store import BlockStore
 
 log = logging.getLogger(__name__)
 
-# Seconds for which the members stay the same before anything is moved: those that join or leave together count as one
-# change, and shared snapshots have followed it.
+# Seconds for which membership must be stable before blocks are moved: nodes that join or leave together count as one
+# change, and shared snapshots have followed it by then.
 SETTLED: Final = 1.0
-# Seconds between two looks for snapshots that have come meanwhile.
+# Seconds between checks for new snapshots.
 LOOK: Final = 2.0
-# Seconds for which it is waited for snapshots that are on their way from other nodes.
+# Longest wait in seconds for snapshots on their way from other nodes.
 PENDING_SECONDS: Final = 30.0
-# Seconds between two times that all others are told how much is missing still.
+# Seconds between reports of missing blocks to all other nodes.
 TOLD: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class FillingParts:
-    """The parts of the node that it works with."""
+    """The parts of the node that filling uses."""
 
     membership: Membership
     shared: SharedState
@@ -53,12 +53,12 @@ class FillingParts:
     plan: Plan
     standing: Standing
     threads: Threads
-    # The snapshots of this node's datasets, and whether some are on their way from other nodes.
+    # Returns the snapshots of this node's datasets; and whether any is on its way from another node.
     snapshots: Callable[[], Iterable[Snapshot]]
     pending: Callable[[], bool]
-    # What is known of a snapshot that jobs read.
+    # Returns the shared snapshot, if jobs read it.
     cooperating: Callable[[str], SharedSnapshot | None]
-    # Bytes of the tiers that nothing takes.
+    # Returns the free bytes of the tiers.
     free: Callable[[], int]
     replicas: int
     # Bytes per second.
@@ -66,45 +66,46 @@ class FillingParts:
 
 
 class Filling:
-    """Used on the event loop.
+    """Fills this node up after changes of the ring. Used on the event loop.
 
-    One snapshot is looked at at a time, as its block space may take as much memory as all else that a node knows.
+    Handles one snapshot at a time, as its block space may take as much memory as all other state of a node.
     """
 
     def __init__(self, parts: FillingParts, ring: Ring) -> None:
-        """ring: the members that count now."""
-        self.blocks = 0  # to be had since other members count
+        """ring: the current members."""
+        self.blocks = 0  # left to fetch since the ring changed
         self.bytes = 0
         self._parts = parts
         self._lacking = Lacking(parts.plan, parts.standing, parts.blocks, parts.threads)
         self._pulling = Pulling(parts.membership, parts.client, parts.blocks, parts.threads, parts.bandwidth)
         self._ring = ring
-        self._filled = Ring(0, (), ())  # the ring for which it fills up, or has
-        self._whole = ring  # the last ring of which all was moved
-        self._seen: set[str] = set()  # snapshots of which all was moved for that ring
-        self._searched: set[str] = set()  # those of which what this node has lost was looked for
-        self._cut_short: set[str] = set()  # those of which not all had room
-        self._told = 0.0  # loop time
+        self._filled = Ring(0, (), ())  # the ring for which filling is running or done
+        self._whole = ring  # the last ring for which all blocks were moved
+        self._seen: set[str] = set()  # snapshots done for that ring
+        self._searched: set[str] = set()  # snapshots for which lost blocks have been searched
+        self._cut_short: set[str] = set()  # snapshots that did not fit completely
+        self._told = 0.0  # loop time of the last report
         self._news = asyncio.Event()
-        self._news.set()  # what is missing as it begins
+        self._news.set()  # initially, to find what is missing
 
     def follow(self, ring: Ring) -> None:
-        """These count for placement now."""
+        """Note the current members."""
         if ring.ids != self._ring.ids:
             self._news.set()
         self._ring = ring
 
     def is_filling(self, snapshot: str) -> bool:
-        """May other nodes have blocks of it that this one has lost, or that were brought while it was away?"""
+        """Return whether other nodes may have blocks of the snapshot that this one lost, or that were fetched while it
+        was away."""
         return snapshot not in self._searched
 
     @property
     def got(self) -> int:
-        """Blocks that have come by this since the daemon started."""
+        """Blocks fetched by filling since the daemon started."""
         return self._pulling.blocks
 
     async def run(self) -> None:
-        """Runs as long as the daemon."""
+        """Fill after each change, as long as the daemon runs."""
         while True:
             await self._until_work()
             if self._ring.ids != self._filled.ids:
@@ -125,7 +126,7 @@ class Filling:
             self._tell()
 
     async def _until_work(self) -> None:
-        """Until other members count, or there is a snapshot that was not looked at."""
+        """Wait until the ring changes, or a new snapshot appears."""
         while not self._news.is_set():
             known = {one.id for one in self._parts.snapshots()}
             self._seen &= known
@@ -138,7 +139,7 @@ class Filling:
                 pass
 
     async def _until_known(self) -> None:
-        """Until no snapshot is on its way from another node, which this one may have to fill up: for a while."""
+        """Wait until no snapshot is on its way from another node, for at most PENDING_SECONDS."""
         loop = asyncio.get_running_loop()
         until = loop.time() + PENDING_SECONDS
         while self._parts.pending() and loop.time() < until and not self._news.is_set():  # noqa: ASYNC110 - nobody tells
@@ -150,7 +151,8 @@ class Filling:
         self._parts.shared.publish(FILLING, FILLING_NAME, facts)
 
     async def _fill(self, whole: Ring, now: Ring) -> bool:
-        """whole: of which all was moved last. False where others count before it is done."""
+        """Fetch missing blocks. whole: the last ring for which all blocks were moved. Returns False if the ring changes
+        before the end."""
         parts = self._parts
         change = Change(whole, now, parts.membership.view.me, parts.replicas)
         new = [one for one in parts.snapshots() if one.id not in self._seen]
@@ -162,7 +164,7 @@ class Filling:
             if self.blocks:
                 what = f"{self.blocks:,} blocks ({format_size(self.bytes)})"
                 log.info("filling up with %s that other nodes have kept until now", what)
-            # What has moved comes first: a node that drains waits for it.
+            # Moved blocks come first: a draining node waits for them.
             if not (
                 await self._fill_all(moved, change, moved=True) and await self._fill_all(lost, change, moved=False)
             ):
@@ -173,14 +175,14 @@ class Filling:
         return True
 
     async def _count(self, snapshot: Snapshot, change: Change) -> bool:
-        """Is anything of it to be moved here?"""
+        """Count the blocks of a snapshot to move here, and return whether there are any."""
         lacks = await self._look(snapshot, change, moved=True)
         if lacks is not None:
             self.blocks, self.bytes = self.blocks + len(lacks.ids), self.bytes + lacks.size
         return lacks is not None
 
     async def _fill_all(self, snapshots: Sequence[Snapshot], change: Change, *, moved: bool) -> bool:
-        """False where others count before it is done."""
+        """Return False if the ring changes before the end."""
         got = 0
         for snapshot in snapshots:
             lacks = await self._look(snapshot, change, moved=moved)
@@ -200,14 +202,14 @@ class Filling:
             return None
 
     def _moved(self, blocks: int, size: int) -> bool:
-        """So much was asked for. Is it to go on?"""
+        """Subtract handled blocks, and return whether to go on."""
         self.blocks, self.bytes = max(0, self.blocks - blocks), max(0, self.bytes - size)
         if asyncio.get_running_loop().time() - self._told >= TOLD:
             self._tell()
         return not self._news.is_set()
 
     def _has_room(self, snapshot: str, blocks: int, size: int) -> bool:
-        """The same of what was this node's before: for that nothing is evicted."""
+        """Return whether to go on with blocks that were this node's before: none is evicted for them."""
         if self._parts.free() <= size:
             self._cut_short.add(snapshot)
             return False

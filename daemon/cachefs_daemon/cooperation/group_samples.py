@@ -1,4 +1,4 @@
-"""Which blocks the groups that read one snapshot may read: those of their sample maps."""
+"""Determines which blocks the groups of a snapshot may read, from their sample maps."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -16,17 +16,17 @@ PER_SAMPLE: Final = 12
 
 
 class GroupSamples:
-    """Used on the event loop; computes in threads."""
+    """Samples and extents of all groups of a snapshot. Used on the event loop; computes in threads."""
 
     def __init__(self, around: Surroundings) -> None:
-        self.space: BlockSpace | None = None  # None until somebody has found out what the samples are
+        self.space: BlockSpace | None = None  # None until the first samples are known
         self._around = around
         self._samples: dict[str, Samples] = {}  # by digest of the map
-        self._extents: dict[tuple[str, ...], Extent] = {}  # which blocks these are; by the maps of a group
-        self._bytes: dict[tuple[str, ...], int] = {}  # of these blocks
+        self._extents: dict[tuple[str, ...], Extent] = {}  # by the maps of a group: the blocks they cover
+        self._bytes: dict[tuple[str, ...], int] = {}  # by the maps of a group: bytes of these blocks
 
     async def look(self, groups: Sequence[Group]) -> bool:
-        """Find out what they may read, and forget what others did. False where that is not known yet. Raises
+        """Load the samples of the groups, and drop those of others. Returns False if they are not known yet. Raises
         CachefsError."""
         threads, used = self._around.threads, {maps for group in groups for maps in group.maps}
         self._samples = {digest: samples for digest, samples in self._samples.items() if digest in used}
@@ -49,24 +49,24 @@ class GroupSamples:
 
     @property
     def by_map(self) -> Mapping[str, Samples]:
-        """By digest of the sample map."""
+        """Samples by digest of the sample map."""
         return self._samples
 
     @property
     def extents(self) -> Mapping[tuple[str, ...], Extent]:
-        """By `Group.maps`, which blocks these are."""
+        """Extents by `Group.maps`."""
         return self._extents
 
     def count(self, group: Group) -> int:
-        """Samples of the group."""
+        """Return the number of samples of the group."""
         return sum(len(self._samples[digest]) for digest in group.maps)
 
     def size(self, group: Group) -> int:
-        """Bytes of the blocks that the group may read; 0 while nobody knows."""
+        """Return the bytes of the blocks that the group may read; 0 if unknown."""
         return self._bytes.get(group.maps, 0)
 
     @property
     def memory(self) -> int:
-        """Bytes that all this takes."""
+        """Bytes of memory in use."""
         maps = sum(PER_SAMPLE * len(samples) for samples in self._samples.values())
         return maps + len(self._extents) * (self.space.count if self.space is not None else 0)

@@ -1,4 +1,4 @@
-"""Consumers of one job, on whichever nodes, that read one dataset together."""
+"""Groups the consumers of one job, on any nodes, that read one dataset together."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -10,9 +10,9 @@ from cachefs.planning.sequences.sampler_spec import SamplerSpec
 from cachefs_daemon.consumer_checks import MOST_OWNER
 from cachefs_daemon.sharing.sections import ConsumerFacts
 
-# What the name of a consumer begins with that is called by its rank, or by its process where it has none.
+# Rank, or process id where there is none, at the start of a consumer's name.
 _OWN: Final = re.compile(r"(\d+|pid-\d+)")
-# Job, snapshot, loader, sample map (empty where each consumer has one of its own) and sampler.
+# Job, snapshot, loader, sample map (empty if each consumer has its own) and sampler.
 Key = tuple[str, str, str, str, SamplerSpec | None]
 
 
@@ -27,35 +27,35 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Consumers that go through their epochs together: their samplers differ in nothing but the rank, or each publishes
-    the orders of its epochs."""
+    """Consumers that go through their epochs together: their samplers differ only in the rank, or each publishes its
+    orders epoch by epoch."""
 
-    # The job's full name.
+    # Full name of the job.
     job: str
     # Id of the snapshot.
     snapshot: str
-    # Which loader of the job it is, as the names of consumers say after the rank; empty: the first one.
+    # The loader within the job, as named after the rank in the names of consumers; empty: the first one.
     loader: str
-    # The sampler, as that of rank 0; None where orders are published one by one. Of the epochs that the members say,
-    # the fewest: a rank that has begun later may count more.
+    # The sampler of rank 0; None if orders are published one by one. Its number of epochs is the smallest among the
+    # members: a rank that began later may count more.
     spec: SamplerSpec | None
-    # In order of ranks, nodes and names.
+    # Ordered by rank, node and name.
     members: tuple[Member, ...]
 
     @property
     def key(self) -> Key:
-        """What it is known by while consumers come and go."""
+        """Identity of the group while consumers come and go."""
         sampler = replace(self.spec, epochs=1) if self.spec is not None else None
         return self.job, self.snapshot, self.loader, "" if sampler is None else self.members[0].facts.map, sampler
 
     @property
     def loads(self) -> tuple[str, str, str]:
-        """Which loader it is of which job, and what it reads, whatever its sampler."""
+        """Identity of the loader and of the snapshot it reads, whatever its sampler."""
         return self.job, self.snapshot, self.loader
 
     @property
     def name(self) -> str:
-        """The job's, and which loader of it, as it is told and kept: of 160 characters at most."""
+        """Name of the job and loader, as published and stored: at most 160 characters."""
         return f"{self.job}{self.loader}"[: MAX_JOB_NAME + MOST_OWNER]
 
     @property
@@ -65,29 +65,29 @@ class Group:
 
     @property
     def maps(self) -> tuple[str, ...]:
-        """Digests of the members' sample maps, each once; empty for all files."""
+        """Distinct digests of the members' sample maps; empty for all files."""
         return tuple(sorted({member.facts.map for member in self.members}))
 
     @property
     def readers(self) -> tuple[tuple[str, str, int], ...]:
-        """Who reads: node, consumer and rank of each member. Orders come and go meanwhile."""
+        """Node, consumer and rank of each member, without the orders, which come and go."""
         return tuple((member.node, member.facts.consumer, _rank(member.facts)) for member in self.members)
 
     @property
     def is_whole(self) -> bool:
-        """Is each share of the samples read by exactly one consumer that is known?"""
+        """Whether each share of the samples is read by exactly one known consumer."""
         ranks = [_rank(member.facts) for member in self.members]
         if self.spec is not None:
             shares = self.spec.replicas
         else:
             sizes = {member.facts.world_size for member in self.members}
             shares = sizes.pop() if len(sizes) == 1 else 0
-        # Whoever publishes a job says how many replicas it has: up to billions.
+        # The number of replicas is untrusted input, up to billions: do not build a list of that length.
         return len(ranks) == shares and sorted(ranks) == list(range(len(ranks)))
 
 
 def groups_of(facts: Mapping[str, Iterable[ConsumerFacts]]) -> list[Group]:
-    """facts: by node id, what is known of its consumers. In the same order on all nodes that know the same."""
+    """Return the groups of consumers, in the same order on all nodes with the same facts. facts: by node id."""
     found: dict[Key, list[Member]] = {}
     for node, consumers in facts.items():
         for one in consumers:

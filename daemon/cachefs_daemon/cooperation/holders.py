@@ -1,7 +1,7 @@
-"""Who holds what of one snapshot: homes, and from them the holders of one epoch after the other.
+"""Computes the holders of each block of one snapshot: homes, and from them the holders of one epoch after the other.
 
 Every node computes them for itself from the same facts (see `cachefs.planning.cluster.copies`). The holders of the
-current epoch are kept on disk and given to other nodes, since what is where depends on all that was before.
+current epoch are stored on disk and sent to other nodes, since they depend on all epochs before.
 """
 
 import asyncio
@@ -23,30 +23,30 @@ from cachefs_daemon.cooperation.timeliness import LATE, NOTHING_SETTLED, Settled
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.segment_writer import span
 
-# The part of its tiers that a node is taken to have for blocks: some is room that is made ahead, and some is for what
-# is read here and held elsewhere.
+# Fraction of a node's tiers that counts as room for blocks: the rest is freed ahead, or serves reads of blocks held
+# elsewhere.
 USABLE: Final = 0.97
-# Epochs from the current one on of whose reads the places are kept: 6 bytes per block each in place of 2.
+# Epochs, from the current one on, whose reads keep their places: 6 bytes per block each instead of 2.
 PLACED: Final = 2
 
-# Seconds for which a block may still be with who held it before the ring became another one. By then it was read, or
-# filling has moved it.
+# Seconds for which a block may still be at its former holder after the ring changed. By then it has been read, or moved
+# by filling.
 FORMER_SECONDS: Final = 600.0
 
-# Gives the reads of an epoch, by ids of nodes in the ring; None where they are not known.
+# Returns the reads of an epoch, by ids of nodes in the ring; None if unknown.
 ReadsOf = Callable[[int, tuple[str, ...]], Awaitable[Reads | None]]
-# Says of an epoch whether copies change hands in it: None: that is not settled yet.
+# Returns whether copies change hands in an epoch; None: not settled yet.
 Verdict = Callable[[int], bool | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """The members that count for placement, in order of their ids."""
+    """The members that count for placement, ordered by id."""
 
     # The ring epoch.
     epoch: int
     members: tuple[Member, ...]
-    # Bytes of the tiers of each; 0: not known yet.
+    # Bytes of the tiers of each member; 0: not known yet.
     capacities: tuple[int, ...]
 
     @property
@@ -55,53 +55,53 @@ class Ring:
 
     @property
     def is_known(self) -> bool:
-        """Is it known how much room each has?"""
+        """Whether the capacity of each member is known."""
         return bool(self.members) and all(self.capacities)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Former:
-    """Who held what before other members came to count."""
+    """The holders before the ring changed."""
 
-    # Ids of the nodes that the numbers in *holders* stand for.
+    # Ids of the nodes to which the numbers in *holders* refer.
     ids: tuple[str, ...]
-    # Of each block: shape (blocks,), uint16.
+    # Per block: shape (blocks,), uint16.
     holders: Nodes
-    # Loop time at which that ended.
+    # Loop time of the change.
     until: float
-    # Who may have had each besides: each the same.
+    # Other possible holders, each of the same shape.
     besides: tuple[Nodes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Known:
-    """The holders at the start of one epoch, as they are kept and told."""
+    """The holders at the start of one epoch, as stored and sent."""
 
-    # How often holders were decided since blocks were at home: who has seen more knows better.
+    # Number of decisions since blocks were at home: the higher count knows better.
     count: int
-    # The job that reads, and which of its epochs begins.
+    # The coordinating job, and the epoch that begins.
     job: str
     epoch: int
-    # Ids of the nodes that the numbers in *holders* stand for.
+    # Ids of the nodes to which the numbers in *holders* refer.
     ids: tuple[str, ...]
-    # Of each block: shape (blocks,), uint16.
+    # Per block: shape (blocks,), uint16.
     holders: Nodes
-    # The same at the start of the next epoch: who has read a block by now has it then. None where that is not decided.
+    # Holders at the start of the next epoch: nodes that have already read a block have it then. None if undecided.
     following: Nodes | None = None
-    # See cachefs_daemon.cooperation.timeliness. It is told, and not kept.
+    # See cachefs_daemon.cooperation.timeliness. Sent, and not stored.
     settled: Settled = NOTHING_SETTLED
-    # Who held what before other members came to count: whoever comes back a moment later has to look there for what is
-    # its own from now on. It is told, and not kept.
+    # The holders before the ring changed: a node that comes back shortly after finds its blocks there. Sent, and not
+    # stored.
     former: Former | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Change:
-    """Of the members that count, see `after_change`."""
+    """A change of the ring, for `after_change`."""
 
     before: tuple[str, ...]
     ring: Ring
-    # Of the ring, and of the one before; who had second copies: shape (blocks,), uint16.
+    # Homes in the new ring and in the one before, and second copies: shape (blocks,), uint16.
     homes: Nodes
     old_homes: Nodes | None
     second: Nodes | None
@@ -112,44 +112,46 @@ _ALL: Final = slice(None)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Placed:
-    """Of one ring."""
+    """Placement of all blocks in one ring."""
 
-    # Homes and second homes, as places in it: shape (blocks,), uint16.
+    # Homes and second homes, as places in the ring: shape (blocks,), uint16.
     first: Nodes
     second: Nodes
-    # Of each member, and of NOBODY at the end: shape (members + 1,), int32.
+    # Zone of each member, and of NOBODY at the end: shape (members + 1,), int32.
     zones: npt.NDArray[np.int32]
 
 
 class Holders:
-    """Of one snapshot. Used on the event loop; what it computes in threads is then put in place at once."""
+    """The holders of one snapshot. Used on the event loop; results of threads are then put in place at once."""
 
     def __init__(self, space: BlockSpace, replicas: int, threads: Threads) -> None:
         self.ring = Ring(0, (), ())
-        # By epoch of the job, at its start, for some epochs in a row; the only one where no job coordinates copies.
+        # Holders by epoch of the job, at its start, for consecutive epochs; a single entry if no job coordinates
+        # copies.
         self.at: dict[int, Nodes] = {}
-        self.reads: dict[int, Reads] = {}  # of the same epochs, and of those ahead
+        self.reads: dict[int, Reads] = {}  # for the same epochs, and for those ahead
         self.job = ""
         self.settled = NOTHING_SETTLED
-        self.former: Former | None = None  # what they have not handed on yet may still be there
+        self.former: Former | None = None  # where blocks that were not handed on yet may still be
         self._space = space
         self._replicas = replicas
         self._threads = threads
-        self._count = 0  # of the epoch with which it began, see Known
-        self._began = 0  # that epoch
-        self._homes: Homes | None = None  # of the newest ring, which is not in place yet while that is followed
+        self._count = 0  # see Known: count at epoch _began
+        self._began = 0  # the first epoch decided here
+        self._homes: Homes | None = None  # for the newest ring, which is not in place while `follow` runs
         nobody = np.full(space.count, NOBODY, np.uint16)
         self._placed = _Placed(nobody, nobody, np.array([-1], np.int32))
         self._sizes = np.zeros(0, np.uint32)
 
     @property
     def homes(self) -> Nodes:
-        """Places in the ring, per block: shape (blocks,), uint16."""
+        """Home of each block, as places in the ring: shape (blocks,), uint16."""
         return self._placed.first
 
     def seconds(self, epoch: int, blocks: "Ids | slice" = _ALL) -> list[Nodes]:
-        """Who keeps the second copies of these blocks in *epoch*: one of two nodes for each, where the block changes
-        hands in it, as the copy is to be there by then. Each of shape (n,), uint16; none where one copy is enough."""
+        """Return the keepers of the second copies of these blocks in *epoch*. There are two per block if it changes
+        hands in the epoch, as the copy must be there by then. Each of shape (n,), uint16; empty if one copy is
+        enough."""
         if self._replicas < 2 or not self.ring.ids:
             return []
         first, second = self._placed.first[blocks], self._placed.second[blocks]
@@ -157,24 +159,24 @@ class Holders:
         return [second_keepers(at, first, second, self._placed.zones) for at in decided or [first]]
 
     def keeps_second(self, epoch: int, node: int, blocks: "Ids | slice" = _ALL) -> npt.NDArray[np.bool_]:
-        """Of which of these blocks *node* (a place in the ring, or NOBODY) keeps the second copy: shape (n,), bool."""
+        """Return of which blocks *node* (a place in the ring, or NOBODY) keeps the second copy: shape (n,), bool."""
         kept = np.zeros(len(self.homes[blocks]), np.bool_)
         for nodes in self.seconds(epoch, blocks) if node != NOBODY else ():
             kept |= nodes == node
         return kept
 
     def kept(self, epoch: int, node: int, blocks: "Ids | slice" = _ALL) -> npt.NDArray[np.bool_]:
-        """Which of these blocks *node* keeps as *epoch* begins, second copies too; where that is not decided, as its
-        homes have it. Shape (n,), bool."""
+        """Return which of these blocks *node* keeps as *epoch* begins, including second copies; by homes if the epoch
+        is undecided. Shape (n,), bool."""
         kept = self.keeps_second(epoch, node, blocks)
         if node != NOBODY:
             kept |= self.at.get(epoch, self.homes)[blocks] == node
         return kept
 
     async def follow(self, ring: Ring, current: int = 0, done: float = 0.0) -> bool:
-        """These are the members now. Returns whether anything has changed. What somebody has held who has left is
-        with its new home, and what has its home on somebody who has come goes there. current, done: the epoch in which
-        the job is, and how far: what was read in it has changed hands as it was decided, and stays there."""
+        """Follow a change of the ring, and return whether there is any. Blocks of a member that left go to their new
+        home, and blocks whose home is a new member go there. current, done: epoch and progress of the job; blocks read
+        in it have already changed hands as decided, and stay there."""
         if ring == self.ring:
             return False
         before, old_homes = self.ring.ids, self.homes
@@ -186,19 +188,19 @@ class Holders:
             held = self.now_held(current, done)
             self.former = Former(before, held if held is not None else old_homes, _now(), tuple(seconds[current]))
         latest: Nodes | None = None
-        # What lies beyond the next epoch is decided anew. Of readers that have just come back it may not be known yet
-        # where they are; others go on from the epochs that they have.
+        # Later epochs than the next are decided anew. Readers that just came back may have unknown positions; the
+        # others go on from their known epochs.
         last = max(current, min(self.at, default=0)) + 1
         for epoch in sorted(epoch for epoch in self.at if epoch <= last):
             second = seconds[epoch][0] if seconds[epoch] else None
             change = _Change(before, ring, homes, old_homes if before else None, second)
             latest = found[epoch] = await self._threads.planning(self._changed, self.at[epoch], change, latest)
-        # All at once: these are numbers of places in that ring, and mean somebody else, or nobody, in another one.
+        # All at once: these numbers are places in that ring, and mean other nodes, or none, in another ring.
         self.ring, self.at, self.reads, self._placed = ring, found, {}, placed
         return True
 
     def now_held(self, epoch: int, done: float) -> Nodes | None:
-        """Who holds each block in the middle of an epoch; None where that is not known."""
+        """Return the holders in the middle of an epoch; None if unknown."""
         at, following, reads = self.at.get(epoch), self.at.get(epoch + 1), self.reads.get(epoch)
         if at is None:
             return self.at[max(self.at)] if self.at else None
@@ -208,8 +210,8 @@ class Holders:
         return found
 
     def _changed(self, holders: Nodes, change: "_Change", until_then: Nodes | None = None) -> Nodes:
-        """until_then: who holds each block an epoch earlier, as places in the new ring: with whom that stays which
-        somebody was to take who has left."""
+        """until_then: holders an epoch earlier, as places in the new ring. They keep the blocks that a departed node
+        was to take."""
         before, ids = change.before, change.ring.ids
         found = after_change(holders, before, ids, change.homes, change.old_homes, change.second)
         if until_then is not None:
@@ -220,7 +222,7 @@ class Holders:
         return fitted(holders, self._rooms(ring), self._sizes) if ring.is_known else holders
 
     def _rooms(self, ring: Ring) -> Bytes:
-        """For what a node holds; as much again is for second copies."""
+        """Return the room for held blocks; second copies take as much again."""
         return rooms((np.array(ring.capacities, np.int64) * (USABLE / self._replicas)).astype(np.int64), self._sizes)
 
     def _rehome(self, ring: Ring) -> _Placed:
@@ -231,8 +233,8 @@ class Holders:
         return _Placed(self._homes.first, self._homes.second, self._homes.zones)
 
     def stay_home(self, epoch: int = 0, done: float = 0.0) -> None:
-        """No job coordinates copies any more: they belong at home, and may still be where they were last. epoch, done:
-        the epoch in which the job is that has done so, and how far."""
+        """Return copies to their homes, as no job coordinates them any more; they may still be at their last holders.
+        epoch, done: epoch and progress of the job that did."""
         held = self.now_held(epoch, done)
         if held is not None:
             besides = (self.at.get(epoch), self.at.get(epoch + 1))
@@ -240,14 +242,14 @@ class Holders:
         self.job, self.at, self.reads = "", {}, {}
 
     async def begin(self, job: str, epoch: int, furthest: int, known: Known | None) -> None:
-        """From now on *job* coordinates copies. epoch, furthest: in which its slowest and its fastest consumer are.
-        known: what is known from before."""
+        """Let *job* coordinate copies from now on. epoch, furthest: epochs of its slowest and fastest consumer. known:
+        holders from before."""
         start, holders, following, count = epoch, self.homes, None, 0
         if known is None or len(known.holders) != self._space.count:
             holders = await self._threads.planning(self._fitted, holders, self.ring)
         else:
             count = known.count
-            # Where this node has come meanwhile, it gets what is at home here, as all others see it.
+            # If this node joined meanwhile, it gets the blocks whose home it is, as all others compute.
             change = _Change(known.ids, self.ring, self.homes, self.homes, None)
             holders = await self._threads.planning(self._changed, known.holders, change)
             if known.following is not None:
@@ -257,29 +259,30 @@ class Holders:
                 self.former = Former(known.ids, known.holders, _now(), besides)
             elif known.former is not None and self.former is None:
                 self.former = known.former
-            # A node that has just started may know the others' places before its own readers'. A job that begins anew
-            # under the same name has the copies where it has left them.
+            # A node that has just started may know other nodes' progress before its own readers'. A job restarted under
+            # the same name finds the copies where it left them.
             if known.job == job and known.epoch <= furthest + 1:
                 start = known.epoch
         self.job, self._count, self._began, self.reads = job, count, start, {}
         self.settled = NOTHING_SETTLED
         self.at = {start: holders}
         if following is not None and known is not None and start == known.epoch and known.job == job:
-            self.at[start + 1] = following  # as the others have it, for whom it is under way
+            self.at[start + 1] = following  # as decided by the others, who are already applying it
 
     def decide_anew(self, epoch: int) -> None:
-        """From *epoch* on: other nodes read than was thought."""
+        """Discard decisions after *epoch*, as the readers have changed."""
         self.at = {number: one for number, one in self.at.items() if number <= epoch}
         self.reads = {}
 
     async def advance(self, epoch: int, reads_of: ReadsOf, verdict: Verdict | None = None) -> bool:
-        """Decide who holds what at the starts of *epoch* and of the two that follow, as far as is known what is read
-        until then. Returns whether anything is new. Of epochs that are over, the last one is kept.
+        """Decide the holders at the starts of *epoch* and of the two that follow, as far as the reads until then are
+        known. Keeps the last epoch that is over. Returns whether anything is new.
 
-        verdict: where orders are published one by one. Who holds what after an epoch then follows from that one and the
-        next, and from nothing else, as nodes may know different ones besides."""
+        verdict: given if orders are published one by one. The holders after an epoch then follow from its own reads and
+        the next epoch's alone, as nodes may differ in what else they know.
+        """
         is_new = False
-        if self.at and epoch > max(self.at) + 1:  # nobody has read what lies between
+        if self.at and epoch > max(self.at) + 1:  # no reader reads the epochs between
             latest = self.at[max(self.at)]
             self.at, self.reads = {epoch: latest}, {}
         if epoch in self.at and epoch not in self.reads and self.ring.is_known:
@@ -307,7 +310,7 @@ class Holders:
                 if reads is None:
                     break
                 self.reads[one] = reads if one <= epoch + PLACED else reads.without_places()
-                # Whatever a node happens to know besides, all decide by the same.
+                # All nodes decide by the same facts, whatever else one happens to know.
                 epochs.append(reads if has_places else reads.without_places())
             if self.ring.ids != ids or number not in self.at:
                 break
@@ -331,7 +334,7 @@ class Holders:
         return next_holders(holders, epochs, self._rooms(ring), self._sizes)
 
     def known(self, epoch: int) -> Known | None:
-        """What others may learn of the start of that epoch."""
+        """Return the holders at the start of *epoch*, for other nodes."""
         holders = self.at.get(epoch)
         if holders is None:
             return None
@@ -347,6 +350,7 @@ def _now() -> float:
 
 
 def _spans(sizes: np.ndarray[tuple[int], np.dtype[np.uint32]]) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
-    """Bytes that blocks of these sizes take in a tier: shape (n,), uint32. Most blocks have one of few sizes."""
+    """Return the bytes that blocks of these sizes take in a tier: shape (n,), uint32. Most blocks have one of few
+    sizes."""
     different, which = np.unique(sizes, return_inverse=True)
     return np.array([span(int(size)) for size in different.tolist()], np.uint32)[which]

@@ -1,4 +1,4 @@
-"""Who held what, as it is kept on disk and given to other nodes."""
+"""Stores holders on disk, and encodes them for other nodes."""
 
 import hashlib
 import logging
@@ -20,14 +20,14 @@ from cachefs_daemon.cooperation.holders import Former, Known
 
 log = logging.getLogger(__name__)
 
-# Path on the control endpoint, with the id of the snapshot.
+# Path on the control endpoint, followed by the id of the snapshot.
 HOLDERS: Final = "/holders"
-# Nodes of each block that may have held it before, at most.
+# Former holders of each block, at most.
 MOST_FORMER: Final = 3
-# Bytes per block, and of the form besides, at most.
+# Most bytes per block, and of the form besides.
 PER_BLOCK: Final = 2 * (2 + MOST_FORMER)
 OVERHEAD: Final = 1 << 21
-# Quick rather than small: a million blocks take 20 ms, and half a megabyte with 4 nodes.
+# Fast rather than small: a million blocks take 20 ms, and half a megabyte with 4 nodes.
 _LEVEL: Final = 1
 _SUFFIX: Final = ".holders"
 _MOST_COUNT: Final = 1 << 53
@@ -41,16 +41,16 @@ class _Form(msgspec.Struct, frozen=True, array_like=True):
     ids: list[str]
     # zlib of a u16 per block, little-endian.
     holders: bytes
-    # The same at the start of the next epoch; empty where that is not decided.
+    # Holders at the start of the next epoch; empty if undecided.
     following: bytes = b""
-    # Who held what before, and may have besides, among which nodes, and how many seconds ago that ended.
+    # Former holders, their node ids, and the seconds since the ring changed.
     former: list[bytes] = []
     former_ids: list[str] = []
     former_seconds: float = 0.0
 
 
 def encode(known: Known, now: float = 0.0) -> bytes:
-    """now: loop time. To be called in a thread."""
+    """Encode holders. now: loop time. Call in a thread."""
     following = _packed(known.following) if known.following is not None else b""
     form = _Form(known.count, known.job, known.epoch, list(known.ids), _packed(known.holders), following)
     if (former := known.former) is not None:
@@ -78,8 +78,8 @@ def _unpacked(packed: bytes, blocks: int) -> Nodes:
 
 
 def decode(raw: bytes, blocks: int, now: float = 0.0) -> Known:
-    """blocks: that the snapshot has; now: loop time. To be called in a thread. Raises ValueError for anything that is
-    no such form."""
+    """Decode holders. blocks: number of blocks of the snapshot; now: loop time. Call in a thread. Raises ValueError for
+    invalid input."""
     form = msgspec.msgpack.decode(raw, type=_Form)
     if not (0 <= form.count < _MOST_COUNT and 0 <= form.epoch < _MOST_COUNT):
         raise ValueError("numbers that nobody has")
@@ -100,27 +100,26 @@ def decode(raw: bytes, blocks: int, now: float = 0.0) -> Known:
 
 
 def digest_of(known: Known) -> str:
-    """Of what all nodes should agree on: 16 hex digits for the nodes, 16 for who of them holds what. To be called in a
-    thread."""
+    """Return a digest for comparing nodes: 16 hex digits for the members, 16 for the holders. Call in a thread."""
     ids = hashlib.blake2b(" ".join(known.ids).encode(), digest_size=8)
     holders = hashlib.blake2b(known.holders.astype("<u2", copy=False).tobytes(), digest_size=8)
     return ids.hexdigest() + holders.hexdigest()
 
 
 def differ(one: str, other: str) -> bool:
-    """Do two digests say that two nodes differ about who holds what? Not where they count other nodes: they will do so
-    for a moment only, and then decide alike."""
+    """Return whether two nodes with the same members differ in holders. Nodes with different members soon agree on
+    these, and then decide alike."""
     return one[:16] == other[:16] and one != other
 
 
 class HolderFiles:
-    """A file per snapshot. To be called in threads."""
+    """One file per snapshot. Call in threads."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def save(self, snapshot: str, known: Known) -> None:
-        """In place of what was known before. Raises OSError."""
+        """Replace the stored holders. Raises OSError."""
         self._directory.mkdir(mode=0o750, parents=True, exist_ok=True)
         path = self._directory / (snapshot + _SUFFIX)
         new = path.with_suffix(".new")
@@ -128,7 +127,7 @@ class HolderFiles:
         new.replace(path)
 
     def load(self, snapshot: str, blocks: int) -> Known | None:
-        """None where nothing is known, or it makes no sense."""
+        """Load holders; None if there are none, or they are invalid."""
         path = self._directory / (snapshot + _SUFFIX)
         try:
             if path.stat().st_size > PER_BLOCK * blocks + OVERHEAD:
@@ -141,7 +140,7 @@ class HolderFiles:
             return None
 
     def remove(self, snapshot: str) -> None:
-        """Who holds what of it is not known any more. What cannot be removed is replaced the next time."""
+        """Remove the holders of a snapshot. A file that cannot be removed is replaced the next time."""
         with suppress(OSError):
             (self._directory / (snapshot + _SUFFIX)).unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""Which blocks of a snapshot are this node's to keep and are not here, and who may have them."""
+"""Finds the blocks of a snapshot that this node keeps and lacks, and the nodes that may have them."""
 
 import asyncio
 from collections.abc import Sequence
@@ -20,49 +20,49 @@ from cachefs_daemon.cooperation.shared_snapshot import SharedSnapshot
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.block_store import BlockStore
 
-# Seconds within which shared snapshots have followed a change of the ring, mostly: it takes some 0.5 s per million
-# blocks. And seconds between two looks.
+# Seconds within which shared snapshots usually follow a change of the ring: some 0.5 s per million blocks. And seconds
+# between two checks.
 FOLLOW_SECONDS: Final = 20.0
 _LOOK: Final = 0.1
-# Blocks that are looked for in the index in one go.
+# Blocks looked up in the index at once.
 _LOOKED_UP: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Lacks:
-    """Blocks of one snapshot, those that are read next first."""
+    """Missing blocks of one snapshot, ordered by next use."""
 
     space: BlockSpace
-    # Their numbers: shape (n,), int32.
+    # Block numbers: shape (n,), int32.
     ids: Ids
-    # Who may have them, most likely first: each of shape (n,).
+    # Possible holders, most likely first: each of shape (n,).
     others: Sequence[MayHave]
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Total bytes."""
         return int(self.space.sizes[self.ids].sum(dtype=np.int64))
 
     def whom(self, place: int, me: str) -> list[str]:
-        """Ids of the other nodes that may have a block, most likely first."""
+        """Return the ids of the other nodes that may have a block, most likely first."""
         numbers = ((one.ids, int(one.nodes[place])) for one in self.others)
         return list(dict.fromkeys(ids[number] for ids, number in numbers if number < len(ids) and ids[number] != me))
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Of who counts for placement."""
+    """A change of the members that count for placement."""
 
-    # The members that counted, and that do.
+    # The members before and now.
     before: Ring
     now: Ring
-    # Id of this node, and copies of each block that the cluster keeps.
+    # Id of this node, and copies of each block in the cluster.
     me: str
     replicas: int
 
 
 class Lacking:
-    """Used on the event loop; it computes in threads."""
+    """Computes missing blocks. Used on the event loop; computes in threads."""
 
     def __init__(self, plan: Plan, standing: Standing, blocks: BlockStore, threads: Threads) -> None:
         self._plan = plan
@@ -73,9 +73,9 @@ class Lacking:
     async def of(
         self, snapshot: Snapshot, shared: SharedSnapshot | None, change: Change, *, moved: bool
     ) -> Lacks | None:
-        """What this node lacks of a snapshot; None: nothing. shared: what is known of it where jobs read it. moved:
-        what another node was to keep until the change; else what this node was to keep before, too: it has lost that,
-        or nobody has it yet. Raises CachefsError."""
+        """Return the missing blocks of a snapshot; None if there are none. shared: if jobs read it. moved: blocks that
+        another node kept until the change; otherwise blocks that this node kept before too, and has lost, or that no
+        node has yet. Raises CachefsError."""
         planning = self._threads.planning
         former: Former | None = None
         mine: Mine | None = None
@@ -88,7 +88,7 @@ class Lacking:
             known = self._plan.spaces.get(snapshot.id)
             space = known if known is not None else await planning(BlockSpace.of, snapshot)
         if is_coordinated and not moved:
-            return None  # it comes as the job's plan says
+            return None  # fetched as planned by the job
         ids = await planning(_own, space, mine, change)
         is_moved = await planning(_have_moved, space, ids, change, former, is_coordinated)
         ids = ids[is_moved == moved]
@@ -109,7 +109,7 @@ class Lacking:
 
 
 async def _followed(shared: SharedSnapshot) -> None:
-    """Until it has followed the change of the ring, or for some seconds."""
+    """Wait until the shared snapshot has followed the change of the ring, for at most FOLLOW_SECONDS."""
     loop = asyncio.get_running_loop()
     until = loop.time() + FOLLOW_SECONDS
     while not shared.is_up_to_date and loop.time() < until:  # noqa: ASYNC110 - nobody tells
@@ -117,7 +117,7 @@ async def _followed(shared: SharedSnapshot) -> None:
 
 
 def _own(space: BlockSpace, mine: Mine | None, change: Change) -> Ids:
-    """All that is this node's to keep. mine: as jobs have it; None: by homes alone."""
+    """Return the blocks that this node keeps. mine: as decided by jobs; None: by homes alone."""
     if mine is None:
         mine = at_home(space_hashes(space), change.now.members, change.me, change.replicas)
     return np.flatnonzero(mine).astype(np.int32)
@@ -126,8 +126,8 @@ def _own(space: BlockSpace, mine: Mine | None, change: Change) -> Ids:
 def _have_moved(
     space: BlockSpace, ids: Ids, change: Change, former: Former | None, is_coordinated: bool
 ) -> npt.NDArray[np.bool_]:
-    """Which of these was another node's to keep before the change? Where copies go where they are read next, only who
-    held each says so: shape (n,), bool."""
+    """Return which of these blocks another node kept before the change: shape (n,), bool. If copies are coordinated,
+    only the former holders tell."""
     moved = np.zeros(len(ids), np.bool_)
     if change.before.members and not is_coordinated:
         moved = ~at_home(space_hashes(space)[ids], change.before.members, change.me, change.replicas)
@@ -138,8 +138,8 @@ def _have_moved(
 
 
 def _others(space: BlockSpace, ids: Ids, change: Change, former: Former | None) -> list[MayHave]:
-    """Who has held them; their homes before and now; and whose they would be if this node were not there: those have
-    brought them while it was away."""
+    """Return the possible holders: former ones; homes before and now; and the homes without this node, which fetched
+    the blocks while it was away."""
     without = [one for one in change.now.members if one.id != change.me]
     found = may_have(space_hashes(space)[ids], (change.before.members, change.now.members, without), change.replicas)
     if former is not None:

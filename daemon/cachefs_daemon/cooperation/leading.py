@@ -1,4 +1,4 @@
-"""Which consumers decide where the copies of a snapshot go."""
+"""Chooses the group of consumers that decides where copies of a snapshot go."""
 
 from collections.abc import Collection, Mapping, Sequence
 
@@ -8,18 +8,18 @@ import numpy.typing as npt
 from cachefs.planning.blocks.samples import Samples
 from cachefs_daemon.cooperation.groups import Group, Key
 
-# Which blocks of a snapshot a group may read: shape (blocks,), bool.
+# Blocks of a snapshot that a group may read: shape (blocks,), bool.
 Extent = npt.NDArray[np.bool_]
 
 
 def leading(
     groups: Sequence[Group], extents: Mapping[tuple[str, ...], Extent], before: Key | None, elsewhere: Collection[Key]
 ) -> Group | None:
-    """The group that decides, as all nodes see it that know the same: the one that may read the most blocks, if nobody
-    else reads any of them, as the loader of a validation does not. None: copies stay at home.
+    """Return the group that decides: the one that may read the most blocks, if no other group reads any of them, as a
+    validation loader does not. None: copies stay at home. All nodes with the same facts agree.
 
-    extents: by `Group.maps`. before: the group that decided last; elsewhere: those that decide on other nodes. They may
-    go on when they are not whole any more. 1 ms per million blocks and group.
+    extents: by `Group.maps`. before: the group that decided last. elsewhere: groups that decide on other nodes. These
+    may go on when they are not whole any more. Takes 1 ms per million blocks and group.
     """
     able = [group for group in groups if group.is_whole or group.key == before or group.key in elsewhere]
     if not able:
@@ -31,13 +31,13 @@ def leading(
 
     found = max(able, key=rank)
     mine = extents[found.maps]
-    # Where a loader's sampler turns out to be another one, its ranks say so one after the other.
+    # When a loader's sampler changes, its ranks publish the new one one after the other.
     others = [group for group in groups if group.name != found.name]
     return None if any((mine & extents[other.maps]).any() for other in others) else found
 
 
 def extent_of(parts: Sequence[Samples]) -> Extent:
-    """Which blocks the samples of several maps have. To be called in a thread."""
+    """Return the blocks of the samples of several maps. Call in a thread."""
     extent = np.zeros(parts[0].space.count, np.bool_)
     for samples in parts:
         extent[samples.ids] = True

@@ -1,4 +1,4 @@
-"""What the consumers of a group read in an epoch, in blocks."""
+"""Converts the reads of a group in an epoch into blocks."""
 
 import logging
 from collections import OrderedDict
@@ -17,29 +17,28 @@ from cachefs_daemon.runtime.threads import Threads
 
 log = logging.getLogger(__name__)
 
-# Epochs whose published orders are kept as blocks: who decides where copies go asks for each several times.
+# Epochs whose published orders are kept as blocks: the decision about copies asks for each several times.
 _KEPT: Final = 4
-# Jobs of whose orders the log says what is wrong.
+# Most jobs for which a bad order is logged.
 _MOST_TOLD: Final = 100
-# Blocks that some readers have, each counted for each of them, may be so many times the blocks: torch's samplers pad
-# the shares of ranks.
+# Most distinct blocks summed over the readers, as a multiple of all distinct blocks: torch's samplers pad the shares of
+# ranks.
 _OVERLAP: Final = 1.1
-# Id of a node, and the blocks that one of its consumers reads, in order: shape (reads,), int32.
+# Node id, and the blocks that one of its consumers reads, in order: shape (reads,), int32.
 Orders = list[tuple[str, Ids]]
-# Gives the order of an epoch that a consumer has published, as sample numbers: shape (samples,), uint32. Raises
-# CachefsError.
+# Fetches a consumer's published order of an epoch, as sample numbers: shape (samples,), uint32. Raises CachefsError.
 Published = Callable[[Member, int], Awaitable[Order]]
 
 
 def knows(group: Group, epoch: int) -> bool:
-    """Is it known what all members read in that epoch?"""
+    """Return whether the reads of all members in that epoch are known."""
     if group.spec is not None:
         return epoch < group.spec.epochs
     return all(any(one.epoch == epoch for one in member.facts.orders) for member in group.members)
 
 
 def is_shared_out(orders: Orders) -> bool:
-    """Does each block have one reader, but for few? Else it makes no difference who keeps it."""
+    """Return whether almost every block has a single reader. Otherwise its holder makes no difference."""
     everything = np.concatenate([blocks for _, blocks in orders]) if orders else np.zeros(0, np.int32)
     union = len(np.unique(everything))
     if len(everything) <= _OVERLAP * union:
@@ -48,28 +47,30 @@ def is_shared_out(orders: Orders) -> bool:
 
 
 def published_in(group: Group, epoch: int) -> int:
-    """Samples of the orders that members have published of that epoch."""
+    """Return the samples in the orders that members have published for that epoch."""
     return sum(one.samples for member in group.members for one in member.facts.orders if one.epoch == epoch)
 
 
 def is_last(group: Group, epoch: int) -> bool:
-    """Is it known that no epoch follows?"""
+    """Return whether the epoch is known to be the last."""
     return group.spec is not None and epoch >= group.spec.epochs - 1
 
 
 class GroupOrders:
-    """Used on the event loop; computes in threads."""
+    """Computes and caches the orders of groups. Used on the event loop; computes in threads."""
 
     def __init__(self, threads: Threads, published: Published) -> None:
         self._threads = threads
         self._published = published
-        self._kept: OrderedDict[tuple[object, ...], Orders] = OrderedDict()  # of published orders, the latest last
-        self._told: set[str] = set()  # jobs of whose orders the log has said what is wrong
+        self._kept: OrderedDict[tuple[object, ...], Orders] = OrderedDict()  # published orders, the latest last
+        self._told: set[str] = set()  # jobs whose bad orders have been logged
 
     async def of(self, group: Group, samples: Mapping[str, Samples], epoch: int) -> Orders:
-        """Of all members whose order in that epoch is known. samples: by digest of the sample map. Raises CachefsError.
+        """Return the orders of all members whose order in that epoch is known. samples: by digest of the sample map.
+        Raises CachefsError.
 
-        A permutation that ranks share is computed once for all: 40 ms per million samples, however many ranks."""
+        A permutation shared by ranks is computed once for all: 40 ms per million samples, however many ranks.
+        """
         if group.spec is not None:
             own = samples[group.maps[0]]
             if not knows(group, epoch) or self._is_absurd(group, group.spec.size, own):
@@ -93,8 +94,8 @@ class GroupOrders:
         return known
 
     def _is_absurd(self, group: Group, size: int, samples: Samples) -> bool:
-        """Is it an order that nobody reads, and that no job of this node may have? Then nothing is planned by it, and
-        other jobs are planned all the same: another node may say anything."""
+        """Return whether an order is larger than any job of this node may have. Such an order is not planned, while
+        other jobs still are: the data of another node is untrusted."""
         if size <= max(CHEAP, OVERSIZE * len(samples)):
             return False
         if group.job not in self._told and len(self._told) < _MOST_TOLD:
@@ -112,7 +113,7 @@ def _computed(group: Group, samples: Samples, epoch: int) -> Orders:
     if spec.replicas == 1:
         order = epoch_order(spec, epoch)
         return [(member.node, samples.reads(order).blocks) for member in group.members]
-    # What is left of the permutation where it cannot be shared out evenly is read too, or padded: by a few samples.
+    # The remainder of a permutation that does not divide evenly is read too, or padded: a few samples.
     everyone = epoch_order(replace(spec, replicas=1, rank=0, drop_last=False), epoch)
     share = spec.size // spec.replicas if spec.drop_last else -(-spec.size // spec.replicas)
     found: Orders = []

@@ -1,8 +1,8 @@
-"""What this node kept until other members counted for placement, and those who keep it now have not got yet.
+"""Pending handoffs: blocks whose holder has moved to another node, which has not fetched them yet.
 
-It lets go of a block when the node that keeps it has got it, and of all when every node has what is its own. Else what
-is another node's would be evicted first, before that one could get it, and be read from the origin once more: where a
-node drains, joins or comes back.
+This node lets go of a block when the new holder has got it, and of all blocks when every node has its own. Otherwise
+the blocks of other nodes would be evicted first, before these could fetch them, and be read from the origin once more,
+whenever a node drains, joins or comes back.
 """
 
 import asyncio
@@ -15,15 +15,15 @@ from cachefs.planning.blocks.space import Ids
 from cachefs.planning.cluster.standing import Mine, Standing
 from cachefs_daemon.cooperation.holders import FORMER_SECONDS, Former
 
-# Seconds between two looks whether the others have got what is theirs.
+# Seconds between two checks whether all nodes have their blocks.
 LOOK_SECONDS: Final = 1.0
 
 
 class Owed:
-    """Of one snapshot. Used on the event loop."""
+    """Pending handoffs of one snapshot. Used on the event loop."""
 
     def __init__(self, snapshot: str, me: str, standing: Standing, filled: Callable[[], bool]) -> None:
-        """me: id of this node. filled: have all other nodes got what is theirs to keep?"""
+        """me: id of this node. filled: returns whether all other nodes have their blocks."""
         self._snapshot = snapshot
         self._me = me
         self._standing = standing
@@ -32,7 +32,7 @@ class Owed:
         self._until = self._look_at = 0.0  # loop times
 
     def note(self, former: Former) -> None:
-        """Other members count. former: who kept what until now."""
+        """Add handoffs after a change of the ring. former: the holders until now."""
         if self._me not in former.ids:
             return
         number = former.ids.index(self._me)
@@ -41,7 +41,7 @@ class Owed:
         self._until = asyncio.get_running_loop().time() + FORMER_SECONDS
 
     def stand(self, mine: Mine) -> None:
-        """*mine* says from now on what is this node's to keep, beside what it owes. It is not copied."""
+        """Set the blocks that this node keeps, besides pending handoffs. *mine* is not copied."""
         if self._owed is not None:
             self._owed &= ~mine
             mine = mine | self._owed
@@ -49,12 +49,13 @@ class Owed:
         self._standing.owe(self._snapshot, self._owed)
 
     def given(self, ids: Ids, keeps: Callable[[Ids], Mine]) -> None:
-        """A node has got these blocks: shape (n,), int32. keeps: which of some blocks are that node's to keep."""
+        """Let go of blocks that a node has got: shape (n,), int32. keeps: returns which of some blocks that node
+        keeps."""
         if self._owed is not None and len(ids := ids[self._owed[ids]]):
             self._standing.update(self._snapshot, ids[keeps(ids)], False)
 
     def look(self) -> None:
-        """To be called some times a second."""
+        """End all handoffs if every node has its blocks, or after a timeout. Call several times a second."""
         now = asyncio.get_running_loop().time()
         if self._owed is None or now < self._look_at:
             return

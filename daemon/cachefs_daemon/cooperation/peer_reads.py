@@ -1,6 +1,6 @@
-"""What other nodes will read here, as one more consumer of this node's plan.
+"""Plans the reads of other nodes on this one, as one more consumer of this node's plan.
 
-So what others read next counts like what is read here: it is fetched in time, kept as long, and moved to memory before.
+So remote reads count like local ones: their blocks are fetched in time, kept as long, and promoted to memory.
 """
 
 from collections.abc import Sequence
@@ -17,44 +17,44 @@ from cachefs.planning.sequences.plan import Plan
 @dataclass(frozen=True, slots=True, eq=False)
 class _Known:
     duty: Duty
-    planned: Epoch  # the same, arranged for the plan
+    planned: Epoch  # the duty, arranged for the plan
 
 
 class PeerReads:
-    """Of one group, in its epochs. Used from the event loop only."""
+    """Remote reads of one group, epoch by epoch. Used from the event loop only."""
 
     def __init__(self, plan: Plan, snapshot: str, key: str) -> None:
-        """key: its name in the plan."""
+        """key: name of the consumer in the plan."""
         self.key = key
         self._plan = plan
         self._snapshot = snapshot
         self._members: Sequence[object] = ()
         self._known: dict[int, _Known] = {}  # by epoch
-        self._outdated: set[int] = set()  # epochs that are to be set anew; until then they count as they are
-        self._early: dict[int, list[Ids]] = {}  # by epoch: blocks that were handed over before it began
-        self._epoch = -1  # the one that it is in
-        self._done = 0  # reads of it
+        self._outdated: set[int] = set()  # epochs to be set anew; in use until then
+        self._early: dict[int, list[Ids]] = {}  # by epoch: blocks handed over before it began
+        self._epoch = -1  # the current epoch
+        self._done = 0  # reads done in it
 
     def close(self) -> None:
         self._plan.remove(self.key)
         self._known, self._early = {}, {}
 
     def knows(self, epoch: int) -> bool:
-        """Was the epoch set, and holds?"""
+        """Return whether the epoch is set and up to date."""
         return epoch in self._known and epoch not in self._outdated
 
     def has(self, epoch: int) -> bool:
-        """Was the epoch set, whether or not it holds?"""
+        """Return whether the epoch is set, up to date or not."""
         return epoch in self._known
 
     @property
     def longest(self) -> int:
-        """Reads of the longest epoch that is known."""
+        """Reads of the longest known epoch."""
         return max((len(known.duty.blocks) for known in self._known.values()), default=0)
 
     def set(self, epoch: int, duty: Duty, planned: Epoch) -> None:
-        """What others read in *epoch*, and the same as the plan takes it. The first one that is set is the one that it
-        is in."""
+        """Set the remote reads of *epoch*, also as arranged for the plan. The first epoch set becomes the current
+        one."""
         self._known[epoch] = _Known(duty, planned)
         self._outdated.discard(epoch)
         self._plan.set_prepared(self.key, self._snapshot, epoch, planned)
@@ -64,19 +64,19 @@ class PeerReads:
             self._done = 0
 
     def of(self, members: Sequence[object]) -> None:
-        """The consumers of the group are these. Where they were others, all epochs are to be set anew: ranks of a job
-        publish one after the other, and what only the first of them read was all that was kept for it."""
+        """Set the consumers of the group. If they changed, all epochs are outdated: ranks of a job publish one after
+        the other, and at first only the reads of the first rank were planned."""
         if members != self._members:
             self._members = members
             self.outdate()
 
     def outdate(self) -> None:
-        """All epochs are to be set anew, as others hold the blocks."""
+        """Mark all epochs as to be set anew, as the holders have changed."""
         self._outdated = set(self._known)
 
     def follow(self, epoch: int, place: float, rate: float) -> list[tuple[int, Ids]]:
-        """The slowest reader is at *place* (0 to 1) of *epoch*; rate: epochs per second, 0 while nobody knows. Returns
-        what it has passed, by epoch: the blocks of those reads, shape (n,), int32."""
+        """Follow the slowest reader to *place* (0 to 1) of *epoch*; rate: epochs per second, 0 if unknown. Returns the
+        passed reads, by epoch: their blocks, shape (n,), int32."""
         passed: list[tuple[int, Ids]] = []
         while 0 <= self._epoch < epoch:
             known = self._known.pop(self._epoch, None)
@@ -102,7 +102,7 @@ class PeerReads:
         return passed
 
     def handed_over(self, ids: Ids, reader: int) -> list[tuple[int, Ids]]:
-        """Node number *reader* has got some of the blocks, that it reads soon: shape (n,), int32. Returns those of them
+        """Record that node number *reader* has got some blocks, which it reads soon: shape (n,), int32. Returns those
         that it was to read here, by epoch."""
         found = []
         for epoch in (self._epoch, self._epoch + 1):
@@ -120,7 +120,7 @@ class PeerReads:
                 if epoch == self._epoch:
                     self._mark(mine)
                 else:
-                    # Else it would be brought back, from the origin at worst, for a reader that has it.
+                    # Otherwise the block would be fetched again, at worst from the origin, for a reader that has it.
                     self._plan.read_early(self.key, np.unique(reads[todo]), ahead=True)
                     self._early.setdefault(epoch, []).append(mine)
             ids = np.delete(ids, todo)

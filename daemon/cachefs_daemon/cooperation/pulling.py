@@ -1,4 +1,4 @@
-"""Blocks that this node lacks, asked of one node after the other that may have them, as fast as is allowed."""
+"""Pulls missing blocks from the nodes that may have them, one node after the other, within a bandwidth limit."""
 
 import asyncio
 from collections import defaultdict
@@ -18,28 +18,28 @@ from cachefs_daemon.peers.client import PeerClient
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.store.block_store import BlockStore, Put
 
-# Blocks that are asked for at once, and their bytes.
+# Blocks per batch, and their bytes.
 BATCH: Final = 64
 BATCH_BYTES: Final = 16 << 20
-# Seconds of the bandwidth that is allowed, which a batch takes at most (but for one block): no bursts.
+# Longest time of a batch at full bandwidth, in seconds (except for a single block): avoids bursts.
 BATCH_PART: Final = 0.25
-# Seconds within which the answers to a batch have to come.
+# Timeout of a batch, in seconds.
 BATCH_SECONDS: Final = 20.0
-# Of many blocks so many are asked for first, evenly spread. A node that has none of them is asked for no others: of a
-# dataset that nobody has read yet, no node is asked for millions of blocks.
+# Blocks of a sample, evenly spread, that is asked for first if there are at least MANY. A node that has none of the
+# sample is not asked for the rest: a dataset that no node has read yet would cost millions of requests.
 SAMPLE: Final = 256
 MANY: Final = 4 * SAMPLE
-# Times that blocks are asked for again whose nodes could not be asked, or had no time; and seconds before that.
+# Retries of blocks whose nodes could not be asked or were busy; and seconds before each.
 TURNS: Final = 3
 PAUSE: Final = 2.0
 
-# Is told how many blocks and bytes were done with, and says whether to go on.
+# Called with handled blocks and bytes; returns whether to go on.
 Step = Callable[[int, int], bool]
 
 
 @dataclass(slots=True)
 class _Answers:
-    """Of one node, in one pull."""
+    """Responses of one node in one pull."""
 
     gave: int = 0
     lacked: int = 0
@@ -47,28 +47,28 @@ class _Answers:
 
 @dataclass(slots=True, eq=False)
 class _Pull:
-    """What is under way."""
+    """A pull in progress."""
 
     lacks: Lacks
     got: int = 0
     answers: defaultdict[str, _Answers] = field(default_factory=lambda: defaultdict(_Answers))
-    # Places of blocks whose nodes could not be asked, or had no time.
+    # Places of blocks whose nodes could not be asked or were busy.
     again: list[int] = field(default_factory=list)
 
     def is_empty(self, node: str) -> bool:
-        """Has the node nothing of it, as far as can be seen?"""
+        """Return whether the node seems to have none of the blocks."""
         answers = self.answers.get(node)
         return answers is not None and not answers.gave and answers.lacked >= SAMPLE // 4
 
 
 class Pulling:
-    """Used on the event loop."""
+    """Pulls blocks into the store. Used on the event loop."""
 
     def __init__(
         self, membership: Membership, client: PeerClient, blocks: BlockStore, threads: Threads, bandwidth: int
     ) -> None:
         """bandwidth: bytes per second."""
-        self.blocks = 0  # that have come so far
+        self.blocks = 0  # received so far
         self._membership = membership
         self._client = client
         self._blocks = blocks
@@ -76,7 +76,7 @@ class Pulling:
         self._bandwidth = bandwidth
 
     async def pull(self, lacks: Lacks, step: Step) -> int:
-        """How many blocks have come. It ends early where *step* says so."""
+        """Pull the blocks and return how many arrived. Ends early if *step* returns False."""
         pull, places = _Pull(lacks), np.arange(len(lacks.ids))
         if len(places) > MANY:
             sample = np.linspace(0, len(places) - 1, SAMPLE).astype(np.intp)
@@ -96,7 +96,7 @@ class Pulling:
         return pull.got
 
     def _worth_asking(self, pull: _Pull, places: npt.NDArray[np.intp]) -> npt.NDArray[np.bool_]:
-        """Which of the blocks may be with a node that has some of the sample."""
+        """Return which blocks may be on a node that has some of the sample."""
         me = self._membership.view.me
         worth = np.zeros(len(places), np.bool_)
         for one in pull.lacks.others:
@@ -105,7 +105,7 @@ class Pulling:
         return worth
 
     async def _pull(self, pull: _Pull, places: npt.NDArray[np.integer], step: Step) -> bool:
-        """False where it is to end."""
+        """Return False if the pull is to end."""
         loop, start = asyncio.get_running_loop(), 0
         most = min(BATCH_BYTES, BATCH_PART * self._bandwidth)
         sizes = pull.lacks.space.sizes[pull.lacks.ids[places]]
@@ -123,7 +123,7 @@ class Pulling:
         return True
 
     async def _batch(self, pull: _Pull, places: list[int]) -> int:
-        """How many bytes have come."""
+        """Pull one batch and return the bytes received."""
         lacks, me = pull.lacks, self._membership.view.me
         ids = lacks.ids[places]
         keys, (entries, numbers) = lacks.space.keys(ids), lacks.space.refs(ids)
@@ -131,7 +131,7 @@ class Pulling:
         for place, key, number, entry, block in zip(
             places, keys, ids.tolist(), entries.tolist(), numbers.tolist(), strict=True
         ):
-            if self._blocks.get(key) is None:  # else a reader has brought it
+            if self._blocks.get(key) is None:  # otherwise a reader has fetched it
                 ref = BlockRef(lacks.space.snapshot, entry, block)
                 wanted[place] = Wanted(ref, key, int(lacks.space.sizes[number]))
         whom = {place: lacks.whom(place, me) for place in wanted}
@@ -158,7 +158,7 @@ class Pulling:
     def _next(
         self, pull: _Pull, wanted: dict[int, Wanted], whom: dict[int, list[str]], failed: set[int]
     ) -> dict[int, tuple[NodeRecord, Wanted]]:
-        """Whom to ask for which block now. Those whom nobody is left to ask for are not *wanted* any more."""
+        """Return the node to ask next for each block. Blocks without any node left are removed from *wanted*."""
         asked: dict[int, tuple[NodeRecord, Wanted]] = {}
         for place in list(wanted):
             nodes = whom[place]

@@ -1,4 +1,4 @@
-"""What other nodes read here of one snapshot, group by group, as this node's plan has it."""
+"""Plans the reads of other nodes on this one for one snapshot, group by group."""
 
 import itertools
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,48 +13,48 @@ from cachefs_daemon.cooperation.orders import Orders, is_last, knows
 from cachefs_daemon.cooperation.peer_reads import PeerReads
 from cachefs_daemon.cooperation.surroundings import Surroundings
 
-# Gives of a group in an epoch which blocks this node keeps until they are read, and what all members read; None where
-# that is not known yet. Raises CachefsError.
+# Returns the blocks that this node keeps in an epoch until a group reads them, and the orders of all members; None if
+# unknown. Raises CachefsError.
 Kept = Callable[[Group, int], Awaitable[tuple[Mine, Orders] | None]]
 
 
 class ReadsHere:
-    """Used on the event loop; computes in threads."""
+    """Remote reads by group. Used on the event loop; computes in threads."""
 
     def __init__(self, snapshot: str, around: Surroundings, current: Callable[[Group], int]) -> None:
-        """current: the epoch that the slowest consumer of a group is in."""
+        """current: returns the epoch of the slowest consumer of a group."""
         self._snapshot = snapshot
         self._around = around
         self._current = current
         self._readers: dict[Key, PeerReads] = {}  # by key of the group
-        self._serial = itertools.count()  # of readers: groups come and go, and change places
+        self._serial = itertools.count()  # for reader names: groups come and go, and change places
 
     def close(self) -> None:
         for reader in self._readers.values():
             reader.close()
 
     def of(self, group: Group) -> PeerReads | None:
-        """None where nothing is planned of it yet."""
+        """Return the planned reads of a group; None if there are none yet."""
         return self._readers.get(group.key)
 
     @property
     def names(self) -> list[str]:
-        """In the plan."""
+        """Names in the plan."""
         return [reader.key for reader in self._readers.values()]
 
     @property
     def count(self) -> int:
-        """Reads of the longest epoch of each group, together."""
+        """Reads of the longest epoch of each group, in total."""
         return sum(reader.longest for reader in self._readers.values())
 
     def outdate(self) -> None:
-        """All is to be planned anew, as others hold the blocks."""
+        """Mark all plans as outdated, as the holders have changed."""
         for reader in self._readers.values():
             reader.outdate()
 
     async def plan(self, groups: Sequence[Group], space: BlockSpace, ids: tuple[str, ...], kept: Kept) -> None:
-        """Of each group the current epoch and the next, as far as others read here then. ids: of the nodes in the ring.
-        Raises CachefsError."""
+        """Plan the remote reads of each group in its current epoch and the next. ids: of the nodes in the ring. Raises
+        CachefsError."""
         around, silent = self._around, self._silent(groups)
         for group in groups:
             reader = self._readers.get(group.key)
@@ -74,8 +74,8 @@ class ReadsHere:
         self._close_gone(groups)
 
     def _close_gone(self, groups: Sequence[Group]) -> None:
-        """Where another sampler has taken the place of a group that is gone, that counts until it is known what the new
-        one reads here: what no plan has read again goes before all else, and nobody else may have it."""
+        """Remove the plans of groups that are gone. If a loader only changed its sampler, its old plan stays until the
+        new reads are known: unplanned blocks are evicted first, and may be the only copies."""
         readers, keys = self._readers, {group.key for group in groups}
         silent = self._silent(groups)
         silent |= {group.loads for group in groups if not readers[group.key].knows(self._current(group))}
@@ -83,8 +83,8 @@ class ReadsHere:
             readers.pop(key).close()
 
     def _silent(self, groups: Sequence[Group]) -> set[tuple[str, str, str]]:
-        """Of which it is not known yet what some of their members read: ranks with another sampler say so one after the
-        other, and publish a moment later. What is known of such a loader holds until then."""
+        """Return the loaders with members whose reads are not known yet: ranks with a new sampler register one after
+        the other, and publish a moment later. What is known of such a loader holds until then."""
         return {group.loads for group in groups if not knows(group, self._current(group))}
 
 

@@ -1,4 +1,4 @@
-"""Where a block is that is not on this node: with its holder, as the sequences of the cluster's jobs have it, or at
+"""Routes of blocks that are not on this node: to their holder, by the sequences of the cluster's jobs, or to their
 home."""
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from cachefs_daemon.fetch.snapshot_lacks import SnapshotLacks
 
 
 class Routes:
-    """Used on the event loop. A route takes 30 us."""
+    """Computes routes from shared snapshots and homes. Used on the event loop. A route takes 30 us."""
 
     def __init__(
         self,
@@ -23,15 +23,15 @@ class Routes:
         shared: Callable[[str], SharedSnapshot | None],
         lacks: SnapshotLacks,
     ) -> None:
-        """at_home: the route of a block that stays at home. shared: what is known of a snapshot that jobs read. lacks:
-        which nodes *at_home* passes over."""
+        """at_home: returns the route of a block that stays at home. shared: returns a shared snapshot, if jobs read it.
+        lacks: nodes that *at_home* skips."""
         self._lacks = lacks
         self._membership = membership
         self._at_home = at_home
         self._shared = shared
 
     def route(self, source: BlockSource) -> Route | None:
-        """Of a block that is not on this node; None where no other node is to be asked."""
+        """Return the route of a block that is not on this node; None if no other node is to be asked."""
         at_home = self._at_home(source)
         one = self._shared(source.snapshot)
         if one is None or one.space is None or one.holders is None:

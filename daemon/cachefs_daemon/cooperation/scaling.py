@@ -1,4 +1,4 @@
-"""How many nodes the published jobs need, for whoever scales the cluster."""
+"""Computes how many nodes the published jobs need, as a hint for scaling the cluster."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from cachefs_daemon.cluster.view import ClusterView
 
 
 def scale_status(nodes: Sequence[ScaleNode], demands: Sequence[Demand]) -> ScaleStatus:
-    """What follows for nodes like these. A node of which no capacity is known counts as the others on average."""
+    """Return the scale status of these nodes. A node of unknown capacity counts as average."""
     known = [node.capacity for node in nodes if node.capacity]
     average = sum(known) // len(known) if known else 0
     hint = scale_hint([node.capacity or average for node in nodes], demands)
@@ -29,7 +29,7 @@ def scale_status(nodes: Sequence[ScaleNode], demands: Sequence[Demand]) -> Scale
 
 
 def scaled_nodes(view: ClusterView, counters: Mapping[str, NodeCounters]) -> list[ScaleNode]:
-    """Nodes that count for placement, by name. counters: of those that have said how they are, by id."""
+    """Return the nodes that count for placement, ordered by name. counters: by id, of the nodes that responded."""
     found = []
     for record in sorted(view.placing, key=lambda record: (record.name, record.id)):
         said = counters.get(record.id, NodeCounters(problem="it was not asked"))
@@ -45,7 +45,7 @@ def scaled_nodes(view: ClusterView, counters: Mapping[str, NodeCounters]) -> lis
 
 
 def planned_demands(plan: Plan) -> list[Demand]:
-    """What consumers of this node read, one demand per snapshot. Nobody has said for how many epochs."""
+    """Return the demands of this node's consumers, one per snapshot, for an unknown number of epochs."""
     read: dict[str, np.ndarray[tuple[int], np.dtype[np.bool_]]] = {}
     seconds: dict[str, float] = {}
     for consumer in plan.consumers():
