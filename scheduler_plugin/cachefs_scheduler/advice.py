@@ -1,4 +1,4 @@
-"""What the service answers to schedulers: the door between its core and the parts that talk to Kubernetes and Slurm."""
+"""The interface between the service's core and its Kubernetes and Slurm integrations."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
@@ -17,46 +17,56 @@ Unsubscribe = Callable[[], None]
 
 
 class Advice(Protocol):
-    """Called on the event loop. No call waits, does I/O or raises for what a cluster may be like: with nothing known,
-    the answer says so, and lets the scheduler do as it would without the service.
+    """Answers schedulers: ranks nodes, admits jobs and records what schedulers did.
 
-    Jobs have the names of cachefs.scheduling_messages. Every call may come again with the same arguments (a scheduler
-    that tries again, a service that was started again), and then changes nothing.
+    Methods run on the event loop; none waits, does I/O or raises because of the cluster's state. While the cluster is
+    unknown, each result says so, and the scheduler decides as it would without the service.
+
+    Jobs are named as in cachefs.scheduling_messages. All calls are idempotent: a scheduler may retry, and the service
+    may restart.
     """
 
     def rank(self, ask: Ask, candidates: Sequence[str] | None = None) -> Ranking:
-        """How well each of *candidates* suits one rank of the job. A few milliseconds with 5,000 of them."""
+        """Score each of *candidates* for one rank of the job. Takes a few milliseconds for 5,000 nodes."""
 
     def assign(
         self, ask: Ask, candidates: Sequence[str] | None = None, taken: Mapping[int, str] | None = None
     ) -> Assignment:
-        """Nodes for all ranks of a job that starts at once (gang). taken: by rank, nodes of those that have one."""
+        """Choose nodes for all ranks of a gang-scheduled job.
+
+        Args:
+            ask: the job.
+            candidates: nodes to choose from; None: all nodes.
+            taken: by rank, nodes of ranks that are placed already.
+        """
 
     def estimates(self, ask: Ask, nodes: Sequence[str]) -> list[NodeEstimate]:
-        """What the job would wait for on each of a few *nodes*, in their order."""
+        """Estimate the job's I/O wait on each of a few *nodes*, in their order."""
 
     def admit(self, ask: Ask) -> Admission:
-        """May the job start? Of those that may not, the service keeps a queue. Whoever waits is to ask again once in
-        a while (`FORGOTTEN` seconds in the configuration), else it loses its place."""
+        """Return whether the job may start; queue the job otherwise. A job that waits must be asked for again within
+        the configured `FORGOTTEN` seconds, else it loses its place in the queue."""
 
     def admissions(self) -> Admissions:
-        """Of all jobs that were asked for and are not placed yet."""
+        """Return the admission of each job that has been asked for and is not placed."""
 
     def placed(self, job: str, nodes: Sequence[str], ask: Ask | None = None) -> None:
-        """The job has these nodes: its slots are taken, and what its ranks read first is brought there at once. Of a
-        job that the service does not know, *ask* says what it reads."""
+        """Record the job's nodes: the job takes a slot, and the blocks that its ranks read first are prefetched there.
+        *ask* describes a job that the service does not know."""
 
     def resized(self, job: str, nodes: Sequence[str]) -> None:
-        """A job that was placed has other nodes now: its data follows."""
+        """Record new nodes of a placed job: its data moves to them."""
 
     def ended(self, job: str) -> None:
-        """The job is no more, whether it ran or not."""
+        """Record that the job is gone, whether it ran or not."""
 
     def known(self, prefix: str) -> list[str]:
-        """Names of the jobs that are known and not said to have ended, and begin with *prefix*."""
+        """Return the names of known jobs that have not ended and begin with *prefix*."""
 
     def explain(self, job: str) -> Explanation:
-        """Raises NotFound for a job that was never asked for, or long ago."""
+        """Explain the job's scores and queue state. Raises NotFound for a job that was never asked for, or was
+        forgotten."""
 
     def subscribe(self, changed: Callable[[], None]) -> Unsubscribe:
-        """Call *changed*, on the event loop, whenever a job may start that waited. It may call back."""
+        """Call *changed* on the event loop whenever a waiting job may start. *changed* may call methods of this
+        class."""

@@ -1,8 +1,7 @@
-"""TLS of the service, as a server and as a client: contexts that follow their files.
+"""TLS contexts of the service, as server and client, which follow changes of their files.
 
-Whoever replaces the files, as cert-manager and the kubelet do, need not restart anything: connections that are made
-from then on use the new ones. While the files cannot be used, such as when only one is replaced yet, the former ones
-stay.
+Replaced certificates (cert-manager, the kubelet) take effect with the next connection, without a restart. While the
+files are unusable, for instance half replaced, the previous context stays in use.
 """
 
 import logging
@@ -17,15 +16,15 @@ from cachefs.pem_files import PemFiles
 
 log = logging.getLogger(__name__)
 
-# Seconds between two looks whether the files have changed.
+# Seconds between checks whether the files have changed.
 LOOK_SECONDS: Final = 1.0
 
 
 class Renewed:
-    """A context that is made anew when its files change. Thread-safe."""
+    """A TLS context that is rebuilt when its files change. Thread-safe."""
 
     def __init__(self, files: PemFiles, make: Callable[[PemFiles], ssl.SSLContext]) -> None:
-        """make: the context from the files; raises ConfigError. Raises ConfigError."""
+        """make: builds a context from the files; raises ConfigError. The constructor raises ConfigError too."""
         self._files = files
         self._make = make
         self._lock = threading.Lock()
@@ -34,7 +33,7 @@ class Renewed:
         self._newest = make(files)
 
     def newest(self) -> ssl.SSLContext:
-        """For the next connection."""
+        """Return the context for the next connection."""
         with self._lock:
             now = time.monotonic()
             if now - self._looked < LOOK_SECONDS:
@@ -56,16 +55,16 @@ class Renewed:
 
 
 class ServerCertificates:
-    """Of a server: `context` is what it keeps."""
+    """A server's TLS context: `context` uses the newest certificates for each handshake."""
 
     def __init__(self, files: PemFiles, minimum: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> None:
-        """Where the files have authorities, clients must show a certificate of theirs. Raises ConfigError."""
+        """If the files include a CA, clients must present a certificate signed by it. Raises ConfigError."""
 
         def make(files: PemFiles) -> ssl.SSLContext:
             return _server_context(files, minimum)
 
         self._renewed = Renewed(files, make)
-        # Python calls back for every ClientHello, so each handshake takes the newest one.
+        # Python calls sni_callback for every ClientHello, so each handshake uses the newest context.
         self.context = make(files)
         self.context.sni_callback = self._use_newest
 
@@ -76,7 +75,7 @@ class ServerCertificates:
 def _server_context(files: PemFiles, minimum: ssl.TLSVersion) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = minimum
-    # A resumed session would not be checked against certificates that have changed since.
+    # A resumed session would not be checked against replaced certificates.
     context.num_tickets = 0
     context.options |= ssl.OP_NO_TICKET
     if files.ca is not None:

@@ -1,4 +1,4 @@
-"""`cachefs-scheduler`: start the service, keep it running, and end it in order."""
+"""`cachefs-scheduler`: starts the service, runs it, and stops it in order."""
 
 import asyncio
 import logging
@@ -65,7 +65,6 @@ def main(context: click.Context, path: Path | None, check_config: bool, log_leve
 
 
 def _duration(context: click.Context, parameter: click.Parameter, text: str | None) -> float:
-    """0: it was not given."""
     try:
         return parse_duration(text) if text is not None else 0.0
     except ValueError as error:
@@ -133,13 +132,13 @@ async def _serve(config: Config) -> None:
 
 
 def _raise_limit() -> None:
-    """Each node that is followed takes a descriptor."""
+    """Raise the limit of open files: each followed node takes a descriptor."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _set_up_logging(level: str) -> None:
-    """To stderr; systemd's journal adds the time itself."""
+    """Log to stderr, without timestamps under systemd, whose journal adds them."""
     stamp = "" if "JOURNAL_STREAM" in os.environ else "%(asctime)s "
     logging.basicConfig(level=level.upper(), format=f"{stamp}%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("asyncio").setLevel(max(logging.INFO, logging.getLogger().level))

@@ -1,6 +1,6 @@
-"""The configuration of cachefs-scheduler: a TOML file, checked as a whole before anything starts.
+"""The configuration of cachefs-scheduler: a TOML file, validated as a whole before the service starts.
 
-Every problem is found at once and told in one line that names the key, its value and what was expected.
+All problems are reported at once, one line each, with the key, its value and what was expected.
 """
 
 import re
@@ -19,13 +19,13 @@ from cachefs_scheduler.kube_section import KubeSection
 from cachefs_scheduler.section import AbsolutePath, OptionalPath, Seconds, Section, problems
 
 DEFAULT_PATH: Final = Path("/etc/cachefs/cachefs-scheduler.toml")
-# Of a daemon's data plane; its control endpoint, which is asked, has the next one.
+# Port of a daemon's data plane; its control endpoint has the next port.
 DAEMON_PORT: Final = 7380
 _ADDRESS: Final = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 
 
 class InvalidConfig(ConfigError):
-    """Says everything that is wrong with a configuration."""
+    """Lists all problems of a configuration."""
 
     def __init__(self, problems: list[str]) -> None:
         super().__init__("; ".join(problems))
@@ -33,7 +33,7 @@ class InvalidConfig(ConfigError):
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT or [HOST]:PORT. Raises ValueError saying how to write it."""
+    """Return host and port of HOST:PORT or [HOST]:PORT. Raises ValueError with the expected form."""
     found = _ADDRESS.fullmatch(text)
     if found is None or not 0 < int(found[2]) < 1 << 16:
         raise ValueError('expected HOST:PORT, such as "10.0.0.5:7380" or "[fd00::5]:7380"')
@@ -46,14 +46,14 @@ def _address(text: str) -> str:
 
 
 Address = Annotated[str, AfterValidator(_address)]
-# An empty text is none.
+# An empty text means None.
 OptionalAddress = Annotated[Address | None, BeforeValidator(lambda value: None if value == "" else value)]
 Rate = Annotated[int, BeforeValidator(parse_size)]
 Name = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[!-~]+$")]
 
 
 class ServiceSection(Section):
-    """[service]: the service as a whole, and where it is asked."""
+    """[service]: the service itself and its endpoints."""
 
     socket: AbsolutePath = Path("/run/cachefs-scheduler/cachefs-scheduler.sock")
     socket_group: str = ""
@@ -67,7 +67,7 @@ class ServiceSection(Section):
 
 
 class ClusterSection(Section):
-    """[cluster]: the daemons that are asked."""
+    """[cluster]: the daemons that the service queries."""
 
     nodes: Annotated[tuple[Address, ...], Field(max_length=64)] = ()
     name: Name = "cachefs-scheduler"
@@ -78,7 +78,7 @@ class ClusterSection(Section):
 
 
 class LinksSection(Section):
-    """[links]: what networks carry, in bytes a second; 0: nobody knows."""
+    """[links]: network bandwidths in bytes per second; 0: unknown."""
 
     origin: Rate = 0
     zone: Rate = 0
@@ -91,7 +91,7 @@ Cleanup = Literal["none", "ttl", "lru", "pin"]
 
 
 class DatasetSection(Section):
-    """[datasets.NAME], and [defaults] for all others: what jobs on a dataset may do, and what becomes of its copies."""
+    """[datasets.NAME], and [defaults] for all others: limits of jobs on a dataset, and the clean-up of its copies."""
 
     max_jobs_per_copy: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     max_copies: Annotated[int, Field(ge=1, le=1024)] = 4
@@ -102,7 +102,7 @@ class DatasetSection(Section):
 
 
 class QueueSection(Section):
-    """[queue]: jobs that wait."""
+    """[queue]: waiting jobs."""
 
     forgotten: Seconds = 900.0
     most_jobs: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
@@ -123,18 +123,19 @@ class Config(Section):
     kube: KubeSection | None = None
 
     def dataset(self, name: str) -> DatasetSection:
-        """What holds for a dataset."""
+        """Return the section that applies to a dataset."""
         return self.datasets.get(name, self.defaults)
 
     @property
     def is_open_here(self) -> bool:
-        """May every user of this machine do all of the API, as it is on loopback without certificates?"""
+        """Return whether every user of this machine has the whole API, because it listens on loopback without
+        certificates."""
         service = self.service
         is_plain = service.listen is not None and service.tls_ca is None
         return is_plain and split_address(service.listen or "")[0] in ("127.0.0.1", "::1", "localhost")
 
     def summary(self) -> str:
-        """One line for people."""
+        """Describe the configuration in one line, for logs."""
         count = len(self.cluster.nodes)
         parts = [f"{count} {'daemon' if count == 1 else 'daemons'} to begin with", f"asked at {self.service.socket}"]
         parts += [f"and {self.service.listen}"] if self.service.listen else []
@@ -143,7 +144,7 @@ class Config(Section):
 
 
 def load(path: Path | None) -> Config:
-    """The configuration in a file; None: the usual one, if it exists. Raises InvalidConfig."""
+    """Load a configuration file; None: the default path. Raises InvalidConfig."""
     if path is None and not DEFAULT_PATH.exists():
         raise InvalidConfig([f"{DEFAULT_PATH} does not exist; name another file with --config"])
     path = path or DEFAULT_PATH
@@ -163,7 +164,7 @@ def load(path: Path | None) -> Config:
 
 
 def _problems(config: Config) -> Iterator[str]:
-    """What is wrong between settings that are right one by one."""
+    """Yield conflicts between settings that are valid one by one."""
     if not config.cluster.nodes:
         yield (
             'cluster.nodes: is empty; name one daemon or some, as "HOST:PORT" with the port of its cluster.listen, '

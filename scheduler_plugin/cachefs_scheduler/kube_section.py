@@ -1,4 +1,4 @@
-"""[kube] of the configuration: the extender, the webhooks and the API server of Kubernetes."""
+"""[kube] of the configuration: extender, webhooks and API server of Kubernetes."""
 
 import re
 from typing import Annotated, Final, Literal
@@ -12,7 +12,7 @@ _NAME: Final = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Host and port of HOST:PORT or [HOST]:PORT. Raises ValueError saying how to write it."""
+    """Return host and port of HOST:PORT or [HOST]:PORT. Raises ValueError with the expected form."""
     host, _, port = text.rpartition(":")
     bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     clear = bare == host or ":" in bare
@@ -39,21 +39,21 @@ ObjectName = Annotated[str, AfterValidator(_object_name)]
 
 
 class KubeSection(Section):
-    """[kube]: Kubernetes. There is none where the file has no such table."""
+    """[kube]: the Kubernetes integration; absent if the file has no such table."""
 
-    # Where kube-scheduler and the API server's webhooks ask; with TLS where there is a certificate.
+    # Address for kube-scheduler and the API server's webhooks; with TLS if there is a certificate.
     listen: Address = "0.0.0.0:8443"
     tls_cert: OptionalPath = None
     tls_key: OptionalPath = None
     client_ca: OptionalPath = None
-    # Bytes of a request: whole nodes come with `nodeCacheCapable: false`.
+    # Largest request in bytes: `nodeCacheCapable: false` sends whole nodes.
     most_body: Annotated[int, Field(ge=1 << 20, le=1 << 30)] = 64 << 20
-    # The API server: "pod" (of the pod that this runs in), "off", or the path of a kubeconfig file.
+    # The API server: "pod" (that of the pod in which this runs), "off", or the path of a kubeconfig file.
     api: Literal["pod", "off"] | AbsolutePath = "off"
-    # Of the Lease by which replicas agree on who opens gates; "" is that of the pod, or the kubeconfig's.
+    # The Lease by which replicas elect the leader; namespace "": that of the pod, or the kubeconfig's.
     namespace: ObjectName = ""
     lease: Annotated[ObjectName, Field(min_length=1)] = "cachefs-scheduler"
-    # A label selector of the pods that are followed; "": all, and those without the annotation are skipped.
+    # Label selector of the followed pods; "": all pods, skipping those without the annotation.
     selector: Annotated[str, Field(max_length=1000)] = ""
 
     @model_validator(mode="after")

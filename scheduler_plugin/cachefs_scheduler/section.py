@@ -1,4 +1,4 @@
-"""A table of a configuration file, kinds of values that are in several of them, and what is wrong with a file."""
+"""Base of configuration tables, common value types, and error messages of invalid files."""
 
 import difflib
 import os
@@ -13,7 +13,7 @@ MOST_SHOWN: Final = 100
 
 
 class Section(BaseModel):
-    """A table of the file. Keys that it does not have are errors."""
+    """A table of the file. Unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -25,13 +25,13 @@ def _absolute(path: Path) -> Path:
 
 
 AbsolutePath = Annotated[Path, AfterValidator(_absolute)]
-# An empty text is none.
+# An empty text means None.
 OptionalPath = Annotated[AbsolutePath | None, BeforeValidator(lambda value: None if value == "" else value)]
 Seconds = Annotated[float, Field(gt=0, le=400 * 86400, allow_inf_nan=False)]
 
 
 def problems(model: type[BaseModel], error: ValidationError) -> list[str]:
-    """All that is wrong with a file, each as a line that names the key, its value and what was expected."""
+    """Return all problems of a file, each as a line with the key, its value and what was expected."""
     return [_words(model, one) for one in error.errors()]
 
 
@@ -45,14 +45,14 @@ def _words(model: type[BaseModel], error: Mapping[str, Any]) -> str:
         return f"{key}: is unknown; {hint}"
     message = str(error["msg"]).removeprefix("Value error, ")
     message = f"{message[0].lower()}{message[1:]}"
-    # Of what is wrong between the keys of a table, the whole table is the input.
+    # For a problem between the keys of a table, the input is the whole table.
     if isinstance(error["input"], Mapping):
         return f"{key}: {message}" if key else message
     return f"{key} = {str(error['input'])[:MOST_SHOWN]!r}: {message}"
 
 
 def _keys_at(model: type[BaseModel], place: Sequence[str]) -> list[str]:
-    """Of the table there. In one of tables with names of their own, such as [datasets.NAME], names are passed over."""
+    """Return the keys of the table at *place*. Names of named tables, such as [datasets.NAME], are skipped."""
     for part in place:
         field = model.model_fields.get(part)
         model = next(_tables(field.annotation), model) if field is not None else model

@@ -1,4 +1,4 @@
-"""The service: its parts are made and connected here, started, kept in order, and stopped."""
+"""The service: creates, connects, starts, runs and stops its parts."""
 
 import asyncio
 import logging
@@ -27,20 +27,19 @@ from cachefs_scheduler.view.following import Following
 
 log = logging.getLogger(__name__)
 
-# Seconds for which news of nodes are gathered before jobs that wait are looked at: with 5,000 nodes that takes 20 ms
-# for each snapshot.
+# Seconds for which node reports are collected before the queue is evaluated, which takes 20 ms per snapshot with 5,000
+# nodes.
 SETTLE_SECONDS: Final = 0.5
 CLEAN_SECONDS: Final = 2.0
 SAVE_SECONDS: Final = 2.0
-# A service that is started after longer than this takes jobs as it finds them.
+# After a longer downtime, jobs are taken as found.
 _LONGEST_PAUSE: Final = 86400.0
 
 
 class Service:
-    """Used on the event loop."""
+    """The whole service. Used on the event loop."""
 
     def __init__(self, config: Config) -> None:
-        """Raises ConfigError."""
         self._config = config
         self._asking = Asking(config.cluster)
         self.view = ClusterView(config)
@@ -64,7 +63,7 @@ class Service:
         self._save_problem = ""
 
     async def start(self) -> None:
-        """Take up what the service before has left, and begin. Raises CachefsError."""
+        """Restore the previous service's state, and start. Raises CachefsError."""
         directory = self._config.service.state_dir
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -96,11 +95,11 @@ class Service:
             self._lock = None
 
     def _follows(self) -> str:
-        """Return why this replica does not act; "" where it leads, or is the only one."""
+        """Return why this replica does not act; "" if it leads or is the only one."""
         return next((why for part in self._parts if (why := part.follows())), "")
 
     def _refusal(self) -> str:
-        """Return why this service gives nodes no orders; "" where it does."""
+        """Return why this service sends no commands to nodes; "" if it does."""
         if not self._config.cluster.orders:
             return "cluster.orders is false, so this service gives no orders"
         return self._follows()
@@ -114,7 +113,7 @@ class Service:
         except asyncio.CancelledError:
             raise
         except Exception:
-            # systemd starts it again; what is lost is asked for anew.
+            # systemd restarts the service; lost state is requested again.
             log.critical("a part of the service has failed; ending", exc_info=True)
             raise SystemExit(1) from None
 
@@ -149,7 +148,7 @@ class Service:
         now = time.monotonic()
         pieces: list[bytes] = []
         pauses = Pauses()
-        # With 200,000 reads these are 21 MB, and 0.4 s of processor time: in a thread too, nobody else could run.
+        # 200,000 reads are 21 MB and 0.4 s of processor time, which would block the interpreter in a thread too.
         for piece in state_file.pieces(time.time(), self.advisor.book, self.policies.said, self.advisor.reads, now):
             pieces.append(piece)
             await pauses.take()
@@ -159,7 +158,7 @@ class Service:
         except OSError as error:
             self.advisor.changed()
             problem = error.strerror or str(error)
-        if problem != self._save_problem:  # and not every two seconds
+        if problem != self._save_problem:  # log changes only, not every two seconds
             self._save_problem = problem
             directory = self._config.service.state_dir
             if problem:

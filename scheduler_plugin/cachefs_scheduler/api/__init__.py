@@ -1,1 +1,1 @@
-"""Answers calls of cachectl and of schedulers."""
+"""HTTP API for cachectl and schedulers."""

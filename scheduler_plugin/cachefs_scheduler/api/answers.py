@@ -1,4 +1,4 @@
-"""What each call of the API answers: records in, records out."""
+"""Implements each API call: takes and returns message records."""
 
 import time
 from collections.abc import Callable
@@ -32,18 +32,18 @@ from cachefs_scheduler.pauses import Pauses
 from cachefs_scheduler.view.cluster_view import ClusterView
 from cachefs_scheduler.view.node_state import NodeState
 
-# Seconds within which a node that is well is heard.
+# A node is fresh if its last report is at most this many seconds old.
 FRESH: Final = 60.0
 MOST_SHOWN: Final = 1000
 
 
 class Answers:
-    """Used on the event loop."""
+    """Implements the API calls. Used on the event loop."""
 
     def __init__(
         self, view: ClusterView, advisor: Advisor, warmings: Warmings, follows: Callable[[], str] = str
     ) -> None:
-        """follows: why this replica may not be told anything, as another one leads; "" where this one does."""
+        """follows: returns why this replica must not change state (another one leads), or "" if this one leads."""
         self._view = view
         self._advisor = advisor
         self._warmings = warmings
@@ -104,7 +104,7 @@ class Answers:
         )
 
     async def nodes(self, dataset: str) -> bytes:
-        """NodesStatus as JSON. dataset: only this one; empty: all. Raises NotFound.
+        """Return a NodesStatus as JSON, for one dataset or, if *dataset* is empty, for all. Raises NotFound.
 
         5,000 nodes with 200 datasets are 37 MB, and take 1.4 s of processor time.
         """
@@ -120,7 +120,7 @@ class Answers:
             if (node := self._view.nodes.get(name)) is not None:
                 found.append(msgspec.json.encode(self._node(node, current)))
                 await pauses.take()
-        # As NodesStatus is encoded, all at once.
+        # The same bytes as encoding one NodesStatus, but with pauses between nodes.
         return b'{"nodes":[' + b",".join(found) + b"]}"
 
     def _known(self) -> str:
@@ -147,9 +147,9 @@ class Answers:
         )
 
     async def policies(self, dataset: str) -> PolicyList:
-        """dataset: only this one; empty: all. Raises NotFound.
+        """Return the policy of one dataset or, if *dataset* is empty, of all. Raises NotFound.
 
-        With 5,000 nodes, of which half hold a part of each, a dataset takes 30 ms of processor time.
+        With 5,000 nodes, half of which hold a part of each dataset, one dataset takes 30 ms of processor time.
         """
         names = self._view.datasets.names()
         if dataset and dataset not in names:
@@ -177,7 +177,8 @@ class Answers:
         )
 
     def change_policy(self, request: DatasetPolicy) -> PolicyStatus:
-        """Raises ConfigError, StoreFull, and Busy on a replica that does not lead: the one that does would not know."""
+        """Change a dataset's policy. Raises ConfigError, StoreFull, and Busy on a replica that does not lead, since the
+        leader would not learn of the change."""
         self._must_lead()
         before = self._advisor.policies.of(request.dataset).cleanup
         self._advisor.policies.change(request)
@@ -191,7 +192,8 @@ class Answers:
         return self._policy(request.dataset)
 
     async def scale(self, request: ScaleAsk) -> ScaleDone:
-        """Raises NotFound, ConfigError, and Busy on a replica that does not lead."""
+        """Move a job's data, change a dataset's number of copies, or drain a node. Raises NotFound, ConfigError, and
+        Busy on a replica that does not lead."""
         self._must_lead()
         wanted = [bool(request.job), bool(request.dataset), bool(request.drain)]
         if sum(wanted) != 1:
@@ -211,7 +213,6 @@ class Answers:
         return await self._copies(request.dataset, request.copies)
 
     def _must_lead(self) -> None:
-        """Raises Busy."""
         if why := self._follows():
             raise Busy(f"{why}: ask that one (kubectl exec POD -- cachectl sched ...)")
 
@@ -225,7 +226,8 @@ class Answers:
         return ScaleDone(text=[f"{node} is told to drain; `cachectl drain {node}` says how far it is"])
 
     async def _copies(self, dataset: str, copies: int) -> ScaleDone:
-        """Have so many copies of a dataset. On 5,000 nodes each takes 9 ms of processor time: 9 s for a thousand."""
+        """Create or release copies until the dataset has *copies* of them. With 5,000 nodes each copy takes 9 ms of
+        processor time, so 1,000 copies take 9 s."""
         snapshot = self._view.datasets.snapshot(dataset)
         if snapshot is None:
             raise NotFound(f"no node knows a dataset {dataset!r}; known: {self._known()}")

@@ -1,4 +1,4 @@
-"""The text that Prometheus reads. An HPA scales by these through the Prometheus adapter."""
+"""Prometheus metrics of the service. An HPA can scale by them through the Prometheus adapter."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from cachefs_scheduler.view.cluster_view import ClusterView
 
 
 def metrics(view: ClusterView, advisor: Advisor, warmings: Warmings) -> str:
-    """All of it. No label has a job, a user or a node: what there are many of makes no series."""
+    """Return the metrics page. No label names a job, user or node, which bounds the number of series."""
     return "".join(_lines(view, advisor, warmings))
 
 

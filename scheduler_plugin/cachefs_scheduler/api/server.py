@@ -1,4 +1,4 @@
-"""The API: JSON over HTTP, on a unix socket and, where the configuration says so, on TCP with TLS."""
+"""The HTTP server of the API: JSON on a Unix socket and, if configured, on TCP with TLS."""
 
 import asyncio
 import grp
@@ -49,12 +49,12 @@ log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Body = TypeVar("Body", bound=msgspec.Struct)
-# A message, the JSON of one, or nothing.
+# A response body: a message, its JSON, or nothing.
 Said = msgspec.Struct | bytes | None
 
-# Bytes of a request: 16,384 names of nodes.
+# Bytes of a request: enough for 16,384 node names.
 MOST_BODY: Final = 8 << 20
-# Seconds that a poll waits at most, and polls that wait at once.
+# Longest wait of a poll in seconds, and the number of polls that may wait at once.
 POLL_SECONDS: Final = 25.0
 MOST_POLLS: Final = 64
 _SETTINGS: Final = ("service.tls_cert", "service.tls_key", "service.tls_ca")
@@ -62,7 +62,7 @@ _STATUS: Final = {NotFound: 404, ConfigError: 400, Busy: 503, StoreFull: 507}
 
 
 class Server:
-    """Used on the event loop."""
+    """Serves the API on the event loop."""
 
     def __init__(self, section: ServiceSection, advisor: Advisor, answers: Answers, metrics: Callable[[], str]) -> None:
         self._section = section
@@ -70,7 +70,7 @@ class Server:
         self._answers = answers
         self._metrics = metrics
         self._polls = 0
-        self._bound: tuple[int, int] | None = None  # the socket's file, as another service may have one there by now
+        self._bound: tuple[int, int] | None = None  # st_dev and st_ino of the socket file
         self._news = asyncio.Event()
         advisor.subscribe(self._wake)
         self._app = web.Application(middlewares=[_guard], client_max_size=MOST_BODY)
@@ -80,7 +80,7 @@ class Server:
         )
 
     async def start(self) -> None:
-        """Raises CachefsError where it cannot listen."""
+        """Start to listen. Raises CachefsError."""
         await self._runner.setup()
         section = self._section
         listening = _unix_socket(section.socket, section.socket_group)
@@ -92,7 +92,7 @@ class Server:
             except OSError as error:
                 why = os.strerror(error.errno) if error.errno else error
                 raise ConfigError(f"service.listen = {section.listen!r}: {why}") from None
-        # Accept on the Unix socket last: a client that is answered there may use the TCP address too.
+        # Accept on the Unix socket last: a client that gets a response there may use the TCP address too.
         await web.SockSite(self._runner, listening).start()
 
     async def stop(self) -> None:
@@ -149,7 +149,8 @@ class Server:
         self._advisor.resized(body.job, body.nodes)
 
     async def _admissions(self, request: web.Request) -> web.Response:
-        """`after`: the version of the last answer; waits until there is another one."""
+        """Answer the admissions. With the query argument `after` (the version of the last answer), wait until the
+        version differs or POLL_SECONDS have passed."""
         after = request.query.get("after", "")
         if after == str(self._advisor.version):
             if self._polls >= MOST_POLLS:
@@ -172,7 +173,7 @@ class Server:
 
 @web.middleware
 async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """What goes wrong is told in one line: `{"error": ...}`."""
+    """Turn exceptions into one-line JSON responses: `{"error": ...}`."""
     try:
         return await handler(request)
     except CachefsError as error:
@@ -200,7 +201,8 @@ def _error(status: int, text: str) -> web.Response:
 
 
 def _unix_socket(path: Path, group: str) -> socket.socket:
-    """Listens there. Only the service's user and members of *group* can use it. Raises CachefsError."""
+    """Return a socket that listens at *path*, for the service's user and members of *group* only. Raises
+    CachefsError."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     umask = os.umask(0o177)
     try:
@@ -232,7 +234,7 @@ def _file(path: Path) -> tuple[int, int] | None:
 
 
 def _clear(path: Path) -> None:
-    """Remove a socket that a service before has left. Raises AlreadyExists where one answers there."""
+    """Remove a socket left by an earlier service. Raises AlreadyExists if a running service answers there."""
     if not path.is_socket():
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -243,12 +245,12 @@ def _clear(path: Path) -> None:
             path.unlink(missing_ok=True)
             return
         except OSError:
-            pass  # one that has no time now, with as many connections as may wait
+            pass  # the server is busy: its connection backlog is full
     raise AlreadyExists(f"another cachefs-scheduler answers at {path}; stop it, or set another service.socket")
 
 
 def _context(section: ServiceSection) -> ssl.SSLContext | None:
-    """Both sides show certificates. None: there are none. Raises ConfigError."""
+    """Return the context for mutual TLS, or None without certificates. Raises ConfigError."""
     if section.tls_ca is None:
         return None
     files = PemFiles(section.tls_cert, section.tls_key, section.tls_ca, _SETTINGS)

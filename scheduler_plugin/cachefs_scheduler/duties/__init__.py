@@ -1,1 +1,1 @@
-"""What the service does on its own: the queue, copies, clean-up."""
+"""The service's own work: queue, copies, clean-up."""

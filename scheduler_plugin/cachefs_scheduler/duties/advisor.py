@@ -1,4 +1,4 @@
-"""The service's answers to schedulers: what `cachefs_scheduler.advice.Advice` promises."""
+"""The core of the service: implements `cachefs_scheduler.advice.Advice`."""
 
 import logging
 import time
@@ -37,27 +37,27 @@ from cachefs_scheduler.view.dataset_names import dataset_of
 
 log = logging.getLogger(__name__)
 
-# Nodes in a table that explains.
+# Rows in the table of an explanation.
 _SHOWN: Final = 10
-# Seconds within which a job starts that may: after that, its slot is another one's too. Else a job that no node is
-# large enough for would keep all others waiting.
+# Seconds within which an admitted job must start; afterwards its slot is free for another job too. Otherwise a job that
+# fits no node would block all others.
 START_WITHIN: Final = 1800.0
-# Seconds after which a node is silent, and after which it does not count that jobs may run there still.
+# Seconds after which a node counts as silent, and after which jobs that it may still run no longer count.
 _SILENT: Final = 60.0
 _LOST: Final = 86400.0
-# Where jobs that wait are looked at, that may take this part of the time; and seconds of which nobody takes notice.
+# The queue is evaluated at most this share of the time, unless one evaluation takes less than _SHORT seconds.
 _SHARE: Final = 0.2
 _SHORT: Final = 0.01
 
 
 class Advisor:
-    """Used on the event loop; see `Advice` for what its calls mean."""
+    """Implements `Advice`. Used on the event loop."""
 
     def __init__(self, view: ClusterView, book: Book, policies: Policies, warmings: Warmings, enough: float) -> None:
-        """enough: the part of a snapshot that makes a copy."""
+        """enough: the share of a snapshot that counts as a copy."""
         self.book = book
         self.policies = policies
-        self.version = 1  # of the admissions
+        self.version = 1  # of the admissions; grows with each change
         self._view = view
         self._warmings = warmings
         self.reads = Reads(view, book)
@@ -119,7 +119,7 @@ class Advisor:
     def _refused(self, ask: Ask, job: JobAsk, names: Sequence[str]) -> dict[str, str]:
         holders = self._view.cluster.holders(job.snapshot)
         rows = self._view.cluster.rows(names)
-        # What a node that is silent for long, or drains, is said to have keeps nobody away from others.
+        # Nodes that are draining or have been silent for long do not make other nodes ineligible.
         usable = (self._view.cluster.up(rows) & (self._view.cluster.trust(rows) > 0)).tolist()
         having = {
             name for name, can in zip(names, usable, strict=True) if can and name in holders and holders[name].bytes
@@ -156,7 +156,7 @@ class Advisor:
             return Admission(job=ask.job, go=True, why=why, targets=list(known.targets))
         if ask.policy == Policy.SUSPEND:
             if known.state == JobState.ASKED:
-                # The others are told as usual; the next look is this one where there is time for it now.
+                # Other waiting jobs are notified by the next evaluation of the queue: now, if there is time for it.
                 known.state, known.why = JobState.WAITING, "it is looked at in a moment"
                 self._unsaved = True
                 self.version += 1
@@ -178,7 +178,7 @@ class Advisor:
         return Admissions(version=self.version, jobs=[_admission(one) for one in waiting])
 
     def settle(self) -> None:
-        """Let jobs start for which there is a slot by now."""
+        """Admit waiting jobs for which a slot has become free."""
         begun = time.thread_time()
         started = self.turns.give_out(self._view.now())
         took = time.thread_time() - begun
@@ -189,7 +189,8 @@ class Advisor:
             self._changed()
 
     def _may_look(self) -> bool:
-        """Not where a thousand jobs come at once: all of them together are looked at soon (see service)."""
+        """Return whether the queue may be evaluated now. When a thousand jobs arrive at once, the service evaluates all
+        of them together shortly after."""
         return time.monotonic() >= self._next_look
 
     def _remember(self, ask: Ask, now: float) -> KnownJob | None:
@@ -213,7 +214,7 @@ class Advisor:
         return len(jobs & {one.job for one in self._warmings if not one.is_over})
 
     def _clone(self, known: KnownJob) -> tuple[str, ...]:
-        """Begin to make another copy, where all are busy. Returns its nodes."""
+        """Begin another copy if all copies are busy, and return its nodes."""
         free = self.turns.slots(known)
         if free.free:
             return free.nodes[:16]
@@ -228,7 +229,7 @@ class Advisor:
         return nodes
 
     def another_copy(self, job: str, snapshot: str, taken: Collection[str]) -> tuple[str, ...]:
-        """Where one more copy would be made soonest, on none of the nodes *taken*; empty: nowhere is room."""
+        """Return the nodes, outside of *taken*, where another copy can be made soonest; empty if no node has room."""
         making = {one.node for one in self._warmings if one.snapshot == snapshot and not one.is_over}
         candidates = [name for name in self._view.cluster if name not in taken and name not in making]
         target = clone_target(JobAsk(job, snapshot), candidates, self._view.cluster)
@@ -252,7 +253,7 @@ class Advisor:
             return
         known.state, known.nodes, known.place = JobState.PLACED, chosen, 0
         known.placement = int(time.time())
-        # A service that was started again, or has begun to lead, hears of jobs that run already.
+        # After a restart or a change of leader, the service hears of jobs that already run.
         runs = is_late and not self._view.cluster.jobs_on(known.snapshot).keys().isdisjoint(chosen)
         if known.snapshot and not runs and self.policies.of(dataset_of(known.ask.dataset)).preload:
             self.placement.bring(Wanted(known.ask.dataset, known.snapshot, chosen, "preload", job, known.placement))
@@ -278,7 +279,7 @@ class Advisor:
     def ended(self, job: str) -> None:
         if self._remove(job):
             self._changed()
-            # Where a thousand end at once, those that wait are looked at soon (see service).
+            # When a thousand jobs end at once, the service evaluates the queue shortly after (see `service`).
             if self._may_look():
                 self.settle()
 
@@ -293,8 +294,8 @@ class Advisor:
         return [one.ask.job for one in self.book if one.ask.job.startswith(prefix)]
 
     def forget_lapsed(self) -> None:
-        """Forget jobs of which nothing was heard for too long, and take slots back that are not used. To be called from
-        time to time."""
+        """Forget jobs without news for too long, and free slots of admitted jobs that did not start. Call
+        periodically."""
         now = self._view.now()
         for one in self.book:
             if one.state == JobState.ADMITTED and not one.late and now - (one.admitted or now) > START_WITHIN:
@@ -314,8 +315,8 @@ class Advisor:
             self.settle()
 
     def _is_seen(self, known: KnownJob) -> bool:
-        """Does a daemon say that it runs, or is one silent that may know? Not for ever: nodes that do not come back, or
-        are members no more, would keep slots that nobody can have."""
+        """Return whether a daemon reports the job as running, or a node that may run it has been silent for less than a
+        day. Without that bound, nodes that are lost for good would hold slots forever."""
         facts = [self._view.cluster.facts(node) for node in known.nodes]
         return any(one.jobs.get(known.snapshot) or _SILENT < one.age < _LOST for one in facts if one is not None)
 
@@ -351,12 +352,12 @@ class Advisor:
         return lambda: self._listeners.remove(changed)
 
     def take_unsaved(self) -> bool:
-        """Has anything changed that is to be kept over a restart, since this was asked last?"""
+        """Return whether persistent state has changed since the last call."""
         unsaved, self._unsaved = self._unsaved, False
         return unsaved
 
     def changed(self) -> None:
-        """Something else has changed that is to be kept."""
+        """Record that other persistent state has changed."""
         self._unsaved = True
 
     def _changed(self) -> None:

@@ -1,5 +1,5 @@
-"""The jobs that schedulers have told of, and what is known of each. Bounded; jobs of which nothing is heard are
-forgotten."""
+"""The jobs that schedulers have named, and what is known of each. The number of jobs is bounded, and jobs without news
+are forgotten."""
 
 import math
 from collections.abc import Iterator
@@ -10,50 +10,50 @@ from cachefs.scheduling_messages import Ask
 
 
 class JobState(StrEnum):
-    """How far a job is."""
+    """The progress of a job through the queue."""
 
-    # It is known, and was not told to wait.
+    # Known, and not told to wait.
     ASKED = "asked"
     WAITING = "waiting"
-    # It may start, and has a slot.
+    # Allowed to start; holds a slot.
     ADMITTED = "admitted"
     PLACED = "placed"
 
 
 @dataclass(slots=True)
 class KnownJob:
-    """A job. Times are monotonic seconds."""
+    """A job known from a scheduler. Times are monotonic seconds."""
 
     ask: Ask
-    # Id of the snapshot that it reads; empty: no node knew the dataset when it was asked for.
+    # Id of the snapshot that the job reads; empty if no node knew the dataset when the job was asked for.
     snapshot: str
     since: float
-    # When a scheduler last spoke of it.
+    # When a scheduler last mentioned the job.
     touched: float
     state: JobState = JobState.ASKED
     nodes: tuple[str, ...] = ()
-    # In its queue, from 1.
+    # Position in the job's queue, from 1.
     place: int = 0
     why: str = ""
-    # Where copies are made for it, or where it has a slot.
+    # Nodes where copies are made for the job, or where it has a slot.
     targets: tuple[str, ...] = ()
-    # Another number each time that it is placed on other nodes.
+    # Identifies a placement: changes whenever the job is placed on other nodes.
     placement: int = field(default=0)
-    # When it was told that it may start; 0: it was not. Has it taken so long that its slot is another one's too?
+    # When the job was admitted (0: never), and whether it took so long to start that its slot is free for another job.
     admitted: float = 0.0
     late: bool = False
 
     @property
     def has_slot(self) -> bool:
-        """Does it count among those that read its dataset?"""
+        """Return whether the job counts as a reader of its dataset."""
         return self.state == JobState.PLACED or (self.state == JobState.ADMITTED and not self.late)
 
 
 class Book:
-    """Used on the event loop."""
+    """The known jobs. Used on the event loop."""
 
     def __init__(self, most: int, forgotten: float) -> None:
-        """most: jobs; forgotten: seconds without a word after which one is forgotten that does not run."""
+        """most: number of jobs; forgotten: seconds without news after which a job that does not run is forgotten."""
         self._most = most
         self._forgotten = forgotten
         self._jobs: dict[str, KnownJob] = {}
@@ -68,7 +68,7 @@ class Book:
         return self._jobs.get(job)
 
     def put(self, known: KnownJob) -> bool:
-        """Remember a job; False where there is no room. Those that only were asked for go first."""
+        """Add a job, evicting the oldest job in state ASKED if the book is full. Returns False if there is none."""
         if known.ask.job not in self._jobs and len(self._jobs) >= self._most:
             asked = [job for job, one in self._jobs.items() if one.state == JobState.ASKED]
             if not asked:
@@ -78,15 +78,14 @@ class Book:
         return True
 
     def remove(self, job: str) -> KnownJob | None:
-        """It is no more."""
         return self._jobs.pop(job, None)
 
     def of(self, snapshot: str) -> list[KnownJob]:
-        """Jobs that read it."""
+        """Return the jobs that read a snapshot."""
         return [one for one in self._jobs.values() if one.snapshot == snapshot]
 
     def lapsed(self, now: float) -> list[KnownJob]:
-        """Those of which nothing was heard for too long: ten times as long where they run."""
+        """Return the jobs without news for too long; placed jobs are kept ten times as long."""
         return [
             one
             for one in self._jobs.values()
@@ -94,5 +93,5 @@ class Book:
         ]
 
     def oldest(self) -> float:
-        """When the job was first asked for that waits longest; inf where none waits."""
+        """Return when the longest-waiting job was first asked for; inf if no job waits."""
         return min((one.since for one in self._jobs.values() if one.state == JobState.WAITING), default=math.inf)

@@ -1,4 +1,4 @@
-"""How much the nodes hold, and how much running jobs need: what whoever scales the cluster goes by."""
+"""Capacity of the nodes, and demand of the jobs: the figures that an autoscaler uses."""
 
 from dataclasses import dataclass
 
@@ -8,20 +8,20 @@ from cachefs_scheduler.view.cluster_view import ClusterView
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Bytes, and nodes."""
+    """Cluster capacity and demand, in bytes and nodes."""
 
-    # Of all nodes that take jobs: what their tiers may take, and what they take.
+    # Sum over nodes in state "up": bytes that their tiers can hold, and hold.
     capacity: int
     used: int
-    # What running and waiting jobs read, each snapshot once.
+    # Bytes that running and waiting jobs read, each snapshot once.
     needed: int
     nodes: int
-    # Of average capacity that would hold what is needed; 0: no capacity is known, or nothing is needed.
+    # Number of average nodes that would hold `needed`; 0 if no capacity is known or nothing is needed.
     nodes_needed: int
 
 
 def capacity(view: ClusterView, book: Book) -> Capacity:
-    """As it is now."""
+    """Return the current figures."""
     up = [facts for name in view.cluster if (facts := view.cluster.said(name)) is not None and facts.state == "up"]
     read = {one.snapshot for one in book if one.snapshot} | {snapshot for facts in up for snapshot in facts.jobs}
     sizes = [size.bytes for snapshot in read if (size := view.cluster.snapshot(snapshot)) is not None]

@@ -1,7 +1,7 @@
-"""Evicts or pins snapshots on nodes as their datasets' policies say.
+"""Evicts or pins snapshots on nodes according to their datasets' policies.
 
-A node of a cluster is the home of blocks that other nodes read. So the time-to-live counts from the last read on any
-node, and not on the node whose copy goes. A copy that came later than that stays for one time-to-live, on its node.
+Nodes of a cluster are homes of blocks that other nodes read, so the time-to-live counts from the last read on any node,
+not on the node whose copy is evicted. A copy that arrived later stays on its node for one time-to-live.
 """
 
 import logging
@@ -19,26 +19,26 @@ from cachefs_scheduler.view.cluster_view import ClusterView
 
 log = logging.getLogger(__name__)
 
-# Copies that are looked at in one step: 10 ms. With 5,000 nodes and 200 datasets, all are seen within ten minutes.
+# Copies per step: 10 ms. With 5,000 nodes and 200 datasets, a pass over all copies takes ten minutes.
 MOST_COPIES: Final = 4096
-# Seconds before the same is ordered of a node once more.
+# Seconds before the same command is sent to a node again.
 AGAIN: Final = 60.0
 
 
 class Cleaning:
-    """Used on the event loop."""
+    """Applies clean-up policies step by step. Used on the event loop."""
 
     def __init__(self, view: ClusterView, policies: Policies, warmings: Warmings, reads: Reads) -> None:
         self._view = view
         self._policies = policies
         self._warmings = warmings
         self._reads = reads
-        self._left: list[str] = []  # nodes that the next steps look at
+        self._left: list[str] = []  # nodes that the current pass has not reached yet
         self._ordered: dict[tuple[str, str, str], float] = {}
 
     def step(self) -> None:
-        """Record what jobs read. Where this replica may give orders, look at some nodes, and in the next step at those
-        behind them. To be called every few seconds, on each replica."""
+        """Record what jobs read; if this replica may send commands, continue the pass over all nodes. Call every few
+        seconds, on each replica."""
         now = self._view.now()
         self._ordered = {key: when for key, when in self._ordered.items() if now - when < AGAIN}
         current = self._view.datasets.current()

@@ -1,5 +1,4 @@
-"""Jobs that have other nodes than before: their data follow, and nodes that they have left are emptied once others have
-what these held."""
+"""Moves data when a job changes its nodes: the new nodes fetch it, and the old nodes are emptied afterwards."""
 
 import logging
 from collections.abc import Sequence
@@ -16,7 +15,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Move:
-    """Nodes that a job has left, and that still hold its data."""
+    """Nodes that a job has left and that still hold its data."""
 
     dataset: str
     snapshot: str
@@ -24,7 +23,7 @@ class _Move:
 
 
 class Moves:
-    """Used on the event loop."""
+    """Tracks the nodes that moved jobs have left. Used on the event loop."""
 
     def __init__(self, view: ClusterView, book: Book, placement: Placement, policies: Policies) -> None:
         self._view = view
@@ -34,7 +33,7 @@ class Moves:
         self._moves: dict[str, _Move] = {}  # by job
 
     def begin(self, job: KnownJob, left: Sequence[str]) -> None:
-        """A job has left these nodes, and is on others."""
+        """Start to move the job's data from the nodes *left* to its present nodes."""
         if not job.snapshot:
             return
         self._placement.bring(Wanted(job.ask.dataset, job.snapshot, job.nodes, "move", job.ask.job, job.placement))
@@ -45,24 +44,24 @@ class Moves:
         move.left -= set(job.nodes)
 
     def forget(self, job: str) -> None:
-        """The job is no more: what it has left behind stays where it is."""
+        """Forget a job that has ended. Data on nodes that it left stays there."""
         self._moves.pop(job, None)
 
     def settle(self) -> None:
-        """Empty nodes whose data are elsewhere by now. To be called as nodes report."""
+        """Evict data from nodes whose blocks other nodes hold by now. Call as nodes report."""
         for name, move in list(self._moves.items()):
             job = self._book.get(name)
             if job is None:
                 del self._moves[name]
                 continue
-            # Where another job reads, it is its copy now.
+            # If another job reads on a node, the copy there belongs to that job now.
             move.left -= {node for one in self._book.of(move.snapshot) for node in one.nodes}
             lacking = self._placement.lacking(move.snapshot, job.nodes) if move.left else None
             for node in sorted(move.left):
                 if not self._placement.may_order:
                     return  # later
                 if self._placement.is_read_on(node, move.snapshot):
-                    continue  # and is released when that ends
+                    continue  # released when those reads end
                 if lacking is not None and self._placement.is_elsewhere(move.snapshot, lacking, node):
                     self._placement.release(move.dataset, move.snapshot, node)
                     move.left.discard(node)

@@ -1,4 +1,4 @@
-"""What is brought to the nodes of a job, and what is let go on nodes that it has left."""
+"""Prefetches snapshots to the nodes of a job, and evicts them from nodes that it has left."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -20,35 +20,35 @@ from cachefs_scheduler.view.dataset_names import dataset_of
 log = logging.getLogger(__name__)
 
 Mask = npt.NDArray[np.bool_]
-# Of a shard that is there but for so little, nothing is brought.
+# A shard counts as present from this level (of WHOLE): the missing rest is not worth a command.
 _NEARLY: Final = 250
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A snapshot is to be on nodes."""
+    """A request that nodes hold a snapshot."""
 
-    # Its dataset, as the job named it, and its id.
+    # Dataset as the job named it, and id of the snapshot.
     spec: str
     snapshot: str
     nodes: Sequence[str]
-    # preload, clone or move; and for which job.
+    # The purpose (preload, clone or move), and the job that needs the snapshot.
     purpose: str
     job: str
-    # Of the placement: for the same one, nothing is brought twice.
+    # Number of the placement: prevents a second warm-up for the same placement.
     number: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Evictable:
-    """By snapshot id: the rules of those that are not in use on any node, and names of datasets."""
+    """By snapshot id: clean-up rules of snapshots that no node uses, and dataset names."""
 
     rules: Mapping[str, CleaningRule]
     names: Mapping[str, str]
 
 
 class Placement:
-    """Used on the event loop."""
+    """Sends prefetch and evict commands to nodes. Used on the event loop."""
 
     def __init__(self, view: ClusterView, warmings: Warmings, policies: Policies, reads: Reads) -> None:
         self._view = view
@@ -57,7 +57,7 @@ class Placement:
         self._reads = reads
 
     def bring(self, wanted: Wanted) -> list[str]:
-        """Have nodes hold a snapshot together. Returns those on which something is brought."""
+        """Make nodes hold a snapshot together. Returns the nodes where warm-ups have begun."""
         snapshot, nodes = wanted.snapshot, wanted.nodes
         known = [node for node in dict.fromkeys(nodes) if node in self._view.cluster]
         size = self._view.cluster.snapshot(snapshot)
@@ -73,7 +73,7 @@ class Placement:
         )
         begun = []
         for node, mask in zip(known, divided(lacking, len(known)), strict=True):
-            if not mask.any():  # of 5,000 nodes, all but as many as there are shards
+            if not mask.any():  # of 5,000 nodes, all but SHARDS
                 continue
             mask = self._fitting(node, snapshot, mask, size.bytes / SHARDS, evictable)
             if not mask.any():
@@ -86,7 +86,7 @@ class Placement:
         return begun
 
     def lacking(self, snapshot: str, nodes: Sequence[str]) -> Mask:
-        """Shards that none of these nodes has: shape (SHARDS,)."""
+        """Return a mask of shape (SHARDS,): the shards that none of these nodes has."""
         there = np.zeros(SHARDS, np.int64)
         for node in nodes:
             facts = self._view.cluster.said(node)
@@ -98,11 +98,12 @@ class Placement:
 
     @property
     def may_order(self) -> bool:
-        """Can a node be told something now?"""
+        """Return whether commands can be sent to nodes now."""
         return self._warmings.may_tell
 
     def is_elsewhere(self, snapshot: str, lacking: Mask, of: str) -> bool:
-        """Do others have all that node *of* has? lacking: what those have not."""
+        """Return whether other nodes have everything that node *of* has. lacking: shards that the other nodes do not
+        have."""
         facts = self._view.cluster.facts(of)
         copy = facts.copies.get(snapshot) if facts is not None else None
         if copy is None:
@@ -115,7 +116,7 @@ class Placement:
         return self._reads.is_read_on(node, snapshot, self._view.now())
 
     def release(self, spec: str, snapshot: str, node: str) -> bool:
-        """Have a node evict its copy, unless it is pinned or read on that node. Returns whether that was ordered."""
+        """Evict a node's copy unless it is pinned or read on that node. Returns whether the command was sent."""
         facts = self._view.cluster.facts(node)
         copy = facts.copies.get(snapshot) if facts is not None else None
         if copy is None or copy.pinned or self.is_read_on(node, snapshot):
@@ -128,7 +129,7 @@ class Placement:
         return True
 
     def _fitting(self, node: str, snapshot: str, mask: Mask, shard: float, evictable: "_Evictable") -> Mask:
-        """As many of the shards as the node has room for, after it has let go what its datasets' rules let it."""
+        """Return the shards of *mask* that the node has room for, after evicting what its datasets' rules allow."""
         facts = self._view.cluster.facts(node)
         if facts is None:
             return np.zeros(SHARDS, np.bool_)

@@ -1,4 +1,4 @@
-"""What holds for each dataset: the configuration, and what administrators have said since."""
+"""Policies of datasets: the configuration, overridden by changes that administrators have made since."""
 
 from collections.abc import Mapping
 from typing import Final, get_args
@@ -10,21 +10,21 @@ from cachefs.planning.scheduling.cleaning import CleaningRule
 from cachefs.scheduling_messages import DatasetPolicy
 from cachefs_scheduler.config import Cleanup, Config, DatasetSection
 
-# Datasets for which administrators have said something.
+# Number of datasets whose policy administrators have changed.
 MOST: int = 10_000
-# Kinds of rules, the one that keeps most first.
+# Kinds of rules, from the most to the least protective.
 _CARE: Final = ("pin", "keep", "lru", "ttl")
 
 
 class Policies:
-    """Used on the event loop."""
+    """Looks up and changes dataset policies. Used on the event loop."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._said: dict[str, DatasetPolicy] = {}
 
     def of(self, dataset: str) -> DatasetSection:
-        """What holds for it."""
+        """Return the policy that applies to a dataset."""
         section, said = self._config.dataset(dataset), self._said.get(dataset)
         if said is None:
             return section
@@ -33,7 +33,7 @@ class Policies:
         return section.model_copy(update=fields)
 
     def shown(self, dataset: str) -> DatasetPolicy:
-        """The same, as a message."""
+        """Return the policy as a message."""
         section = self.of(dataset)
         return DatasetPolicy(
             dataset=dataset,
@@ -46,7 +46,7 @@ class Policies:
         )
 
     def change(self, request: DatasetPolicy) -> None:
-        """An administrator says so. Raises ConfigError, StoreFull."""
+        """Apply an administrator's change. Raises ConfigError, StoreFull."""
         if request.cleanup is not None and request.cleanup not in get_args(Cleanup):
             raise ConfigError(f"cleanup {request.cleanup[:40]!r}: expected one of {', '.join(get_args(Cleanup))}")
         if "@" in request.dataset:
@@ -58,14 +58,14 @@ class Policies:
         self._said[request.dataset] = msgspec.structs.replace(before, **given)
 
     def rule(self, dataset: str) -> CleaningRule:
-        """What may be evicted of it."""
+        """Return the clean-up rule of a dataset."""
         section = self.of(dataset)
         kind = "keep" if section.cleanup == "none" else section.cleanup
         return CleaningRule(kind, section.ttl if kind == "ttl" else 0.0)
 
     def rules(self, current: Mapping[str, str]) -> dict[str, CleaningRule]:
-        """The same by snapshot. current: by dataset, its snapshot. Where several datasets have the same one, the rule
-        holds that keeps it best."""
+        """Return rules by snapshot id. current: snapshot by dataset. Of several datasets with the same snapshot, the
+        most protective rule applies."""
         found: dict[str, CleaningRule] = {}
         for dataset, snapshot in current.items():
             rule, known = self.rule(dataset), found.get(snapshot)
@@ -75,9 +75,9 @@ class Policies:
 
     @property
     def said(self) -> list[DatasetPolicy]:
-        """What administrators have said, to be kept over a restart."""
+        """Changes made by administrators, which must survive a restart."""
         return list(self._said.values())
 
     def restore(self, said: list[DatasetPolicy]) -> None:
-        """What they had said before."""
+        """Restore changes from before a restart."""
         self._said = {one.dataset: one for one in said[:MOST]}

@@ -1,8 +1,8 @@
-"""Records when snapshots were read last, and which are in use: the least recently used, and what must stay.
+"""Records when each snapshot was last read, and which snapshots are in use and must stay.
 
-A node of a cluster is the home of blocks that other nodes read, so a read on any node counts for the copies of all
-nodes. Reads are those of published jobs, of jobs that a scheduler has placed, and of mounts: daemons count the last
-(`SnapshotReport.reads`). Each replica of the service records them, so that the one that begins to lead knows them.
+Nodes of a cluster are homes of blocks that other nodes read, so a read on any node counts for the copies of all nodes.
+Reads come from published jobs, from jobs that a scheduler has placed, and from mounts; daemons count reads of mounts
+(`SnapshotReport.reads`). Each replica of the service records reads, so that a new leader knows them.
 """
 
 from collections.abc import Collection, Iterator
@@ -12,36 +12,36 @@ from typing import Final
 from cachefs_scheduler.duties.book import Book
 from cachefs_scheduler.view.cluster_view import ClusterView
 
-# Seconds for which a snapshot is in use after a daemon has counted reads, and after this service has learnt that the
-# daemon did so at some time. Daemons count every 15 s.
+# Seconds for which a snapshot counts as in use after a daemon has counted reads, or after this service has learnt that
+# a daemon did at an unknown time. Daemons count every 15 s.
 IN_USE: Final = 60.0
 
-# Pairs of a node and a snapshot that came to it whose times are recorded.
+# Arrivals (node, snapshot) whose times are recorded.
 MOST: int = 200_000
 
 
 @dataclass(frozen=True, slots=True)
 class _Counted:
-    """What a node has said of a snapshot last."""
+    """The last report of a node about a snapshot."""
 
     reads: int
     # Monotonic seconds when `reads` was seen to change, or was learnt; -IN_USE where there were none.
     changed: float
-    # Is a part of the snapshot in the node's tiers?
+    # Whether a part of the snapshot is in the node's tiers.
     is_held: bool
 
 
 class Reads:
-    """Used on the event loop. Times are monotonic seconds."""
+    """Tracks last reads and arrivals of snapshots. Used on the event loop. Times are monotonic seconds."""
 
     def __init__(self, view: ClusterView, book: Book) -> None:
         self._view = view
         self._book = book
-        # By snapshot: when it was read last on any node, or else first seen on one.
+        # By snapshot: last read on any node, or first sight on one.
         self._read: dict[str, float] = {}
-        # By node and snapshot: when the snapshot came to the node, where this service has seen that.
+        # By node and snapshot: when the snapshot arrived there, if this service observed it.
         self._came: dict[str, dict[str, float]] = {}
-        self._count = 0  # of these pairs
+        self._count = 0  # number of arrivals
         self._counted: dict[str, dict[str, _Counted]] = {}  # by node and snapshot
         self._changed: dict[str, float] = {}  # by snapshot: the latest `_Counted.changed` of all nodes
         self._began = view.now()
@@ -68,16 +68,15 @@ class Reads:
             self.note(one, now)
 
     def last(self, node: str, snapshot: str, now: float) -> float:
-        """Return when any node has read the snapshot last, or the copy came to this node; *now* where that is
+        """Return the later of the last read on any node and the copy's arrival on this node; *now* if both are
         unknown."""
         known = (self._read.get(snapshot), self._came.get(node, {}).get(snapshot))
         return max((when for when in known if when is not None), default=now)
 
     def in_use(self, snapshots: Collection[str], now: float) -> set[str]:
-        """Return those of the snapshots that a job or a mount of any node reads, or is about to read.
+        """Return the snapshots that a job or a mount of any node reads, or is about to read.
 
-        One look at all jobs, of which there may be 10,000. A service that has just begun takes all for in use until it
-        has heard all nodes.
+        Scans all jobs, up to 10,000. A service that has just begun returns all snapshots until it has heard all nodes.
         """
         if now - self._began < IN_USE and not self._view.is_complete:
             return set(snapshots)
@@ -91,16 +90,16 @@ class Reads:
         return is_mounted or (facts is not None and bool(facts.jobs.get(snapshot)))
 
     def is_placed(self, node: str, snapshot: str) -> bool:
-        """Return whether a job that reads the snapshot was placed on the node. The job may not have begun."""
+        """Return whether a job that reads the snapshot was placed on the node, even if the job has not begun."""
         return any(node in one.nodes for one in self._book.of(snapshot))
 
     def all(self) -> Iterator[tuple[str, str, float]]:
-        """Yield node, snapshot and time of each arrival, and of each last read with "" as the node."""
+        """Yield (node, snapshot, time) of each arrival, and of each last read with "" as the node."""
         yield from [("", *one) for one in self._read.items()]
         yield from [(node, *one) for node, came in self._came.items() for one in came.items()]
 
     def restore(self, node: str, snapshot: str, when: float) -> None:
-        """Record what `all` has yielded before a restart."""
+        """Restore one record that `all` yielded before a restart."""
         if node:
             self.note_arrival(node, snapshot, when)
         else:
@@ -111,7 +110,7 @@ class Reads:
         return {one for one in snapshots if one in placed or self._view.cluster.is_read(one)}
 
     def _hear(self, name: str) -> None:
-        """Record what a node has said of its mounts' reads and of its copies, or that there is no such node."""
+        """Record a node's report of reads and copies, or the node's removal."""
         node = self._view.nodes.get(name)
         if node is None:
             self._counted.pop(name, None)

@@ -1,5 +1,5 @@
-"""What the service keeps over a restart: jobs that wait or run, what administrators said of datasets, and when copies
-were read last. All else it asks the daemons for again."""
+"""The state that survives a restart: waiting and running jobs, policy changes, and last reads. The service asks the
+daemons for all other state."""
 
 import fcntl
 import logging
@@ -20,17 +20,17 @@ from cachefs_scheduler.duties.reads import Reads
 log = logging.getLogger(__name__)
 
 NAME: Final = "state.json"
-# Larger by one after each change that a service of before would misread, or of which it would lose a part.
+# Increases with each change that an older service would misread or lose data from.
 FORMAT: Final = 1
 LOCK: Final = "lock"
-# Bytes. A job takes some 300.
+# Bytes. A job takes about 300.
 MOST: Final = 256 << 20
-# In one piece: 2 ms.
+# Records per piece: 2 ms.
 _RECORDS: Final = 1000
 
 
 class SavedJob(msgspec.Struct, frozen=True):
-    """A job. Times are seconds before the file was written."""
+    """A saved job. Times are seconds before the file was written."""
 
     ask: Ask
     snapshot: str
@@ -42,16 +42,16 @@ class SavedJob(msgspec.Struct, frozen=True):
 
 
 class SavedRead(msgspec.Struct, frozen=True, array_like=True):
-    """When a snapshot came to a node, or was read last on any."""
+    """The arrival of a snapshot on a node, or its last read on any node."""
 
-    # Empty: any.
+    # Empty: any node.
     node: str
     snapshot: str
     seconds: float
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """The whole file."""
+    """The whole state file."""
 
     # Unix seconds.
     written: float
@@ -62,15 +62,15 @@ class Saved(msgspec.Struct, frozen=True):
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """What can be read of a file of any format."""
+    """The fields that are readable in a file of any format."""
 
     format: int = FORMAT
 
 
 def pieces(written: float, book: Book, policies: Iterable[DatasetPolicy], reads: Reads, now: float) -> Iterator[bytes]:
-    """`Saved` as JSON, in pieces that each take some milliseconds. Jobs that matter after a restart are in it.
+    """Yield `Saved` as JSON, in pieces that each take some milliseconds, with the jobs that matter after a restart.
 
-    written: Unix seconds; now: monotonic seconds. Between two pieces, book and reads may change.
+    written: Unix seconds; now: monotonic seconds. Book and reads may change between two pieces.
     """
     said = msgspec.json.encode(list(policies))
     yield b'{"format":%d,"written":%s,"policies":%s,"jobs":[' % (FORMAT, msgspec.json.encode(written), said)
@@ -85,7 +85,7 @@ def pieces(written: float, book: Book, policies: Iterable[DatasetPolicy], reads:
 
 
 def _listed(records: Iterable[msgspec.Struct]) -> Iterator[bytes]:
-    """The inside of a list."""
+    """Yield the elements of a JSON list."""
     left, comma = iter(records), b""
     while some := list(islice(left, _RECORDS)):
         yield comma + msgspec.json.encode(some)[1:-1]
@@ -93,7 +93,8 @@ def _listed(records: Iterable[msgspec.Struct]) -> Iterator[bytes]:
 
 
 def restored_job(saved: SavedJob, elapsed: float, now: float) -> KnownJob:
-    """As it is now. A scheduler has the whole time again to speak of it. elapsed: seconds since it was written."""
+    """Restore a job as of now; its scheduler has the full timeout again to mention it. elapsed: seconds since the file
+    was written."""
     return KnownJob(
         saved.ask, saved.snapshot, now - saved.since - elapsed, now, saved.state, tuple(saved.nodes),
         placement=saved.placement, admitted=now if saved.state == JobState.ADMITTED else 0.0,
@@ -101,8 +102,8 @@ def restored_job(saved: SavedJob, elapsed: float, now: float) -> KnownJob:
 
 
 def lock(directory: Path) -> int | None:
-    """Have the directory for this service alone: a descriptor that holds it until it is closed. None: it cannot be
-    locked, as on a file system that is read-only, where nothing is saved either. Raises AlreadyExists."""
+    """Lock the directory for this service. Returns a descriptor that holds the lock until closed, or None if the
+    directory cannot be locked, as on a read-only file system, where nothing is saved either. Raises AlreadyExists."""
     try:
         descriptor = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError:
@@ -122,7 +123,7 @@ def lock(directory: Path) -> int | None:
 
 
 def write(directory: Path, parts: Iterable[bytes]) -> None:
-    """Replace the file as a whole by these pieces. Blocking. Raises OSError."""
+    """Replace the file atomically. Blocking. Raises OSError."""
     path = directory / NAME
     new = path.with_suffix(".new")
     with new.open("wb") as file:
@@ -133,9 +134,8 @@ def write(directory: Path, parts: Iterable[bytes]) -> None:
 
 
 def read(directory: Path) -> Saved:
-    """What the service before has left; nothing, where that cannot be read: then the daemons and schedulers tell all
-    that matters again, but for the order of the queue. Blocking. Raises ConfigError where a newer service has written
-    it."""
+    """Read the state of the previous service. Returns an empty state if the file is unreadable: daemons and schedulers
+    report everything again except the queue's order. Blocking. Raises ConfigError if a newer service wrote the file."""
     path = directory / NAME
     try:
         if path.stat().st_size > MOST:

@@ -1,4 +1,4 @@
-"""Which of the jobs that wait may start: slots of copies, given out in the order of turns."""
+"""Admits waiting jobs: hands out slots of cached copies in queue order."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -8,36 +8,37 @@ from cachefs.planning.scheduling.turns import Waiting, turns
 from cachefs_scheduler.duties.book import Book, JobState, KnownJob
 from cachefs_scheduler.view.cluster_view import ClusterView
 
-# How many jobs may read one copy of what a job reads; 0: any number.
+# Number of jobs that may read one copy of the job's snapshot; 0: unlimited.
 Limit = Callable[[KnownJob], int]
 
 
 class Turns:
-    """Used on the event loop."""
+    """Assigns slots to waiting jobs. Used on the event loop."""
 
     def __init__(
         self, view: ClusterView, book: Book, limit: Limit, making: Callable[[str], int], enough: float
     ) -> None:
-        """making: copies of a snapshot that are being made. enough: the part of a snapshot that makes a copy."""
+        """making: number of copies of a snapshot that are being made. enough: the share of a snapshot that counts as a
+        copy."""
         self._view = view
         self._book = book
         self._limit = limit
         self._making = making
         self._enough = enough
-        self._served: dict[str, float] = {}  # by user with jobs, when one of his got a slot last
+        self._served: dict[str, float] = {}  # by user with jobs: when one of the user's jobs last got a slot
 
     def slots(self, job: KnownJob) -> Slots:
-        """Those of the copies of what the job reads."""
+        """Return the slots of the copies of the job's snapshot."""
         readers = self._readers(job.snapshot, job.ask.job)
         copies = cached_copies(job.snapshot, self._view.cluster, readers, self._enough)
         return slots(copies, self._limit(job), len(readers), self._making(job.snapshot))
 
     def copies(self, snapshot: str) -> tuple[CachedCopy, ...]:
-        """That there are now."""
+        """Return the present copies of a snapshot."""
         return cached_copies(snapshot, self._view.cluster, self._readers(snapshot), self._enough)
 
     def give_out(self, now: float) -> list[KnownJob]:
-        """Let those start for which there is a slot. Returns them; the others are told their places."""
+        """Admit waiting jobs for which there is a slot, update the others' places, and return the admitted jobs."""
         waiting = [one for one in self._book if one.state == JobState.WAITING]
         if not waiting:
             self._served.clear()
@@ -64,7 +65,7 @@ class Turns:
                 copies = cached_copies(job.snapshot, self._view.cluster, readers, self._enough)
                 known[job.snapshot] = copies, len(readers), self._making(job.snapshot)
             copies, readers_now, making = known[job.snapshot]
-            # Of a thousand jobs that wait for one copy, each has the same answer.
+            # Jobs with the same snapshot and limit get the same result: compute it once for a thousand of them.
             key = job.snapshot, self._limit(job)
             if key not in found_slots:
                 found_slots[key] = slots(copies, key[1], readers_now, making)
@@ -83,8 +84,8 @@ class Turns:
         return found
 
     def _readers(self, snapshot: str, but: str = "") -> list[tuple[str, ...]]:
-        """Of each job that reads the snapshot or is about to, its nodes: those that schedulers have told of, and those
-        of which only daemons have."""
+        """Return the nodes of each job that reads the snapshot or is about to: jobs known from schedulers, and jobs
+        that only daemons report."""
         ours = [one for one in self._book.of(snapshot) if one.has_slot and one.ask.job != but]
         seen: dict[str, set[str]] = {}
         for node in self._view.cluster.jobs_on(snapshot):
@@ -100,8 +101,8 @@ class Turns:
 
 
 def _one_of_each_node(seen: Mapping[str, set[str]]) -> list[set[str]]:
-    """Return the nodes of jobs that no scheduler has told of, at most one job of each node. Any user may publish as
-    many names as he likes through the control file of a mount, and would keep all others waiting."""
+    """Return the nodes of jobs that no scheduler has named, at most one job per node. Any user may publish any number
+    of names through the control file of a mount, and would otherwise block all other jobs."""
     found: list[set[str]] = []
     taken: set[str] = set()
     for _, nodes in sorted(seen.items(), key=lambda one: (-len(one[1]), one[0])):

@@ -1,4 +1,4 @@
-"""Warm-ups that this service orders on nodes: ahead of jobs, for copies, and where data follow a job."""
+"""Warm-ups that this service orders on nodes: before jobs start, for additional copies, and when jobs move."""
 
 import asyncio
 import hashlib
@@ -18,16 +18,16 @@ from cachefs_scheduler.view.cluster_view import ClusterView
 
 log = logging.getLogger(__name__)
 
-# That are under way at once, and that are remembered when they have ended.
+# Warm-ups in progress at once, and warm-ups remembered in all.
 MOST_RUNNING: Final = 1024
 MOST_KNOWN: Final = 2048
-# Other orders that are being given at once.
+# Other commands in progress at once.
 MOST_TOLD: Final = 64
-# A node that cannot be told is tried again so often, with pauses that double from this one on (seconds).
+# Attempts to send a command to a node, and the pause before the second attempt in seconds; pauses double.
 TRIES: Final = 5
 FIRST_PAUSE: Final = 0.5
-# Seconds: a warm-up is lost whose node was heard for so long without a word of it, as after a start of its daemon; or
-# whose node is silent for so long. What is lost must not count for ever: not among those under way, nor as a copy.
+# Seconds after which a warm-up counts as lost: UNTOLD if its node reports without naming it, as after a restart of the
+# daemon; SILENT if its node is silent. A lost warm-up must not count forever, neither as in progress nor as a copy.
 UNTOLD: Final = 60.0
 SILENT: Final = 600.0
 _ENDED: Final = ("done", "failed", "stopped", "cancelled")
@@ -35,7 +35,7 @@ _ENDED: Final = ("done", "failed", "stopped", "cancelled")
 
 @dataclass(slots=True)
 class Warming:
-    """One of them."""
+    """A warm-up on one node."""
 
     id: str
     node: str
@@ -44,13 +44,13 @@ class Warming:
     # preload, clone or move.
     purpose: str
     job: str
-    # None: all.
+    # None: all shards.
     shards: npt.NDArray[np.bool_] | None
     state: str = "ordered"
     blocks: int = 0
     total: int = 0
     message: str = ""
-    # Monotonic seconds when its node said last that it is there.
+    # Monotonic seconds when the node last reported the warm-up.
     told: float = 0.0
 
     @property
@@ -59,30 +59,30 @@ class Warming:
 
 
 class Warmings:
-    """Used on the event loop."""
+    """Starts, follows and stops warm-ups. Used on the event loop."""
 
     def __init__(self, view: ClusterView, asking: Asking, refusal: Callable[[], str]) -> None:
-        """refusal: why this service gives no orders now; "" where it may."""
+        """refusal: returns why this service must not send commands now, or "" if it may."""
         self._view = view
         self._asking = asking
         self.refusal = refusal
         self._known: dict[str, Warming] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._telling = 0
-        # Is called whenever one has ended.
+        # Called whenever a warm-up has ended.
         self.ended: Callable[[Warming], None] = lambda one: None
         view.listeners.append(self._follow)
 
     @property
     def may_tell(self) -> bool:
-        """Would `tell` do it?"""
+        """Return whether `tell` would send a command now."""
         return not self.refusal() and self._telling < MOST_TOLD
 
     def __iter__(self) -> Iterator[Warming]:
         return iter(list(self._known.values()))
 
     def begin(self, wanted: Warming) -> bool:
-        """Order it, unless one with its id is known. Returns whether it is under way."""
+        """Start a warm-up unless one with its id is known. Returns whether it is in progress."""
         if self.refusal():
             return False
         known = self._known.get(wanted.id)
@@ -101,15 +101,15 @@ class Warmings:
         return True
 
     def stop(self, job: str) -> None:
-        """Those that are under way for a job alone are of no use any more."""
+        """Stop the warm-ups that serve only a job that has ended."""
         for one in self:
             if one.job == job and one.purpose in ("preload", "move") and not one.is_over:
                 one.state = "stopped"
                 self._start(self._tell(one.node, Order(kind=OrderKind.STOP, id=one.id)))
 
     def tell(self, node: str, order: Order) -> bool:
-        """Have a node do something else; what becomes of it is logged. False: not now, as too many are being told, or
-        not at all."""
+        """Send another command to a node, and log its result. Returns False if too many commands are in progress, or
+        commands are refused."""
         if not self.may_tell:
             return False
         self._telling += 1
@@ -139,7 +139,7 @@ class Warmings:
             self.ended(wanted)
             return
         wanted.total, wanted.told = done.blocks, time.monotonic()
-        if wanted.is_over:  # it was stopped while the node was told, which may have heard of that first
+        if wanted.is_over:  # stopped while the node was told; the node may have received STOP first
             await self._tell(wanted.node, Order(kind=OrderKind.STOP, id=wanted.id))
         if wanted.state == "ordered":
             wanted.state = "running"
@@ -151,20 +151,20 @@ class Warmings:
         await self._send(node, order)
 
     async def _send(self, node: str, order: Order) -> OrderDone | str:
-        """What came of it, or why nothing did."""
+        """Return the result of a command, or the reason for its failure."""
         why, pause = "there is no such node", FIRST_PAUSE
         for _ in range(TRIES):
             state = self._view.nodes.get(node)
             if state is None:
                 break
-            if self.refusal():  # another replica leads since, and may order something else
+            if self.refusal():  # another replica leads since, and may send other commands
                 why = self.refusal()
                 break
             try:
                 return await self._asking.order(state.host, state.control_port, order)
             except NodeFailed as error:
                 why = str(error)
-                if error.status in (403, 409):  # it will say the same again
+                if error.status in (403, 409):  # a retry would give the same response
                     break
             await asyncio.sleep(pause)
             pause *= 2
@@ -172,7 +172,7 @@ class Warmings:
         return why
 
     def _follow(self, node: str) -> None:
-        """A node has said how far its warm-ups are."""
+        """Record the progress of warm-ups that a node has reported."""
         state = self._view.nodes.get(node)
         told: list[OrderedWarmup] = state.report.warmups if state is not None and state.report is not None else []
         for said in told:
@@ -186,8 +186,7 @@ class Warmings:
                 self.ended(one)
 
     def drop_lost(self, now: float) -> None:
-        """Those whose nodes will say nothing of them any more have failed. To be called from time to time; now:
-        monotonic seconds."""
+        """Fail the warm-ups that their nodes will not report again. Call periodically; now: monotonic seconds."""
         for one in self:
             if one.state != "running":
                 continue
@@ -207,12 +206,12 @@ class Warmings:
 
 
 def warming_id(*parts: object) -> str:
-    """Names a warm-up: the same parts give the same id, so that an order which is given twice is carried out once."""
+    """Return the id of a warm-up: equal parts give equal ids, so a command that is sent twice is executed once."""
     return hashlib.blake2b("\0".join(map(str, parts)).encode(), digest_size=12).hexdigest()
 
 
 def divided(lacking: npt.NDArray[np.bool_], nodes: int) -> list[npt.NDArray[np.bool_]]:
-    """Shards that are lacking, divided among so many nodes: neighbouring ones go together. Shape (SHARDS,) each."""
+    """Divide the missing shards among *nodes* nodes, neighbouring shards together. Returns masks of shape (SHARDS,)."""
     numbers = np.flatnonzero(lacking)
     found = []
     for part in np.array_split(numbers, nodes):

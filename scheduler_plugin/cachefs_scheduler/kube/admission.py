@@ -1,9 +1,9 @@
-"""What the mutating webhook adds to pods with the annotation: a scheduling gate (`suspend`), or preferred node affinity
-for clusters whose scheduler cannot be configured.
+"""The mutating webhook: gives annotated pods a scheduling gate (`suspend`), or preferred node affinity in clusters
+whose scheduler cannot be configured.
 
-Patches add only what is not there, so a pod that comes twice is changed once. Pods without the annotation are let in as
-they are, and so is every pod about which something goes wrong. Nothing is remembered: the API server may call for pods
-that are never made, such as with `kubectl apply --dry-run=server`.
+Patches are idempotent: they add only what is missing. Pods without the annotation are admitted unchanged, and so is
+every pod for which an error occurs. The webhook keeps no state, since the API server also calls it for pods that are
+never created, as with `kubectl apply --dry-run=server`.
 """
 
 import base64
@@ -23,31 +23,32 @@ from cachefs_scheduler.kube.wire import AdmissionRequest, AdmissionReview, Metad
 log = logging.getLogger(__name__)
 
 AFFINITY_MARK: Final = "cachefs.io/affinity"
-# Nodes that are named in a pod's affinity. Each is a term of its own, since `metadata.name` takes one value.
+# Nodes in a pod's affinity. Each node is a term, since `metadata.name` takes one value.
 MOST_TERMS: Final = 32
 # Weights go from 1 to 100.
 _WEIGHT: Final = 100
 _PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
 
-# What Kubernetes can call a node. It would refuse a pod that names another one; daemons beside it may have such names.
+# A valid node name of Kubernetes. The API server would refuse a pod with another name, which daemons outside of the
+# cluster may have.
 _NODE: Final = re.compile(r"(?=.{1,253}\Z)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*")
 
 Patch = list[dict[str, Any]]
 
 
 class Admission:
-    """Used on the event loop."""
+    """Answers AdmissionReviews. Used on the event loop."""
 
     def __init__(self, advice: Advice, opens: Callable[[], bool] = lambda: True) -> None:
-        """opens: does a service follow pods now that would open their gates?"""
+        """opens: returns whether a service now follows pods and would open their gates."""
         self._advice = advice
         self._opens = opens
 
     def answer(self, review: AdmissionReview, *, affinity: bool) -> dict[str, Any]:
-        """The AdmissionReview to be sent back. affinity: write node affinity too."""
+        """Return the AdmissionReview response. affinity: add node affinity too."""
         request = review.request
         pod = request.object
-        # Gates can be given to a pod only when it is made.
+        # Kubernetes accepts gates only at a pod's creation.
         if request.operation != "CREATE" or pod is None or DATASET not in (pod.metadata.annotations or {}):
             return review_answer(request.uid, None, [])
         try:
@@ -68,7 +69,7 @@ class Admission:
             if job.ask.policy == Policy.SUSPEND and self._opens():
                 patch += _gate(pod)
             elif job.ask.policy == Policy.SUSPEND:
-                # A gate that nobody opens would keep the pod for ever.
+                # A gate that no service opens would hold the pod forever.
                 warnings = (
                     *warnings,
                     "the pod does not wait: cachefs-scheduler does not follow pods now (see kube.api)",
@@ -109,7 +110,7 @@ def _term(node: str, score: float) -> dict[str, Any]:
 
 
 def _add_terms(there: Any, terms: list[dict[str, Any]]) -> Patch:
-    """JSONPatch adds to what is there only; what is not, it cannot make on the way."""
+    """Return JSONPatch operations that add *terms*: JSONPatch does not create missing parents."""
     if not isinstance(there, dict):
         return [{"op": "add", "path": "/spec/affinity", "value": {"nodeAffinity": {_PREFERRED: terms}}}]
     node_affinity = there.get("nodeAffinity")
@@ -123,11 +124,11 @@ def _add_terms(there: Any, terms: list[dict[str, Any]]) -> Patch:
 
 
 def _escaped(name: str) -> str:
-    """As a part of a JSON pointer."""
+    """Escape a name for a JSON pointer."""
     return name.replace("~", "~0").replace("/", "~1")
 
 
 def _in_namespace(pod: Pod, request: AdmissionRequest) -> Pod:
-    """A pod that is being made may not say its namespace yet, and has no name where it is to be generated."""
+    """Fill in the pod's namespace: a pod that is being created may lack one (and its name, if that is generated)."""
     metadata: Metadata = msgspec.structs.replace(pod.metadata, namespace=pod.metadata.namespace or request.namespace)
     return msgspec.structs.replace(pod, metadata=metadata)

@@ -1,7 +1,7 @@
-"""Calls to the API server: pods, their gates, events and the Lease, by way of kubernetes_asyncio.
+"""Calls to the API server through kubernetes_asyncio: pods, gates, events and the Lease.
 
-Answers are decoded here and not by the client: of a pod's 5 to 15 KB we read 300 bytes, and the client would make
-hundreds of objects of each.
+Responses are decoded here, not by the client: this service reads 300 bytes of a pod's 5 to 15 KB, and the client would
+build hundreds of objects per pod.
 """
 
 import asyncio
@@ -30,25 +30,25 @@ _MOST_PAGES: Final = 2000
 _MOST_ANSWER: Final = 256 << 20
 _MOST_LINE: Final = 8 << 20
 _MOST_TEXT: Final = 300
-# Pods that have ended leave a list and a watch, as if they were deleted.
+# Pods that have ended disappear from lists and watches as if they were deleted.
 _LIVE: Final = "status.phase!=Succeeded,status.phase!=Failed"
 _ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 class ApiAway(CachefsError):
-    """The API server does not answer, or has no time: to be tried again."""
+    """The API server does not respond or is overloaded; the call can be retried."""
 
 
 class ApiRefuses(CachefsError):
-    """The API server has answered, and does not do it."""
+    """The API server refuses the call."""
 
 
 class Changed(CachefsError):
-    """The object is gone, or another one than was thought."""
+    """The object is missing, or differs from the expected state."""
 
 
 class Expired(CachefsError):
-    """A watch cannot go on from where it is: all is to be listed again."""
+    """The watch cannot resume; all pods must be listed again."""
 
 
 class _ListMetadata(msgspec.Struct, frozen=True):
@@ -72,7 +72,7 @@ class _Status(msgspec.Struct, frozen=True):
 
 
 class LeaseSpec(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Of a Lease's spec."""
+    """The fields of a Lease's spec."""
 
     holder: str | None = msgspec.field(name="holderIdentity", default=None)
     seconds: int | None = msgspec.field(name="leaseDurationSeconds", default=None)
@@ -82,7 +82,7 @@ class LeaseSpec(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """A Lease. Its metadata is given back as it came."""
+    """A Lease, whose metadata is sent back unchanged."""
 
     metadata: dict[str, Any]
     spec: LeaseSpec = LeaseSpec()
@@ -97,9 +97,11 @@ _lease = msgspec.json.Decoder(Lease)
 
 
 async def connect(place: str, namespace: str) -> "KubernetesApi":
-    """place: "pod", or the path of a kubeconfig file. namespace: that of the Lease, where it is not to be the pod's.
+    """Connect to the API server. Raises ConfigError.
 
-    Raises ConfigError.
+    Args:
+        place: "pod", or the path of a kubeconfig file.
+        namespace: namespace of the Lease; "": that of the pod or the kubeconfig.
     """
     settings = client.Configuration()
     try:
@@ -117,7 +119,7 @@ async def connect(place: str, namespace: str) -> "KubernetesApi":
 
 
 class KubernetesApi:
-    """Used on one event loop."""
+    """A client of the API server, for one event loop."""
 
     def __init__(self, calls: client.ApiClient, namespace: str) -> None:
         self._calls = calls
@@ -131,7 +133,8 @@ class KubernetesApi:
     # --- pods --------------------------------------------------------------------------------------------------------
 
     async def list_pods(self, selector: str) -> AsyncIterator[tuple[list[Pod], str]]:
-        """Pages of all pods that have not ended, each with the version from which to watch on after the last one."""
+        """Yield pages of all pods that have not ended, each with the version from which to watch after the last
+        page."""
         more = ""
         for _ in range(_MOST_PAGES):
             query = {"limit": _PAGE, "field_selector": _LIVE} | ({"label_selector": selector} if selector else {})
@@ -143,10 +146,8 @@ class KubernetesApi:
         raise ApiRefuses(f"the API server lists more than {_MOST_PAGES * _PAGE:,} pods")
 
     async def watch_pods(self, selector: str, version: str) -> AsyncIterator[tuple[str, Pod]]:
-        """Kind (ADDED, MODIFIED, DELETED, BOOKMARK) and pod of each change. Ends when the server ends it.
-
-        Raises Expired, ApiAway, ApiRefuses.
-        """
+        """Yield the kind (ADDED, MODIFIED, DELETED, BOOKMARK) and the pod of each change, until the server ends the
+        watch. Raises Expired, ApiAway, ApiRefuses."""
         query = {
             "watch": True, "resource_version": version, "allow_watch_bookmarks": True, "field_selector": _LIVE,
             "timeout_seconds": WATCH_SECONDS,
@@ -163,7 +164,7 @@ class KubernetesApi:
             raise ApiAway(f"the API server has ended a watch ({_reason(error)})") from None
 
     async def open_gate(self, pod: Metadata, index: int, name: str) -> None:
-        """Take the gate *name*, which is at *index* of its gates, from a pod. Raises Changed where it is not there."""
+        """Remove the gate *name*, at *index* of the pod's gates. Raises Changed if it is not there."""
         path = f"/spec/schedulingGates/{index}"
         patch = [
             {"op": "test", "path": "/metadata/uid", "value": pod.uid},
@@ -174,7 +175,7 @@ class KubernetesApi:
         await _answer(self._core.patch_namespaced_pod, query)
 
     async def note(self, note: Note, number: str, instance: str) -> None:
-        """Make an event. number: no other event of the pod has it."""
+        """Create an event. number: unique among the pod's events."""
         pod, now = note.pod, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         event = {
             "apiVersion": "v1", "kind": "Event",
@@ -193,12 +194,12 @@ class KubernetesApi:
     # --- the Lease ---------------------------------------------------------------------------------------------------
 
     async def lease(self, name: str) -> Lease:
-        """Raises Changed where there is none."""
+        """Read a Lease. Raises Changed if it does not exist."""
         query = {"name": name, "namespace": self.namespace}
         return _decoded(_lease, await _answer(self._coordination.read_namespaced_lease, query))
 
     async def create_lease(self, name: str, spec: LeaseSpec) -> Lease:
-        """Raises Changed where there is one."""
+        """Create a Lease. Raises Changed if it exists."""
         query = {
             "namespace": self.namespace,
             "body": _lease_body(Lease({"name": name, "namespace": self.namespace}, spec)),
@@ -206,7 +207,7 @@ class KubernetesApi:
         return _decoded(_lease, await _answer(self._coordination.create_namespaced_lease, query))
 
     async def replace_lease(self, lease: Lease) -> Lease:
-        """Raises Changed where another one has changed it since it was read."""
+        """Replace a Lease. Raises Changed if it has been changed since it was read."""
         query = {"name": lease.metadata["name"], "namespace": self.namespace, "body": _lease_body(lease)}
         return _decoded(_lease, await _answer(self._coordination.replace_namespaced_lease, query))
 
@@ -219,7 +220,7 @@ def _lease_body(lease: Lease) -> dict[str, Any]:
 
 
 async def _answer(call: Any, query: Mapping[str, Any]) -> bytes:
-    """The body of an answer that says it is done. Raises ApiAway, ApiRefuses, Changed, Expired."""
+    """Return the body of a successful response. Raises ApiAway, ApiRefuses, Changed, Expired."""
     try:
         answer: aiohttp.ClientResponse = await _in_time(
             call(**query, _preload_content=False, _request_timeout=CALL_SECONDS)
@@ -255,7 +256,7 @@ async def _check(answer: aiohttp.ClientResponse) -> None:
 
 
 def _raise_status(code: int, text: str) -> None:
-    # 422: a patch whose `test` says that the object is not as it was.
+    # 422: the `test` operation of a patch has failed.
     if code in (404, 409, 422):
         raise Changed(text)
     if code == 410:

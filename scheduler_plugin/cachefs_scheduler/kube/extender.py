@@ -1,7 +1,8 @@
-"""The answers to kube-scheduler: which nodes a pod must not get (/filter), how well the others suit it (/prioritize).
+"""The scheduler extender: tells kube-scheduler which nodes a pod must not get (/filter) and scores the others
+(/prioritize).
 
-Whatever goes wrong inside, the answer filters nothing and prefers nothing: kube-scheduler then does as it would without
-an extender. A node that an answer to /prioritize leaves out would count 0, so none is left out.
+After an internal error the answer filters nothing and prefers nothing, so kube-scheduler does as it would without an
+extender. Each answer to /prioritize names all nodes, since kube-scheduler scores an absent node 0.
 """
 
 import logging
@@ -20,40 +21,39 @@ from cachefs_scheduler.kube.wire import HostPriority, Pod
 
 log = logging.getLogger(__name__)
 
-# MaxExtenderPriority. kube-scheduler multiplies it by 10 and the weight of the extender, and takes more as it is.
+# MaxExtenderPriority. kube-scheduler multiplies scores by 10 and the extender's weight, and does not clamp larger ones.
 BEST: Final = 10
-# A rank of a job gets the best score on the node that is planned for it only; and nodes that are planned for other
-# ranks of the job count half.
+# Only the node planned for a rank scores BEST for it, and nodes planned for other ranks of the job count half.
 _NEXT: Final = BEST - 1
 _FOR_ANOTHER: Final = 0.5
-# Scores are rounded down, so that a node that is worse by more than this part of a point has a point less.
+# Scores are rounded down, so a node that is worse by more than this fraction of a point scores a point less.
 _EQUAL: Final = 0.05
 _MOST_TEXT: Final = 200
-# Seconds after which an answer counts as a slow one.
+# Seconds after which an answer counts as slow.
 SLOW: Final = 0.05
-# Seconds between two messages in the log about errors inside.
+# Seconds between log messages about internal errors.
 _QUIET: Final = 60.0
 
 
 @dataclass(slots=True)
 class Counts:
-    """What the extender has done, for /metrics."""
+    """Counters of the extender, for /metrics."""
 
     filtered: int = 0
     prioritized: int = 0
-    # Pods without the annotation, which get all nodes and no scores.
+    # Pods without the annotation: they get all nodes and no scores.
     unannotated: int = 0
-    # Answers that filter and prefer nothing since something went wrong inside.
+    # Answers that filter and prefer nothing after an internal error.
     errors: int = 0
     refused_nodes: int = 0
-    # By verb: seconds of all answers together, from the first byte of a question on.
+    # By verb: seconds of all answers together, each from the first byte of the request.
     seconds: dict[str, float] = field(default_factory=lambda: {"filter": 0.0, "prioritize": 0.0})
-    # By verb: answers that took longer than 50 ms.
+    # By verb: answers that took longer than SLOW.
     slow: dict[str, int] = field(default_factory=lambda: {"filter": 0, "prioritize": 0})
 
 
 class Extender:
-    """Used on the event loop. Raises nothing."""
+    """Answers kube-scheduler. Used on the event loop. Methods raise nothing."""
 
     def __init__(self, advice: Advice, gangs: Gangs, clock: Callable[[], float] = time.monotonic) -> None:
         self._advice = advice
@@ -63,7 +63,7 @@ class Extender:
         self.counts = Counts()
 
     def refused(self, pod: Pod | None, nodes: Sequence[str]) -> dict[str, str]:
-        """Which of the *nodes* the pod must not get, and why each. Only with the policy `require`."""
+        """Return the *nodes* that the pod must not get, with reasons. Not empty only with the policy `require`."""
         self.counts.filtered += 1
         try:
             job = self._job(pod)
@@ -79,7 +79,7 @@ class Extender:
             return {}
 
     def priorities(self, pod: Pod | None, nodes: Sequence[str]) -> list[HostPriority]:
-        """A score from 0 to 10 for each of the *nodes*, in their order."""
+        """Return a score from 0 to 10 for each of *nodes*, in their order."""
         self.counts.prioritized += 1
         try:
             return self._priorities(pod, nodes)
@@ -88,7 +88,7 @@ class Extender:
             return [HostPriority(node, 0) for node in nodes]
 
     def took(self, verb: str, seconds: float) -> None:
-        """Note how long an answer has taken."""
+        """Record how long an answer has taken."""
         self.counts.seconds[verb] += seconds
         self.counts.slow[verb] += seconds > SLOW
 
@@ -120,10 +120,7 @@ class Extender:
 
 
 def _points(parts: list[float], nodes: Sequence[str], place: Place) -> list[int]:
-    """0 to BEST for each node. What is no number counts as 0.
-
-    As arrays: one by one, 5,000 of them take 2 ms.
-    """
+    """Return 0 to BEST for each node; NaN counts as 0. Uses arrays, since a loop over 5,000 nodes takes 2 ms."""
     values = np.clip(np.nan_to_num(np.array(parts)), 0.0, 1.0)
     if place.own:
         values[[number for number, node in enumerate(nodes) if node in place.others]] *= _FOR_ANOTHER

@@ -1,4 +1,4 @@
-"""Follows the pods of a cluster, and does what is due for their jobs: opens gates, writes events, tells Advice."""
+"""Follows the pods of a cluster and acts for their jobs: opens gates, writes events, informs Advice."""
 
 import asyncio
 import contextlib
@@ -21,21 +21,21 @@ from cachefs_scheduler.kube.wire import Pod
 
 log = logging.getLogger(__name__)
 
-# Seconds between two looks at what is due though nothing has changed; and at least between any two, so that a job with
-# a thousand pods is told of a few times and not a thousand times.
+# Longest and shortest pause between two passes over pending work, in seconds. The shortest pause groups changes: a job
+# with a thousand pods causes a few passes, not a thousand.
 LOOK_SECONDS: Final = 5.0
 BREATH_SECONDS: Final = 0.05
-# Seconds without an API server, or without a replica that leads, after which no pod gets a gate any more.
+# Seconds without an API server or a leading replica after which pods get no more gates.
 GIVEN_UP: Final = 60.0
-# Calls to the API server at the same time.
+# Concurrent calls to the API server.
 _AT_ONCE: Final = 8
 
 
 class Following:
-    """Used on the event loop."""
+    """The Kubernetes controller of one replica. Used on the event loop."""
 
     def __init__(self, api: KubernetesApi, advice: Advice, gangs: Gangs, names: tuple[str, str, str]) -> None:
-        """names: of the Lease, of this replica, and the label selector of pods."""
+        """names: the Lease's name, this replica's identity, and the label selector of pods."""
         lease, self._identity, selector = names
         self._api = api
         self._advice = advice
@@ -46,13 +46,13 @@ class Following:
         self.leader = Leader(api, lease, self._identity, self._leader_changed, self._is_able)
         self._tasks: list[asyncio.Task[None]] = []
         self._limit = asyncio.Semaphore(_AT_ONCE)
-        # When all was well last, and when pods were followed.
+        # Monotonic times when a replica last led and pods were followed, and when pods were last followed.
         self._well = self._followed = time.monotonic()
         self.opened = 0
         self.noted = 0
 
     def __len__(self) -> int:
-        """How many pods are followed."""
+        """Return the number of followed pods."""
         return len(self._jobs)
 
     @property
@@ -61,17 +61,17 @@ class Following:
 
     @property
     def problem(self) -> str:
-        """Why pods are not followed now; empty where they are."""
+        """Why pods are not followed now; empty if they are."""
         return self.watch.problem
 
     @property
     def opens(self) -> bool:
-        """Is a gate that a pod gets now opened in time, by this replica or another one?"""
+        """Return whether this replica or another one would open a new gate in time."""
         return not self.is_broken and time.monotonic() - self._well < GIVEN_UP
 
     @property
     def is_broken(self) -> bool:
-        """Has a task ended that never should?"""
+        """Return whether a task has ended that should run forever."""
         return any(task.done() for task in self._tasks)
 
     def start(self) -> None:
@@ -169,6 +169,6 @@ async def _kept(work: Coroutine[Any, Any, None]) -> None:
     try:
         await work
     except Exception as error:
-        # The extender goes on. A liveness probe that fails starts all again.
+        # The extender goes on; a liveness probe that fails restarts the container.
         log.critical("internal error; this replica follows pods no more", exc_info=error)
         raise

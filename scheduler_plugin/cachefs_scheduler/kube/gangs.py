@@ -1,8 +1,8 @@
-"""Jobs of several pods: which pod is which rank, where those are that are bound, and where the others should go.
+"""Jobs of several pods: which pod has which rank, where bound pods are, and where the others should go.
 
-kube-scheduler asks for one pod after another. For the first one of a job, nodes for all its ranks are planned, which
-together hold the data, and each pod then finds its own one. The plan is made again, around the pods that are bound,
-when kube-scheduler has bound a pod elsewhere, or no longer offers the node that was planned.
+kube-scheduler asks for one pod at a time. At the first pod of a job, nodes for all its ranks are planned that together
+hold the data, and each further pod gets its planned node. The plan is remade around the bound pods when kube-scheduler
+has bound a pod elsewhere, or no longer offers the planned node.
 """
 
 from collections import Counter
@@ -16,31 +16,31 @@ from cachefs.scheduling_messages import Ask
 from cachefs_scheduler.advice import Advice
 from cachefs_scheduler.kube.pod_job import PodJob
 
-# Jobs that are remembered, and pods of each. What is more than that is answered as pods without a job are.
+# Jobs that are remembered, and pods of each. Pods beyond these limits are treated as pods without a job.
 MOST_JOBS: Final = 10_000
 MOST_MEMBERS: Final = 16_384
-# Seconds after which a job that nobody asks for, and of which no pod was seen, is forgotten.
+# Seconds without a request or a visible pod after which a job is forgotten.
 FORGOTTEN: Final = 900.0
-# Seconds for which a plan holds: what nodes hold changes.
+# Seconds for which a plan is valid, since the contents of nodes change.
 PLAN_SECONDS: Final = 30.0
 
 
 @dataclass(slots=True)
 class _Gang:
     touched: float
-    # By uid of a pod.
+    # By pod uid.
     seats: dict[str, int] = field(default_factory=dict)
     bound: dict[str, str] = field(default_factory=dict)
-    # Pods that the API server has shown.
+    # Pods that the API server lists.
     seen: set[str] = field(default_factory=set)
     plan: tuple[str, ...] = ()
     planned: float = 0.0
-    # How many pods have each seat, and the first one that may be free: a job may have 16,384 of them.
+    # Number of pods in each seat, and the first seat that may be free: avoids a scan of up to 16,384 seats.
     _holders: Counter[int] = field(default_factory=Counter)
     _first: int = 0
 
     def seat(self, uid: str, rank: int | None) -> int:
-        """Its rank: the one it has said, else the first that is free. It keeps it."""
+        """Return the pod's rank: the given one, or else the first free one, which the pod then keeps."""
         if rank is None and uid not in self.seats:
             while self._first in self._holders:
                 self._first += 1
@@ -52,7 +52,7 @@ class _Gang:
         return self.seats[uid]
 
     def leave(self, uid: str) -> None:
-        """Its seat is free, if it had one."""
+        """Free the pod's seat, if it has one."""
         rank = self.seats.pop(uid, None)
         if rank is None:
             return
@@ -67,11 +67,11 @@ class _Gang:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a pod of a job should go."""
+    """The planned node of a pod."""
 
-    # Its node; "": there is no plan.
+    # The pod's node; "": there is no plan.
     own: str
-    # Nodes that are for other ranks, which are not bound yet.
+    # Nodes planned for other ranks that are not bound yet.
     others: frozenset[str]
 
 
@@ -79,18 +79,18 @@ NOWHERE: Final = Place("", frozenset())
 
 
 class Gangs:
-    """Of all jobs that may have several pods. `now` is any clock that nobody sets, in seconds."""
+    """Plans for all jobs that may have several pods. `now`: monotonic seconds."""
 
     def __init__(self, most_jobs: int = MOST_JOBS) -> None:
         self._most_jobs = most_jobs
-        # The one that was touched last is last.
+        # In order of last use, the most recent one last.
         self._gangs: dict[str, _Gang] = {}
 
     def __len__(self) -> int:
         return len(self._gangs)
 
     def asked(self, pod: PodJob, uid: str, now: float) -> Ask:
-        """Note that kube-scheduler asks for the pod. What to ask for it: with all ranks that its job has."""
+        """Record that kube-scheduler asks for the pod. Returns its Ask with the number of ranks of the whole job."""
         gang = self._touch(pod.ask.job, now) if pod.ranks != 1 else None
         if gang is None or len(gang.seats) >= MOST_MEMBERS:
             return pod.ask
@@ -98,7 +98,7 @@ class Gangs:
         return _with_ranks(pod, gang)
 
     def place(self, ask: Ask, uid: str, candidates: Sequence[str], advice: Advice, now: float) -> Place:
-        """Where the pod, which was `asked` for, should go."""
+        """Return where a pod that `asked` has recorded should go."""
         gang = self._gangs.get(ask.job)
         if gang is None or ask.ranks < 2 or uid not in gang.seats:
             return NOWHERE
@@ -114,19 +114,19 @@ class Gangs:
         return Place(own, frozenset(waiting) - {own})
 
     def seen(self, pod: PodJob, uid: str, node: str, now: float) -> None:
-        """The API server shows the pod. node: where it is bound, or ""."""
+        """Record a pod that the API server lists. node: where it is bound, or ""."""
         gang = self._touch(pod.ask.job, now) if pod.ranks != 1 else None
         if gang is None or (uid not in gang.seats and len(gang.seats) >= MOST_MEMBERS):
             return
         gang.seen.add(uid)
         if node:
             gang.bound[uid] = node
-        # One that has no number, and that kube-scheduler has not asked for, gets its seat when it does, or is bound.
+        # A pod without a number gets its seat when kube-scheduler asks for it, or when it is bound.
         if node or pod.rank is not None:
             gang.seat(uid, pod.rank)
 
     def gone(self, job: str, uid: str) -> None:
-        """The pod is no more. Its seat is free for the one that takes its place."""
+        """Remove a pod. Its seat is free for its successor."""
         gang = self._gangs.get(job)
         if gang is None:
             return
@@ -137,17 +137,17 @@ class Gangs:
             del self._gangs[job]
 
     def ranks(self, pod: PodJob) -> int:
-        """How many ranks the pod's job has, as far as is known."""
+        """Return the known number of ranks of the pod's job."""
         gang = self._gangs.get(pod.ask.job)
         return pod.ask.ranks if gang is None else _with_ranks(pod, gang).ranks
 
     def nodes(self, job: str) -> list[str]:
-        """Where its pods are bound, by rank. Empty for a job of one pod."""
+        """Return the nodes where the job's pods are bound, by rank; empty for a job of one pod."""
         gang = self._gangs.get(job)
         return [] if gang is None else [node for _, node in sorted(gang.taken().items())]
 
     def forget(self, now: float) -> None:
-        """Forget jobs of which nothing was heard for long."""
+        """Forget jobs without news for FORGOTTEN seconds."""
         for job, gang in list(self._gangs.items()):
             if now - gang.touched < FORGOTTEN:
                 return
@@ -155,7 +155,7 @@ class Gangs:
                 del self._gangs[job]
 
     def keep_only(self, uids: Collection[str]) -> None:
-        """These are all pods that the API server has."""
+        """Remove all pods except these, which are all that the API server has."""
         kept = set(uids)
         for job, gang in list(self._gangs.items()):
             for uid in gang.seen - kept:
@@ -174,14 +174,14 @@ class Gangs:
         return gang
 
     def _holds(self, gang: _Gang, seat: int, taken: Mapping[int, str], offered: set[str], now: float) -> bool:
-        """Is the plan good for this pod still?"""
+        """Return whether the plan is still valid for this pod."""
         if seat >= len(gang.plan) or now - gang.planned >= PLAN_SECONDS or gang.plan[seat] not in offered:
             return False
         return all(rank >= len(gang.plan) or gang.plan[rank] == node for rank, node in taken.items())
 
 
 def _with_ranks(pod: PodJob, gang: _Gang) -> Ask:
-    """As many ranks as the annotation says; else as many as pods have been seen, or the highest number says."""
+    """Return the Ask with the annotated number of ranks, or else with the number of pods seen or the highest rank."""
     if pod.ranks:
         return pod.ask
     highest = max(gang.seats.values(), default=-1) + 1

@@ -1,6 +1,6 @@
-"""Chooses the replica that acts (opens gates, writes events, gives nodes orders): the one that holds a Lease.
+"""Elects the replica that acts (opens gates, writes events, commands nodes): the holder of a Lease.
 
-The others' clocks are not asked: a Lease counts as given up when nobody has renewed it for its time, as seen from here.
+Clocks of other replicas are not used: a Lease has expired if this replica has seen no renewal for its duration.
 """
 
 import asyncio
@@ -17,14 +17,15 @@ from cachefs_scheduler.kube.api import Changed, Lease, LeaseSpec
 
 log = logging.getLogger(__name__)
 
-# Seconds: for which a Lease holds, after which its holder acts no more if it could not renew it, and between renewals.
+# Seconds: duration of the Lease, time without a renewal after which its holder stops acting, and pause between
+# renewals.
 LEASE_SECONDS: Final = 15.0
 ACT_SECONDS: Final = 10.0
 RENEW_SECONDS: Final = 3.0
 
 
 class Leases(Protocol):
-    """See api.KubernetesApi."""
+    """The subset of api.KubernetesApi that `Leader` needs."""
 
     async def lease(self, name: str) -> Lease: ...
     async def create_lease(self, name: str, spec: LeaseSpec) -> Lease: ...
@@ -32,22 +33,27 @@ class Leases(Protocol):
 
 
 class Leader:
-    """Used on the event loop."""
+    """Holds or awaits the Lease. Used on the event loop."""
 
     def __init__(
         self, api: Leases, name: str, identity: str, changed: Callable[[], None], is_able: Callable[[], bool]
     ) -> None:
-        """identity: no other replica has it. changed: called when this replica begins to lead, or ends. is_able: could
-        it open gates? While it cannot, it gives the Lease up, and takes it from nobody."""
+        """Create the elector of one replica.
+
+        Args:
+            identity: unique among replicas.
+            changed: called when this replica begins or ceases to lead.
+            is_able: returns whether this replica could open gates; while it cannot, it gives up the Lease and takes none.
+        """
         self._api = api
         self._name = name
         self._identity = identity
         self._changed = changed
         self._is_able = is_able
-        self._renewed = -ACT_SECONDS  # by our clock, when the Lease was ours last
-        self._seen: tuple[str | None, str | None] = (None, None)  # holder and renewTime, and since when
+        self._renewed = -ACT_SECONDS  # monotonic time of the last renewal
+        self._seen: tuple[str | None, str | None] = (None, None)  # holder and renewTime last seen
         self._since = 0.0
-        self._other = -LEASE_SECONDS  # when another replica was seen to hold it
+        self._other = -LEASE_SECONDS  # when another replica last held it
         self._holder = ""
         self._led = False
         self._problem = ""
@@ -58,16 +64,16 @@ class Leader:
 
     @property
     def holder(self) -> str:
-        """The replica that holds the Lease, as it was seen last; "" where none was."""
+        """The last known holder of the Lease; "" if there was none."""
         return self._identity if self.leads else self._holder
 
     @property
     def is_held(self) -> bool:
-        """Does any replica lead, as far as is known here?"""
+        """Return whether any replica leads, as far as this one knows."""
         return self.leads or time.monotonic() - self._other < LEASE_SECONDS
 
     async def run(self) -> None:
-        """Until it is cancelled; then the Lease is given up."""
+        """Renew or seek the Lease until cancelled, then give it up."""
         try:
             while True:
                 try:
@@ -100,7 +106,7 @@ class Leader:
         await self._write(lease)
 
     async def _write(self, lease: Lease | None) -> None:
-        """Make the Lease ours, or renew it."""
+        """Acquire or renew the Lease."""
         begun = time.monotonic()
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         old = lease.spec if lease is not None else LeaseSpec()
@@ -116,11 +122,11 @@ class Leader:
             else:
                 await self._api.replace_lease(msgspec.structs.replace(lease, spec=spec))
         except Changed:
-            return  # another replica was quicker; the next turn sees it
+            return  # another replica was quicker; the next turn sees that
         self._renewed = begun
 
     def _is_given_up(self, lease: Lease) -> bool:
-        """Has nobody renewed it for its time? That it was seen once says nothing."""
+        """Return whether the holder has not renewed the Lease for its duration. A single observation proves nothing."""
         now, seen = time.monotonic(), (lease.spec.holder, lease.spec.renewed)
         if seen != self._seen:
             self._seen, self._since = seen, now

@@ -1,12 +1,12 @@
-"""Requests with whole nodes (`nodeCacheCapable: false`), read in pieces.
+"""Decodes requests with whole nodes (`nodeCacheCapable: false`) in pieces.
 
-A cluster of 5,000 nodes has 10 to 60 MB of them, and kube-scheduler sends them twice for each pod. To decode them takes
-msgspec 15 to 90 ms, for which the interpreter does nothing else, in whatever thread it is. So the list is cut where one
-node ends and the next begins, and some nodes are decoded at a time; in between, others are answered.
+Such a request of a cluster of 5,000 nodes has 10 to 60 MB, and kube-scheduler sends it twice for each pod. Decoding
+takes msgspec 15 to 90 ms, which block the interpreter in any thread. So the list is cut between nodes and decoded piece
+by piece, with other tasks running in between.
 
-A node that Go has written begins with its metadata, whose first field is the name, and quotes within texts are escaped.
-So `},{"metadata":{"name":"` stands between two nodes and nowhere in one. Should that not be so, then some piece is no
-JSON, and all is decoded at once instead. So the pieces are right wherever they can be decoded.
+Go writes a node with its metadata first, and the name first in there, and escapes quotes within texts. So the text
+`},{"metadata":{"name":"` occurs between two nodes and never within one. If that should not hold, some piece is invalid
+JSON, and the whole request is decoded at once; pieces that can be decoded are therefore right.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ import msgspec
 
 from cachefs_scheduler.kube.wire import ExtenderArgs, Node, RawNodes
 
-# Bytes from which a request is read in pieces, and those of a piece: 1 to 2 ms.
+# Bytes from which a request is read in pieces, and bytes of a piece: 1 to 2 ms.
 LARGE: Final = 1 << 20
 _PIECE: Final = 512 << 10
 _FIRST: Final = b'"items":[{"metadata":{"name":"'
@@ -31,7 +31,7 @@ _raw_args = msgspec.json.Decoder(RawNodes)
 
 
 class Request:
-    """What kube-scheduler asks, decoded."""
+    """A decoded request of kube-scheduler."""
 
     __slots__ = ("_body", "_pieces", "args", "names")
 
@@ -39,14 +39,14 @@ class Request:
         self, body: bytes | bytearray, args: ExtenderArgs, names: list[str], pieces: list[tuple[int, int]]
     ) -> None:
         self._body = body
-        # Where pieces of the list of nodes begin and end.
+        # Byte ranges of the pieces of the node list.
         self._pieces = pieces
         self.args = args
-        # Of the nodes, whichever way they came.
+        # Names of the nodes, in either form of request.
         self.names = names
 
     async def nodes_without(self, refused: frozenset[str]) -> list[bytes | memoryview]:
-        """The list of nodes without some, as JSON in pieces; with nobody refused, the bytes as they came."""
+        """Return the node list without *refused* as pieces of JSON; the original bytes if none is refused."""
         found: list[bytes | memoryview] = []
         view = memoryview(self._body)
         for begin, end in self._pieces or [(-1, -1)]:
@@ -65,7 +65,7 @@ class Request:
 
 
 async def read(body: bytes | bytearray) -> Request:
-    """Raises msgspec.DecodeError or RecursionError for what is not what kube-scheduler sends."""
+    """Decode a request. Raises msgspec.DecodeError or RecursionError."""
     if len(body) >= LARGE and (found := await _in_pieces(body)) is not None:
         return found
     args = _args.decode(body)
@@ -75,7 +75,7 @@ async def read(body: bytes | bytearray) -> Request:
 
 
 async def _in_pieces(body: bytes | bytearray) -> Request | None:
-    """None: it cannot be cut."""
+    """Decode a request in pieces. Returns None if it cannot be cut."""
     nodes = body.find(_NODES)
     first = body.find(_FIRST, nodes) if nodes >= 0 else -1
     last = body.rfind(_END)

@@ -1,15 +1,15 @@
-"""Events about pods, and how many of them."""
+"""Events about pods, and their rate limit."""
 
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from cachefs_scheduler.kube.wire import Metadata
 
-# Seconds for which the same is not said again of a pod. The API server forgets events after an hour.
+# Seconds for which an identical event of a pod is suppressed. The API server forgets events after an hour.
 SAID_FOR: Final = 1800.0
-# Seconds for which nothing else is said of it with the same reason, such as its place in the queue.
+# Seconds for which another text with the same reason (such as a queue position) is suppressed.
 QUIET: Final = 20.0
-# Events per second, and at once.
+# Events per second, and burst.
 _RATE: Final = 5.0
 _MOST_AT_ONCE: Final = 50.0
 _MOST_SAID: Final = 50_000
@@ -26,16 +26,16 @@ class Note:
 
 
 class Sieve:
-    """Which notes are written. `now` is any clock that nobody sets, in seconds."""
+    """Limits and deduplicates events. `now`: monotonic seconds."""
 
     def __init__(self) -> None:
-        # By uid and reason: text and when.
+        # By uid and reason: text and time.
         self._said: dict[tuple[str, str], tuple[str, float]] = {}
         self._left = _MOST_AT_ONCE
         self._at = 0.0
 
     def passes(self, note: Note, now: float) -> bool:
-        """Is it new, and is there room for it?"""
+        """Return whether the event is new and within the rate limit."""
         key = (note.pod.uid, note.reason)
         text, at = self._said.get(key, ("", -SAID_FOR))
         if now - at < (SAID_FOR if text == note.text else QUIET):

@@ -1,8 +1,7 @@
-"""Opens the gates of pods while no replica of the service is there that would: `cachefs-scheduler open-gates`.
+"""Opens the gates of pods while no replica of the service runs: `cachefs-scheduler open-gates`.
 
-A CronJob runs it (scheduler_plugin/deploy/base/open-gates.yaml), so that pods which wait for a copy do not wait for
-ever where nobody gives slots. Whether a replica lives is seen from the Lease, by its changes: clocks of other machines
-are not asked, as where replicas agree who leads.
+A CronJob runs it (scheduler_plugin/deploy/base/open-gates.yaml), so that pods with a gate do not wait forever without a
+service. A replica is alive if the Lease changes; as in the election, clocks of other machines are not used.
 """
 
 import asyncio
@@ -18,30 +17,30 @@ from cachefs_scheduler.kube.wire import Pod
 
 log = logging.getLogger(__name__)
 
-# Seconds between two looks at the Lease, which a replica that leads renews every 3 s.
+# Seconds between checks of the Lease, which a leader renews every 3 s.
 LOOK_SECONDS: Final = 2.0
-# Seconds for which an API server may be away, at least.
+# Seconds for which the API server may be unreachable, at least.
 _PATIENCE: Final = 30.0
-# Calls to the API server at the same time; times that all pods are listed, as some calls fail; seconds between these.
+# Concurrent calls to the API server; passes over all pods if calls fail; seconds between passes.
 _AT_ONCE: Final = 8
 _ROUNDS: Final = 5
 ROUND_SECONDS: Final = 2.0
 
-# Who holds the Lease, and when that was said last. None: there is no Lease.
+# Holder and renewal time of the Lease; None: there is no Lease.
 Held = tuple[str, str] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What was done."""
+    """The result of `open_gates`."""
 
     gates: int = 0
-    # A replica has renewed the Lease meanwhile: the rest is its own.
+    # A replica has renewed the Lease meanwhile, and opens the remaining gates.
     is_alive: bool = False
 
 
 class Silence:
-    """Does nobody renew the Lease? Used on the event loop."""
+    """Detects that no replica renews the Lease. Used on the event loop."""
 
     def __init__(self, api: KubernetesApi, lease: str) -> None:
         self._api = api
@@ -49,10 +48,10 @@ class Silence:
         self._seen: Held = None
 
     async def lasts(self, seconds: float) -> bool:
-        """Wait for so long; False as soon as somebody renews it. What cannot be seen, as the API server is away, is no
-        silence: a replica cannot renew it then either.
+        """Return True after *seconds* without a renewal, False as soon as the Lease is renewed. Time during which the
+        API server is unreachable does not count, since replicas cannot renew then either.
 
-        Raises CachefsError where the API server does not answer for so long, or refuses.
+        Raises CachefsError if the API server is unreachable for that long, or refuses.
         """
         answered = time.monotonic()
         since: float | None = None
@@ -72,7 +71,7 @@ class Silence:
             await asyncio.sleep(min(LOOK_SECONDS, seconds))
 
     async def is_broken(self) -> bool:
-        """Has somebody renewed it since it was seen first? Raises CachefsError."""
+        """Return whether the Lease has been renewed since it was first seen. Raises CachefsError."""
         now = await self._look()
         return now is not None and bool(now[0]) and now != self._seen
 
@@ -85,7 +84,7 @@ class Silence:
 
 
 async def open_gates(api: KubernetesApi, silence: Silence | None) -> Opened:
-    """Open those of all pods; with *silence*, as long as it lasts. Raises CachefsError where some stay closed."""
+    """Open the gates of all pods; stop once *silence* is broken. Raises CachefsError if some stay closed."""
     opened = 0
     for number in range(_ROUNDS):
         failed: list[CachefsError] = []
@@ -108,7 +107,7 @@ async def open_gates(api: KubernetesApi, silence: Silence | None) -> Opened:
 
 
 async def _open(api: KubernetesApi, pod: Pod, index: int, limit: asyncio.Semaphore) -> CachefsError | None:
-    """None: it is open. Else why not, and it is to be tried again. Raises ApiRefuses."""
+    """Open one gate. Returns None, or the error if it can be tried again. Raises ApiRefuses."""
     name = f"{pod.metadata.namespace}/{pod.metadata.name}"
     async with limit:
         try:
@@ -123,5 +122,5 @@ async def _open(api: KubernetesApi, pod: Pod, index: int, limit: asyncio.Semapho
 
 
 def _index(pod: Pod) -> int | None:
-    """Of our gate among the pod's."""
+    """Return the index of the cachefs gate among the pod's gates."""
     return next((number for number, gate in enumerate(pod.spec.gates or ()) if gate.name == GATE), None)

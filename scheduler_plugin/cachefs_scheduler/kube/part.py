@@ -1,4 +1,4 @@
-"""What the service starts for Kubernetes."""
+"""Assembles and starts the Kubernetes integration."""
 
 import os
 import socket
@@ -25,10 +25,10 @@ _SETTINGS: Final = ("kube.tls_cert", "kube.tls_key", "kube.client_ca")
 
 
 class KubePart:
-    """See cachefs_scheduler.part.Part."""
+    """The Kubernetes integration, a cachefs_scheduler.part.Part."""
 
     def __init__(self, section: KubeSection, advice: Advice, metrics: Callable[[], str]) -> None:
-        """metrics: of the rest of the service, as text for Prometheus. Raises ConfigError."""
+        """metrics: returns the metrics of the rest of the service. Raises ConfigError."""
         self._rest = metrics
         self._section = section
         self._advice = advice
@@ -38,14 +38,14 @@ class KubePart:
         context = None
         if section.tls_cert is not None and section.tls_key is not None:
             files = PemFiles(section.tls_cert, section.tls_key, section.client_ca, _SETTINGS)
-            # kube-scheduler 1.20 (Go 1.15) and later speak 1.3; older proxies between them may not.
+            # kube-scheduler 1.20 (Go 1.15) and later support TLS 1.3; older proxies in between may not.
             context = ServerCertificates(files, ssl.TLSVersion.TLSv1_2).context
         self._address = Address(host, port, context, section.most_body)
         self.server = KubeServer(self._extender, Admission(advice, self._opens), Shown(self._metrics, self._is_well))
         self._following: Following | None = None
 
     async def start(self) -> None:
-        """Raises CachefsError."""
+        """Start the server and the controller. Raises CachefsError."""
         if self._section.api != "off":
             from cachefs_scheduler.kube.api import connect
             from cachefs_scheduler.kube.following import Following
@@ -66,7 +66,7 @@ class KubePart:
             await self._following.stop()
 
     def follows(self) -> str:
-        """See Part.follows. Without an API server there is no Lease, and each replica acts by itself."""
+        """See Part.follows. Without an API server there is no Lease, and each replica acts for itself."""
         if self._section.api == "off" or (self._following is not None and self._following.leads):
             return ""
         holder = self._following.leader.holder if self._following is not None else ""
@@ -84,8 +84,6 @@ class KubePart:
 
 
 def open_part(section: KubeSection, advice: Advice, metrics: Callable[[], str] = str) -> KubePart:
-    """The part for *section* of the configuration. metrics: of the rest of the service, to be shown with this part's.
-
-    Raises ConfigError.
-    """
+    """Return the integration for *section*. metrics: returns the metrics of the rest of the service, served with those
+    of the integration. Raises ConfigError."""
     return KubePart(section, advice, metrics)

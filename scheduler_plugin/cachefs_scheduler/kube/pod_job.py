@@ -1,4 +1,4 @@
-"""Which job a pod belongs to, and what its annotations ask for."""
+"""Derives a pod's job and request from its labels and annotations."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -15,36 +15,36 @@ RANKS: Final = "cachefs.io/ranks"
 GATE: Final = "cachefs.io/copy-slot"
 KUBE: Final = "kube:"
 
-# Labels with the name of the job that a pod is a member of, and the kind of that job as kubectl calls it. The first one
-# that a pod has counts: a JobSet's pods have the label of their Job too.
+# Labels that name the job of a pod, and the job's kind as kubectl calls it. The first label present counts: pods of a
+# JobSet have the label of their Job too.
 _JOB_LABELS: Final = (
     ("jobset.sigs.k8s.io/jobset-name", "jobset"),
     ("training.kubeflow.org/job-name", ""),
     ("batch.kubernetes.io/job-name", "job"),
     ("job-name", "job"),
 )
-# The rank of a pod in its job. Not that of kubeflow: its masters and workers are counted separately.
+# Labels with a pod's rank. Kubeflow's is not used, since it numbers masters and workers separately.
 _RANK_LABELS: Final = ("batch.kubernetes.io/job-completion-index", "apps.kubernetes.io/pod-index")
-# The kind of a job that is one pod, which nobody has made for it.
+# Kind of a job that consists of one pod without a controller.
 _ALONE: Final = "pod"
 _SHOWN: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
 class PodJob:
-    """What a pod with the annotation is."""
+    """The job of an annotated pod."""
 
-    # Its ranks are what the annotation says; 0: it says nothing, and `Ask.ranks` is 1.
+    # `ranks` is the annotated number; 0 without one, and `ask.ranks` is then 1.
     ask: Ask
     ranks: int
-    # None: its job does not number its pods.
+    # None: the job does not number its pods.
     rank: int | None
-    # What is wrong with its annotations, for the user; what is wrong counts as not said.
+    # Problems of the annotations, for the user; invalid annotations are ignored.
     warnings: tuple[str, ...] = ()
 
 
 def job_name(metadata: Metadata, namespace: str = "") -> str:
-    """kube:NAMESPACE/KIND/NAME, as kubectl writes KIND/NAME. namespace: where the pod does not say it yet."""
+    """Return kube:NAMESPACE/KIND/NAME, as kubectl writes KIND/NAME. namespace: used if the pod has none yet."""
     labels, owner = metadata.labels or {}, _controller(metadata)
     found = next(((labels[label], kind) for label, kind in _JOB_LABELS if labels.get(label)), None)
     if found is not None:
@@ -57,10 +57,8 @@ def job_name(metadata: Metadata, namespace: str = "") -> str:
 
 
 def job_of(pod: Pod) -> tuple[PodJob | None, tuple[str, ...]]:
-    """The pod's job and what is wrong with its annotations. None: it has no annotation, or none that names a dataset.
-
-    Raises nothing, whatever the annotations are.
-    """
+    """Return the pod's job, and warnings about its annotations. The job is None without an annotation that names a
+    dataset. Raises nothing."""
     annotations = pod.metadata.annotations or {}
     if DATASET not in annotations:
         return None, ()
@@ -87,7 +85,7 @@ def job_of(pod: Pod) -> tuple[PodJob | None, tuple[str, ...]]:
 
 
 def is_gated(pod: Pod) -> bool:
-    """Does this service's gate keep it from being scheduled?"""
+    """Return whether the cachefs gate keeps the pod from being scheduled."""
     return any(gate.name == GATE for gate in pod.spec.gates or ())
 
 
@@ -106,7 +104,7 @@ def _policy(text: str, warnings: list[str]) -> Policy:
 
 
 def _number(annotations: dict[str, str], name: str, most: int, warnings: list[str]) -> int:
-    """0 where it is not said, or wrong."""
+    """Return a number, or 0 if it is absent or invalid."""
     text = annotations.get(name, "").strip()
     if not text:
         return 0

@@ -1,4 +1,4 @@
-"""Follows the pods that name a dataset: lists them, watches from there on, and lists again where a watch is lost."""
+"""Follows pods that name a dataset: lists them, watches for changes, and lists again if the watch is lost."""
 
 import asyncio
 import logging
@@ -14,50 +14,50 @@ from cachefs_scheduler.kube.wire import Pod
 
 log = logging.getLogger(__name__)
 
-# Seconds to wait before the next attempt; twice as long after each one.
+# Seconds before the next attempt; doubles after each attempt.
 FIRST_PAUSE: Final = 0.5
 LONGEST_PAUSE: Final = 30.0
-# Seconds after which a watch that ends has been a good one.
+# Seconds after which a watch counts as successful.
 _GOOD: Final = 30.0
-# Pods that are followed. A list with more is cut, and the log says so.
+# Most pods that are followed. A longer list is cut, and the log says so.
 MOST_PODS: Final = 100_000
 
 
 class Pods(Protocol):
-    """See api.KubernetesApi."""
+    """The subset of api.KubernetesApi that `PodWatch` needs."""
 
     def list_pods(self, selector: str) -> AsyncIterator[tuple[list[Pod], str]]: ...
     def watch_pods(self, selector: str, version: str) -> AsyncIterator[tuple[str, Pod]]: ...
 
 
 class PodListener(Protocol):
-    """Who is told."""
+    """Receives changes of pods."""
 
     def listed(self, pods: list[Pod]) -> None:
-        """These are all, and there are no others."""
+        """Replace all known pods by these."""
 
     def changed(self, pod: Pod) -> None:
-        """It is new, or another than it was."""
+        """Record a new or changed pod."""
 
     def removed(self, uid: str) -> None:
-        """It is no more, has ended, or names no dataset any more. It may be one that nobody knew."""
+        """Remove a pod that is deleted, has ended, or names no dataset any more. The listener may not know it."""
 
 
 class PodWatch:
-    """Used on the event loop."""
+    """Watches pods for a listener. Used on the event loop."""
 
     def __init__(self, api: Pods, selector: str, listener: PodListener) -> None:
         self._api = api
         self._selector = selector
         self._listener = listener
         self._known: set[str] = set()
-        # From which a watch can go on; "": all is to be listed.
+        # Version from which the watch resumes; "": all pods must be listed.
         self._version = ""
-        # Why pods are not followed now; empty where they are.
+        # Why pods are not followed now; empty if they are.
         self.problem = "the pods have not been listed yet"
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Follow pods until cancelled."""
         pause = FIRST_PAUSE
         while True:
             begun = time.monotonic()
@@ -72,7 +72,7 @@ class PodWatch:
                 self._say(str(error))
             if time.monotonic() - begun >= _GOOD:
                 pause = FIRST_PAUSE
-            # Replicas, and many services after an outage, do not come all at once.
+            # Spreads replicas, and many services after an outage.
             await asyncio.sleep(pause * random.uniform(0.5, 1.0))
             pause = min(LONGEST_PAUSE, 2 * pause)
 
@@ -90,7 +90,7 @@ class PodWatch:
         self._version = last
 
     async def _watch(self) -> None:
-        """Until the server ends it."""
+        """Watch until the server ends the watch."""
         async for kind, pod in self._api.watch_pods(self._selector, self._version):
             self._say("")
             self._version = pod.metadata.resource_version or self._version

@@ -1,7 +1,7 @@
-"""What is to be done for jobs whose pods are seen: which gates to open, what to tell `Advice`, which events to write.
+"""Decides for jobs with visible pods: gates to open, calls to `Advice`, events to write.
 
-Decides and does no I/O. Only the replica that leads asks for `due`; the others follow too, so that any of them can go
-on. Everything is derived from the pods as they are, so a new leader, or one that was started again, says all again.
+Does no I/O. All replicas follow pods, but only the leader calls `due`, so any replica can take over. All decisions
+derive from the present pods, so a new or restarted leader repeats them.
 """
 
 import logging
@@ -21,19 +21,19 @@ from cachefs_scheduler.kube.wire import Metadata, Pod
 
 log = logging.getLogger(__name__)
 
-# Seconds after which a job whose pods are all gone has ended; a pod that fails is replaced before.
+# Seconds after which a job without pods has ended; a failed pod is replaced sooner.
 ENDED_AFTER: Final = 30.0
-# Seconds between two times that a job is told of, or asked for, though nothing has changed.
+# Seconds between repeated calls to Advice for an unchanged job.
 AGAIN: Final = 120.0
-# Seconds for which a replica that has just begun to lead lets no job go whose dataset it does not know.
+# Seconds for which a new leader admits no job whose dataset is unknown.
 SETTLED: Final = 30.0
-# Seconds after which a gate is tried again that was to be opened and is there still.
+# Seconds after which a gate that is still closed is opened again.
 _TRIED: Final = 15.0
-# Seconds after which one is tried again that could not be opened.
+# Seconds after which a failed attempt to open a gate is repeated.
 _PAUSE: Final = 2.0
-# Seconds between two looks at all jobs.
+# Seconds between scans of all jobs.
 _LOOK: Final = 2.0
-# Jobs that are looked at together, which takes some 20 ms: kube-scheduler must not wait for an answer while 10,000 are.
+# Jobs per pass, which takes about 20 ms: kube-scheduler must not wait for a pass over 10,000 jobs.
 MOST_AT_ONCE: Final = 256
 
 WAITING: Final = "CachefsWaiting"
@@ -43,31 +43,31 @@ ANNOTATION: Final = "CachefsAnnotation"
 
 @dataclass(frozen=True, slots=True)
 class OpenGate:
-    """A gate that is to be opened."""
+    """A gate to open."""
 
     pod: Metadata
-    # Of the gates of the pod.
+    # Index among the pod's gates.
     index: int
 
 
 @dataclass(slots=True)
 class Due:
-    """What is to be done now."""
+    """Pending actions."""
 
     gates: list[OpenGate] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
-    # Is something else due at once?
+    # Whether more actions are pending.
     more: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Member:
-    """A pod that lives."""
+    """A running or waiting pod."""
 
     metadata: Metadata
     job: PodJob | None
     node: str
-    # Of our gate among its gates; -1: it has none.
+    # Index of the cachefs gate; -1: none.
     gate: int
     warnings: tuple[str, ...]
 
@@ -75,43 +75,43 @@ class _Member:
 @dataclass(slots=True)
 class _Job:
     members: dict[str, _Member] = field(default_factory=dict)
-    # What Advice was told last, and when.
+    # Nodes and time of the last call to Advice.
     nodes: list[str] = field(default_factory=list)
     told: float | None = None
-    # Since when it has no members.
+    # Since when the job has no pods.
     empty: float | None = None
-    # When each gate was to be opened, by uid.
+    # When each gate was to be opened, by pod uid.
     opened: dict[str, float] = field(default_factory=dict)
     admitted: bool = False
 
 
 class Jobs:
-    """Used on the event loop. `now` is any clock that nobody sets, in seconds."""
+    """State of all jobs with pods. Used on the event loop. `now`: monotonic seconds."""
 
     def __init__(self, advice: Advice, gangs: Gangs) -> None:
         self._advice = advice
         self._gangs = gangs
         self._jobs: dict[str, _Job] = {}
-        # By uid of a pod, the name of its job.
+        # Job name by pod uid.
         self._names: dict[str, str] = {}
         self._dirty: set[str] = set()
-        # Of those that were so at the last look, the ones that are still to be looked at, in their order.
+        # Jobs that were dirty at the last pass and are still to be processed, in order.
         self._queue: deque[str] = deque()
-        # That are to be looked at again, whatever happens.
+        # Jobs to process again in the next pass.
         self._later: set[str] = set()
         self._looked = -_LOOK
         self._began = -SETTLED
-        # Are all that wait to be looked at? Noted only, as a thousand may start or end at once.
+        # Whether to process all waiting jobs. A flag, since a thousand jobs may start or end at once.
         self._all_waiting = False
 
     def __len__(self) -> int:
-        """How many pods are followed."""
+        """Return the number of followed pods."""
         return len(self._names)
 
     # --- what is seen ------------------------------------------------------------------------------------------------
 
     def listed(self, pods: Iterable[Pod], now: float) -> None:
-        """These are all."""
+        """Replace all known pods by these."""
         kept = set()
         for pod in pods:
             kept.add(pod.metadata.uid)
@@ -154,19 +154,19 @@ class Jobs:
         self._dirty.add(name)
 
     def admissions_changed(self) -> None:
-        """A job that waits may start now."""
+        """Record that waiting jobs may start now."""
         self._all_waiting = True
 
     def not_opened(self, uid: str, now: float) -> None:
-        """The gate of a pod could not be opened: it is due again soon."""
+        """Record that a gate could not be opened, so that it is tried again soon."""
         job = self._jobs.get(self._names.get(uid, ""))
         if job is not None and uid in job.opened:
             job.opened[uid] = now - _TRIED + _PAUSE
 
     def begin(self, now: float) -> None:
-        """This replica leads from now on: nobody knows what the one before has told its own Advice."""
+        """Begin to lead. All calls to Advice are repeated, since the previous leader informed only its own Advice."""
         self._began = now
-        # What Advice knows from before, and has no pods any more, has ended unless some come soon.
+        # Jobs that Advice knows and that have no pods have ended, unless pods appear soon.
         for name in self._advice.known(KUBE):
             self._jobs.setdefault(name, _Job(empty=now))
         for job in self._jobs.values():
@@ -178,7 +178,7 @@ class Jobs:
     # --- what is to be done ------------------------------------------------------------------------------------------
 
     def due(self, now: float) -> Due:
-        """Tells Advice what it should know, and says what is to be done else."""
+        """Inform Advice, and return the other pending actions."""
         found = Due()
         self._look(now)
         if self._all_waiting:
@@ -195,7 +195,7 @@ class Jobs:
             try:
                 self._settle(name, self._jobs[name], found, now)
             except Exception as error:
-                # Whatever is wrong, it keeps no other job waiting, nor this one.
+                # An error must hold neither other jobs nor this one.
                 log.error("job %s: internal error, its gates are opened", name, exc_info=error)
                 if name in self._jobs:
                     self._open(self._jobs[name], found, now)
@@ -203,14 +203,14 @@ class Jobs:
         return found
 
     def drop_ended(self, now: float) -> None:
-        """As `due` does, where another replica leads: what Advice was told here before must not keep slots."""
+        """End jobs without pods while another replica leads; otherwise jobs that this Advice knows would keep slots."""
         for name, job in list(self._jobs.items()):
             if job.empty is not None and now - job.empty >= ENDED_AFTER:
                 del self._jobs[name]
                 self._advice.ended(name)
 
     def _look(self, now: float) -> None:
-        """Which jobs are due though nothing has changed."""
+        """Mark jobs whose timers have expired."""
         if now - self._looked < _LOOK:
             return
         self._looked = now
@@ -236,28 +236,29 @@ class Jobs:
             self._open(job, found, now)
 
     def _ask(self, job: _Job) -> Ask | None:
-        """What its first pod asks for, with all ranks that are known. None: no pod of it names a dataset."""
+        """Return the request of the job's first pod with the known number of ranks; None if no pod names a dataset."""
         asking = [member.job for member in job.members.values() if member.job is not None]
         if not asking:
             return None
-        # Of those that do not say it, all know the same: to ask for each takes a second for a job of 5,000 pods.
+        # All pods without an annotated number of ranks give the same count: counting for each takes a second for 5,000
+        # pods.
         unsaid = next((each for each in asking if not each.ranks), None)
         ranks = max(*(each.ask.ranks for each in asking), self._gangs.ranks(unsaid) if unsaid is not None else 1)
         return msgspec.structs.replace(asking[0].ask, ranks=ranks)
 
     def _must_wait(self, name: str, job: _Job, ask: Ask, found: Due, now: float) -> bool:
-        """Tell Advice of the job. Must its gates stay closed?"""
+        """Inform Advice of the job. Returns whether its gates must stay closed."""
         nodes = self._gangs.nodes(name) or [member.node for member in job.members.values() if member.node]
         if nodes:
             self._tell_nodes(name, job, ask, nodes, now)
             return False
-        if job.nodes:  # all pods that were bound are gone, and others wait for a node in their place
+        if job.nodes:  # all bound pods are gone, and their successors wait for a node
             self._tell_nodes(name, job, ask, job.nodes, now)
             return False
         if ask.policy not in (Policy.SUSPEND, Policy.CLONE):
             return False
         if ask.policy == Policy.SUSPEND and now - self._began < SETTLED and self._advice.rank(ask, []).why:
-            # The daemons have not said yet what they hold; with nothing known, every job would go.
+            # The daemons have not reported yet; with nothing known, every job would be admitted.
             self._later.add(name)
             return True
         admission = self._advice.admit(ask)
@@ -294,14 +295,14 @@ class Jobs:
 
 
 def _named(metadata: Metadata) -> Metadata:
-    """What is needed to name the pod; there may be 100,000 of them."""
+    """Return only the fields that name the pod; there may be 100,000 pods."""
     return Metadata(
         metadata.name, metadata.namespace, metadata.uid, metadata.resource_version, created=metadata.created
     )
 
 
 def _turn(job: _Job) -> tuple[int, str]:
-    """Whose slots are taken is told first, then who was let in already; and who is older asks first."""
+    """Return the order of jobs: placed jobs first, then admitted ones, then by age."""
     members = job.members.values()
     is_placed, is_let_in = any(member.node for member in members), any(member.gate < 0 for member in members)
     return 0 if is_placed else 1 if is_let_in else 2, min(

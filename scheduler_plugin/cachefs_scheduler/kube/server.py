@@ -1,7 +1,7 @@
-"""HTTP(S) for kube-scheduler and for the API server's webhooks: how requests come in, and what bounds them.
+"""The HTTP(S) server for kube-scheduler and for the API server's webhooks, with limits on requests.
 
-What is malformed, too large or too slow is refused with a status other than 200; kube-scheduler then does without an
-extender that is `ignorable`, and the API server without a webhook whose failurePolicy is Ignore.
+Malformed, oversized or slow requests get a status other than 200; kube-scheduler then skips an `ignorable` extender,
+and the API server a webhook whose failurePolicy is Ignore.
 """
 
 import asyncio
@@ -25,26 +25,26 @@ from cachefs_scheduler.kube.wire import AdmissionReview, FilterResult
 
 log = logging.getLogger(__name__)
 
-# Seconds that a body may take to arrive, and an answer to be made and taken. kube-scheduler waits 1 s for its answer
-# (`httpTimeout`), the API server 2 s (`timeoutSeconds`): a body that takes longer serves no caller.
+# Seconds for a body to arrive, and for a response to be made and sent. kube-scheduler waits 1 s for its answer
+# (`httpTimeout`), the API server 2 s (`timeoutSeconds`): a slower body serves no caller.
 BODY_SECONDS: Final = 2.0
 ANSWER_SECONDS: Final = 30.0
 HANDSHAKE_SECONDS: Final = 5.0
-# Go ends a connection that it does not use after 90 s; who has not said what he wants by then is cut off.
+# Go closes an idle connection after 90 s; connections idle for longer than this are cut.
 _IDLE_SECONDS: Final = 120.0
-# Requests whose bodies arrive, that are being answered, large ones of those, and connections, at the same time.
+# Concurrent requests whose bodies arrive, requests being answered, large requests, and connections.
 MOST_ARRIVING: Final = 256
 MOST_REQUESTS: Final = 256
 MOST_LARGE: Final = 4
-# Large ones of one address: a caller whose bodies do not come leaves room for kube-scheduler.
+# Large requests of one address: a caller that sends no body leaves room for kube-scheduler.
 MOST_LARGE_OF_ONE: Final = 2
 MOST_CONNECTIONS: Final = 512
-# Bytes of an AdmissionReview. The API server itself takes objects of some 3 MB.
+# Bytes of an AdmissionReview. The API server accepts objects of about 3 MB.
 _MOST_REVIEW: Final = 8 << 20
 _MOST_HEADER: Final = 8 << 10
 _MOST_TEXT: Final = 200
 
-# What strangers say that is not even HTTP. aiohttp logs each with a traceback.
+# Silences aiohttp's tracebacks for input that is not HTTP.
 _http = logging.getLogger(f"{__name__}.http")
 _http.setLevel(logging.CRITICAL)
 
@@ -56,28 +56,28 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to listen."""
+    """Address to listen on."""
 
     host: str
     port: int
-    # None: without TLS, for loopback or behind a proxy that adds it.
+    # None: no TLS, for loopback or behind a TLS proxy.
     tls: ssl.SSLContext | None = None
-    # Bytes of a request's body.
+    # Largest request body in bytes.
     most_body: int = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What is told to others than schedulers."""
+    """Sources of /metrics and /healthz."""
 
-    # Text for Prometheus.
+    # Returns the metrics as text for Prometheus.
     metrics: Callable[[], str]
-    # Else the container should be started again.
+    # Returns False if the container should be restarted.
     is_well: Callable[[], bool]
 
 
 class KubeServer:
-    """Used on the event loop."""
+    """Serves extender and webhooks. Used on the event loop."""
 
     def __init__(self, extender: Extender, admission: Admission, shown: Shown) -> None:
         self.port = 0  # since `start`
@@ -86,11 +86,11 @@ class KubeServer:
         self._shown = shown
         self._address: Address
         self._requests = 0
-        # What serves connections with a request whose body arrives, oldest first, with the addresses of the callers.
+        # Handlers of requests whose bodies arrive, oldest first, with the callers' addresses.
         self._arriving: dict[web.RequestHandler, str] = {}
-        self._large: Counter[str] = Counter()  # by address, large requests that arrive or are being answered
+        self._large: Counter[str] = Counter()  # by address: large requests in progress
         self._large_changed = asyncio.Condition()
-        # What serves a connection with a request that is being answered.
+        # Handlers whose request is being answered.
         self._busy: set[object] = set()
         self._server: asyncio.Server | None = None
         app = web.Application(middlewares=[self._bounded], handler_args={"max_field_size": _MOST_HEADER})
@@ -110,12 +110,12 @@ class KubeServer:
         )
 
     async def start(self, address: Address) -> None:
-        """Raises ConfigError where it cannot listen there."""
+        """Start to listen. Raises ConfigError."""
         self._address = address
         await self._runner.setup()
         handshake = HANDSHAKE_SECONDS if address.tls is not None else None
         try:
-            # asyncio and aiohttp switch Nagle's algorithm off for each connection.
+            # asyncio and aiohttp set TCP_NODELAY on each connection.
             self._server = await asyncio.get_running_loop().create_server(
                 self._admit, address.host, address.port, ssl=address.tls, ssl_handshake_timeout=handshake
             )
@@ -132,7 +132,7 @@ class KubeServer:
     # --- each connection and request ---------------------------------------------------------------------------------
 
     def _admit(self) -> Any:
-        """What serves one more connection. Where there are too many, those that are silent the longest are cut off."""
+        """Return the handler of a new connection. Above the limit, the connections idle the longest are cut."""
         server = self._runner.server
         assert server is not None
         open_ones = server.connections
@@ -145,7 +145,7 @@ class KubeServer:
     @web.middleware
     async def _bounded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         if request.headers.get("Content-Encoding", "identity").lower() != "identity":
-            # 60 KB may be 60 MB. Neither kube-scheduler nor the API server does it.
+            # 60 KB may expand to 60 MB. Neither kube-scheduler nor the API server compresses.
             return _refusal(415, "requests must not be compressed")
         self._busy.add(request.protocol)
         try:
@@ -158,7 +158,7 @@ class KubeServer:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return _refusal(400, f"not what kube-scheduler or an API server sends: {error}")
         except ConnectionError:
-            return _refusal(400, "the connection was lost")  # nobody reads it, and aiohttp logs no traceback
+            return _refusal(400, "the connection was lost")  # never read; prevents aiohttp's traceback
         except (web.HTTPException, asyncio.CancelledError):
             raise
         except Exception as error:
@@ -169,8 +169,8 @@ class KubeServer:
 
     @contextlib.asynccontextmanager
     async def _body(self, request: web.Request, most: int) -> AsyncIterator[bytearray]:
-        """Receive the request's body, and count the request until it is answered. A large body counts among the few
-        large ones meanwhile. `/healthz` and `/metrics` have no body: no bound keeps them away."""
+        """Receive the request's body, and count the request until it is answered. Large bodies also count against their
+        own limit. `/healthz` and `/metrics` have no body and no limit."""
         if (request.content_length or 0) > most:
             raise _too_large(most)
         async with contextlib.AsyncExitStack() as large:
@@ -193,7 +193,7 @@ class KubeServer:
 
     @contextlib.asynccontextmanager
     async def _large_slot(self, address: str) -> AsyncIterator[None]:
-        """Wait until one more large request of this address may arrive, and count it until it is answered."""
+        """Wait for a slot for a large request of this address, and hold it until the request is answered."""
         async with self._large_changed:
             await self._large_changed.wait_for(
                 lambda: self._large.total() < MOST_LARGE and self._large[address] < MOST_LARGE_OF_ONE
@@ -202,7 +202,7 @@ class KubeServer:
         try:
             yield
         finally:
-            self._large -= Counter([address])  # drops what is 0
+            self._large -= Counter([address])  # drops zero counts
             async with self._large_changed:
                 self._large_changed.notify_all()
 
@@ -210,8 +210,8 @@ class KubeServer:
         self._requests -= 1
 
     def _arrive(self, request: web.Request) -> None:
-        """Count a request whose body arrives. Where there are too many, the oldest one is cut off of the address that
-        has most: a caller who fills the room loses his own requests, and not those of kube-scheduler."""
+        """Count a request whose body arrives. Above the limit, the oldest request of the address with the most requests
+        is cut: a flood from one caller costs that caller's requests, not kube-scheduler's."""
         if len(self._arriving) >= MOST_ARRIVING:
             ((address, _),) = Counter(self._arriving.values()).most_common(1)
             oldest = next(one for one, its in self._arriving.items() if its == address)
@@ -221,7 +221,7 @@ class KubeServer:
         self._arriving[request.protocol] = request.remote or ""
 
     async def _fill(self, body: bytearray, request: web.Request, most: int) -> None:
-        # One that does not say its length may not be large: kube-scheduler says it.
+        # A request without a length must be small: kube-scheduler sends the length.
         most = most if request.content_length is not None else min(most, LARGE)
         while chunk := await request.content.readany():
             body += chunk
@@ -268,9 +268,9 @@ class KubeServer:
 
 
 async def _with_nodes(request: web.Request, asked: Request, refused: dict[str, str]) -> web.StreamResponse:
-    """FilterResult with whole nodes: in pieces, so that nobody else waits for 50 MB to be encrypted."""
+    """Answer FilterResult with whole nodes, in pieces, so that other requests do not wait while 50 MB are encrypted."""
     failed = _encoder.encode(FilterResult(failed=refused, unresolvable=refused))
-    # {"Nodes":null, is replaced by the nodes.
+    # {"Nodes":null is replaced by the nodes.
     rest = failed.removeprefix(b'{"Nodes":null')
     pieces: Sequence[bytes | memoryview] = [b'{"Nodes":', *await asked.nodes_without(frozenset(refused)), rest]
     answer = web.StreamResponse(headers={"Content-Type": "application/json"})

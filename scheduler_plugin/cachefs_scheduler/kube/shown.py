@@ -1,4 +1,4 @@
-"""Figures of the Kubernetes part, as text for Prometheus."""
+"""Prometheus metrics of the Kubernetes integration."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -7,7 +7,7 @@ from cachefs_scheduler.kube.extender import Counts
 
 
 class Followed(Protocol):
-    """See following.Following."""
+    """The subset of following.Following that `shown` needs."""
 
     opened: int
     noted: int
@@ -22,7 +22,7 @@ class Followed(Protocol):
 
 
 def shown(counts: Counts, followed: Followed | None) -> str:
-    """Of both; None: pods are not followed."""
+    """Return the metrics. followed: None if pods are not followed."""
     lines: list[str] = []
 
     def add(name: str, kind: str, what: str, values: Mapping[str, float]) -> None:

@@ -1,14 +1,14 @@
-"""What kube-scheduler and the API server send, as far as this service reads it, and what they are answered.
+"""The messages of kube-scheduler and the API server that this service reads and writes.
 
-Fields of the extender's own messages have the names of the Go fields, since types.go gives them no others; pods and
-nodes in them are written as everywhere in Kubernetes. Unknown fields are skipped without being built.
+Fields of the extender's messages have the names of the Go fields, since types.go declares no JSON names; pods and nodes
+within them are written as everywhere in Kubernetes. Unknown fields are skipped without being built.
 """
 
 from typing import Any, Final
 
 import msgspec
 
-# Pods and nodes have names of up to 253 characters. What is longer is none.
+# Longest name of a pod or node.
 MOST_NAME: Final = 253
 
 
@@ -21,7 +21,7 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class Metadata(msgspec.Struct, frozen=True):
-    """What every object has. Go writes empty maps and lists as null, or not at all."""
+    """Metadata of any object. Go writes empty maps and lists as null, or omits them."""
 
     name: str = ""
     namespace: str = ""
@@ -30,7 +30,7 @@ class Metadata(msgspec.Struct, frozen=True):
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
     owners: list[Owner] | None = msgspec.field(name="ownerReferences", default=None)
-    # As 2026-01-31T12:00:00Z.
+    # For example 2026-01-31T12:00:00Z.
     created: str | None = msgspec.field(name="creationTimestamp", default=None)
 
 
@@ -41,17 +41,17 @@ class Gate(msgspec.Struct, frozen=True):
 
 
 class PodSpec(msgspec.Struct, frozen=True):
-    """Of a pod's spec."""
+    """The fields of a pod's spec that are read."""
 
     node: str = msgspec.field(name="nodeName", default="")
     gates: list[Gate] | None = msgspec.field(name="schedulingGates", default=None)
     priority: int | None = None
-    # Not decoded: extenders need not know what is in it.
+    # Not decoded: only `admission` needs the contents.
     affinity: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class PodStatus(msgspec.Struct, frozen=True):
-    """Of a pod's status."""
+    """The fields of a pod's status that are read."""
 
     phase: str = ""
 
@@ -65,7 +65,7 @@ class Pod(msgspec.Struct, frozen=True):
 
 
 class NodeMetadata(msgspec.Struct, frozen=True):
-    """Of a node's metadata."""
+    """The fields of a node's metadata that are read."""
 
     name: str
 
@@ -77,13 +77,13 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class NodeList(msgspec.Struct, frozen=True):
-    """What `Nodes` is."""
+    """The value of `Nodes`."""
 
     items: list[Node] | None = None
 
 
 class ExtenderArgs(msgspec.Struct, frozen=True):
-    """What /filter and /prioritize are asked. Of the last two, one is null."""
+    """The request of /filter and /prioritize. One of `Nodes` and `NodeNames` is null."""
 
     pod: Pod | None = msgspec.field(name="Pod", default=None)
     nodes: NodeList | None = msgspec.field(name="Nodes", default=None)
@@ -91,26 +91,26 @@ class ExtenderArgs(msgspec.Struct, frozen=True):
 
 
 class RawNodeList(msgspec.Struct, frozen=True):
-    """Nodes as they came, to be given back."""
+    """Undecoded nodes, to be sent back."""
 
     metadata: msgspec.Raw = msgspec.Raw(b"{}")
     items: list[msgspec.Raw] | None = None
 
 
 class RawNodes(msgspec.Struct, frozen=True):
-    """The part of ExtenderArgs that /filter gives back."""
+    """The part of ExtenderArgs that /filter sends back."""
 
     nodes: RawNodeList | None = msgspec.field(name="Nodes", default=None)
 
 
 class FilterResult(msgspec.Struct, frozen=True):
-    """ExtenderFilterResult. kube-scheduler looks at `Nodes` or at `NodeNames`, as it is configured, and takes an absent
-    one for no nodes: the answer has the one that the question had."""
+    """ExtenderFilterResult. kube-scheduler reads `Nodes` or `NodeNames`, depending on its configuration, and takes an
+    absent field for no nodes: the answer fills the field that the request had."""
 
     nodes: msgspec.Raw | None = msgspec.field(name="Nodes", default=None)
     node_names: list[str] | None = msgspec.field(name="NodeNames", default=None)
     failed: dict[str, str] = msgspec.field(name="FailedNodes", default_factory=dict)
-    # Nodes that eviction of other pods makes no better, so kube-scheduler evicts nobody there. 1.20 skips this field.
+    # Nodes where preemption does not help, so kube-scheduler evicts no pods there. Version 1.20 skips this field.
     unresolvable: dict[str, str] = msgspec.field(name="FailedAndUnresolvableNodes", default_factory=dict)
     error: str = msgspec.field(name="Error", default="")
 
@@ -123,7 +123,7 @@ class HostPriority(msgspec.Struct, frozen=True):
 
 
 class AdmissionRequest(msgspec.Struct, frozen=True):
-    """Of an AdmissionReview's request."""
+    """The request within an AdmissionReview."""
 
     uid: str
     namespace: str = ""
@@ -132,7 +132,7 @@ class AdmissionRequest(msgspec.Struct, frozen=True):
 
 
 class AdmissionReview(msgspec.Struct, frozen=True):
-    """admission.k8s.io/v1, as it is asked."""
+    """An AdmissionReview request (admission.k8s.io/v1)."""
 
     request: AdmissionRequest
     api_version: str = msgspec.field(name="apiVersion", default="")
@@ -140,7 +140,7 @@ class AdmissionReview(msgspec.Struct, frozen=True):
 
 
 def review_answer(uid: str, patch: str | None, warnings: list[str]) -> dict[str, Any]:
-    """An AdmissionReview that lets the pod in. patch: a JSONPatch in base64."""
+    """Return an AdmissionReview that admits the pod. patch: a JSONPatch in base64."""
     response: dict[str, Any] = {"uid": uid, "allowed": True}
     if patch is not None:
         response |= {"patchType": "JSONPatch", "patch": patch}

@@ -1,1 +1,1 @@
-"""`cachefs-slurm-hint`: tells Slurm which nodes hold what, and lets jobs wait for a copy (asyncio)."""
+"""`cachefs-slurm-hint`: tells Slurm which nodes hold which data, and lets jobs wait for a copy (asyncio)."""

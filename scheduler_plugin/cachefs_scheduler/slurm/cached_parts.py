@@ -1,4 +1,4 @@
-"""What part of each dataset each node of Slurm holds, out of the service's answers."""
+"""Tracks which part of each dataset each Slurm node holds, from the service's answers."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -9,24 +9,24 @@ from cachefs_scheduler.slurm.feature_names import can_be_feature
 from cachefs_scheduler.slurm.levels import LEAST, Levels, levels_of, steady
 from cachefs_scheduler.slurm.node_records import Inventory
 
-# Between two thousand partitions, few have other nodes than another one.
+# Beyond this number, partitions are ignored: thousands of partitions have few distinct node sets.
 _MOST_PARTITIONS: Final = 64
-# Seconds for which a node keeps what it was said to hold, where the service has not heard it: one that was started
-# again asks all nodes within some seconds, and without this all features would go and come back.
+# Seconds for which a node's last known contents are kept while the service has not heard it: a restarted service needs
+# some seconds to hear all nodes, and without this all features would disappear and return.
 _UNHEARD: Final = 120.0
 
 
 @dataclass
 class CachedParts:
-    """As of the service's last answer."""
+    """The cached part of each dataset by node, as of the service's last answer."""
 
-    most: int  # datasets
-    oldest: float  # seconds for which a node's last word counts
+    most: int  # number of datasets
+    oldest: float  # seconds for which a node's last report counts
     _parts: dict[str, dict[str, float]] = field(default_factory=dict)  # by dataset and node
-    _heard: dict[str, float] = field(default_factory=dict)  # by node, when the service last said what it holds
+    _heard: dict[str, float] = field(default_factory=dict)  # by node: when the service last reported its contents
 
     def learn(self, status: NodesStatus, now: float) -> None:
-        """What the service said now, in seconds of a clock that only goes on."""
+        """Record an answer of the service. now: monotonic seconds."""
         heard = {node.name for node in status.nodes if node.age >= 0}
         self._heard.update(dict.fromkeys(heard, now))
         self._heard = {name: at for name, at in self._heard.items() if now - at <= min(_UNHEARD, self.oldest)}
@@ -47,7 +47,7 @@ class CachedParts:
         self._parts = dict(sorted(found.items(), key=_much)[: self.most])
 
     def levels(self, inventory: Inventory) -> dict[str, Levels]:
-        """By dataset. Of nodes that may get jobs."""
+        """Return levels by dataset, over nodes that may get jobs."""
         usable = [node.name for node in inventory.nodes if node.usable]
         different = list({frozenset(nodes) for nodes in partitions_of(inventory).values()})
         partitions = different if len(different) <= _MOST_PARTITIONS else []
@@ -59,13 +59,13 @@ class CachedParts:
 
 
 def _much(item: tuple[str, Mapping[str, float]]) -> tuple[float, str]:
-    """Datasets of which more is cached come first."""
+    """Return the sort key that puts datasets with more cached data first."""
     dataset, parts = item
     return -sum(part for part in parts.values() if part >= LEAST), dataset
 
 
 def partitions_of(inventory: Inventory) -> dict[str, Collection[str]]:
-    """Nodes of each partition that may get jobs; `-` is the default one."""
+    """Return the nodes of each partition that may get jobs; `-` is the default partition."""
     found: dict[str, set[str]] = {}
     for node in inventory.nodes:
         for partition in node.partitions if node.usable else ():

@@ -21,35 +21,35 @@ def _address(text: str) -> str:
 
 
 class SlurmSection(Section):
-    """[slurm]: Slurm's commands, and what is told to it."""
+    """[slurm]: Slurm's commands, and what Slurm is told."""
 
-    # Directory of scontrol, squeue and sinfo; none: they are in PATH.
+    # Directory of scontrol, squeue and sinfo; None: found through PATH.
     commands: OptionalPath = None
-    # Part of the names of jobs in the service, where it serves several clusters: `slurm:CLUSTER/JOBID`.
+    # Part of job names in a service of several clusters: `slurm:CLUSTER/JOBID`.
     cluster: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{0,64}$")] = ""
-    # Seconds between two looks at nodes and jobs.
+    # Seconds between polls of nodes and jobs.
     interval: Annotated[float, Field(ge=0.2, le=600)] = 5.0
-    # Of scontrol, as far as they change something, in a second.
+    # Rate limit of scontrol calls that change something.
     calls_per_second: Annotated[float, Field(gt=0, le=100)] = 10.0
-    # What Lua reads.
+    # The file that Lua reads.
     hint_file: AbsolutePath = Path("/run/cachefs-slurm-hint/hints")
-    # Seconds after the service's last answer from which on Lua ignores it.
+    # Seconds after the service's last answer from which Lua ignores the file.
     hints_last: Annotated[int, Field(ge=2, le=86400)] = 60
-    # Datasets for which there are features; those that most of is cached come first.
+    # Datasets with features; the datasets with the most cached data come first.
     datasets: Annotated[int, Field(ge=1, le=1000)] = 200
-    # Seconds for which a node's last word counts.
+    # Seconds for which a node's last report counts.
     oldest: Annotated[float, Field(gt=0, le=30 * 86400)] = 600.0
-    # How jobs with the policy `suspend` wait: their begin time is renewed, or they are held.
+    # How jobs with the policy `suspend` wait: their begin time is postponed, or they are held.
     wait: Literal["begin", "hold"] = "begin"
-    # Seconds by which a begin time is put off; after so many, jobs start where this program does not run any more.
+    # Seconds by which a begin time is postponed; jobs start after this time if this program stops.
     wait_for: Annotated[int, Field(ge=4, le=86400)] = 120
 
 
 class ServiceSection(Section):
-    """[service]: where cachefs-scheduler answers."""
+    """[service]: address and certificates of cachefs-scheduler."""
 
     address: Annotated[str, AfterValidator(_address)] = "unix:/run/cachefs-scheduler/cachefs-scheduler.sock"
-    # For https: who signs the service's certificate, and our own certificate and key.
+    # For https: CA of the service's certificate, and the client's certificate and key.
     tls_ca: OptionalPath = None
     tls_cert: OptionalPath = None
     tls_key: OptionalPath = None
@@ -69,7 +69,7 @@ class HintConfig(Section):
 
 
 def load(path: Path | None) -> HintConfig:
-    """Read the file; where none is named and there is none at the usual place, the defaults. Raises ConfigError."""
+    """Load the file; without *path*, the defaults if the default file does not exist. Raises ConfigError."""
     chosen = path or DEFAULT
     try:
         return HintConfig.model_validate(tomllib.loads(chosen.read_text()))

@@ -1,7 +1,7 @@
-"""Keeps node features and the hint file current: looks at both sides again and again, and puts right what is different.
+"""Keeps node features and the hint file current, by comparing Slurm with the service periodically.
 
-Features that scontrol has set are gone after `scontrol reconfigure` and after a restart of slurmctld. Nobody tells, so
-each look compares what nodes have with what they should have.
+Features set with scontrol are lost by `scontrol reconfigure` and by a restart of slurmctld, without notice, so each
+pass compares the nodes' features with the wanted ones.
 """
 
 import asyncio
@@ -21,31 +21,32 @@ from cachefs_scheduler.slurm.service_client import ServiceClient
 from cachefs_scheduler.slurm.slurm_commands import SlurmCommands
 
 _log = logging.getLogger(__name__)
-_CONFIG_EVERY: Final = 60.0  # seconds between two looks at slurm.conf
-# Slurm only takes all features of a node at once, so what an administrator sets between our look and our call is lost.
-# Calls follow a look within so many seconds, then there is another look.
+_CONFIG_EVERY: Final = 60.0  # seconds between reads of slurm.conf
+# Slurm replaces all features of a node at once, so a change by an administrator between our read and our call is lost.
+# Calls follow within this many seconds after a read, else the nodes are read again.
 _WITHIN: Final = 0.5
-# Of ours on one node, of those datasets that most is cached of. 500 were tried; an argument of a command has 128 KiB.
+# Features of ours per node, for the datasets with the most cached data. Tested with 500; an argument of a command is
+# limited to 128 KiB.
 _MOST_FEATURES: Final = 400
 
 
 class FeatureKeeper:
-    """One for the life of the program."""
+    """Updates features and hint file, once per pass."""
 
     def __init__(self, config: HintConfig, service: ServiceClient, slurm: SlurmCommands) -> None:
         self._config, self._service, self._slurm = config, service, slurm
         self._parts = CachedParts(config.slurm.datasets, config.slurm.oldest)
-        self._knows = False  # has the service ever answered?
+        self._knows = False  # whether the service has ever answered
         self._steer = False
         self._look_at_config = 0.0
         self._problems = FewLines(_log)
 
     async def look(self, now: Callable[[], float]) -> bool:
-        """One look. Returns whether the next one is due soon. now: seconds of a clock that only goes on."""
+        """Run one pass. Returns whether the next one is due soon. now: a monotonic clock, in seconds."""
         stamp = Stamp.now()
         fresh = await self._ask_service(now)
         if not self._knows:
-            return False  # Nothing is known yet: what an earlier run has set is the best there is.
+            return False  # until the service answers, keep what an earlier run has set
         try:
             inventory = await self._slurm.inventory()
             if now() >= self._look_at_config:
@@ -58,12 +59,12 @@ class FeatureKeeper:
             return False
         self._problems.good("slurm")
         if fresh:
-            # Only then: Lua judges by the stamp how old the service's answer is.
+            # Only after a fresh answer: Lua judges the answer's age by the stamp.
             await self._write(self._text(stamp, inventory, levels))
         return left
 
     async def remove(self) -> int:
-        """Take all features away that are ours. Returns from how many nodes. Raises CachefsError."""
+        """Remove all cachefs features. Returns the number of nodes changed. Raises CachefsError."""
         found = changes((await self._slurm.inventory()).nodes, {})
         for change in found:
             await self._slurm.set_features(change)
@@ -100,7 +101,7 @@ class FeatureKeeper:
             self._problems.good("slurm.conf")
 
     async def _set_features(self, inventory: Inventory, levels: Mapping[str, Levels], now: Callable[[], float]) -> bool:
-        """Returns whether something is left to be done."""
+        """Apply changes of features. Returns whether changes are left."""
         wanted: dict[str, set[str]] = {}
         for dataset, each in levels.items():
             for node in each.nested.get("some", ()):
@@ -117,7 +118,7 @@ class FeatureKeeper:
             try:
                 await self._slurm.set_features(change)
             except CachefsError as error:
-                # One node that went away must not keep the others from theirs.
+                # A node that went away must not block the others.
                 self._problems.error("features", "%s", error)
         return False
 

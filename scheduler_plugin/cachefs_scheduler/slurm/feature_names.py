@@ -1,7 +1,7 @@
 """Names of node features: `cachefs_DATASET_LEVEL`.
 
-Names of datasets are letters, digits, `.`, `_` and `-` (64 at most), all of which Slurm takes in a feature; tried with
-22.05. A level has no `_`, so the name of a dataset ends at the last one, and no two datasets share a feature.
+Dataset names consist of up to 64 letters, digits, `.`, `_` and `-`, all of which Slurm accepts in a feature (tested
+with 22.05). A level has no `_`, so the last `_` ends the dataset's name, and no two datasets share a feature.
 """
 
 import re
@@ -13,20 +13,20 @@ _OURS: Final = re.compile(rf"cachefs_{_DATASET.pattern}_(full|some|top[0-9]+)")
 
 
 def feature(dataset: str, level: str) -> str:
-    """The feature of a dataset that `can_be_feature`."""
+    """Return the feature of a dataset for which `can_be_feature` is true."""
     return f"cachefs_{dataset}_{level}"
 
 
 def can_be_feature(dataset: str) -> bool:
-    """Is it the name of a dataset as daemons accept it?"""
+    """Return whether the text is a dataset name that daemons accept."""
     return _DATASET.fullmatch(dataset) is not None
 
 
 def is_ours(name: str) -> bool:
-    """Is it a feature that cachefs-slurm-hint may take away?"""
+    """Return whether cachefs-slurm-hint may remove the feature."""
     return _OURS.fullmatch(name) is not None
 
 
 def others(names: Iterable[str]) -> tuple[str, ...]:
-    """Features that are not ours, in their order."""
+    """Return the other features, in their order."""
     return tuple(name for name in names if not is_ours(name))

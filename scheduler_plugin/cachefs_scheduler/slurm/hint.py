@@ -1,4 +1,4 @@
-"""`cachefs-slurm-hint`: start it, keep it running, and end it in order."""
+"""`cachefs-slurm-hint`: starts the program, runs it, and stops it in order."""
 
 import asyncio
 import fcntl
@@ -26,18 +26,17 @@ with needs_extra("scheduler", "cachefs-slurm-hint"):
     from cachefs_scheduler.slurm.service_client import ServiceClient
     from cachefs_scheduler.slurm.slurm_commands import SlurmCommands
 
-# What an administrator copies from.
+# Files for administrators to copy.
 PLUGIN: Final = Path(__file__).parent / "plugin"
 _log = logging.getLogger(__name__)
-# A look may take this part of the time: where Slurm is slow, it is asked less often.
+# A pass may take this share of the time: a slow Slurm is asked less often.
 _SHARE: Final = 0.2
 _LONGEST: Final = 60.0
-# Seconds to the next look where the last one had to leave changes undone.
+# Seconds before the next pass if changes are left.
 _SOON: Final = 0.5
 
 
 def _duration(context: click.Context, parameter: click.Parameter, text: str | None) -> float:
-    """0: it was not given."""
     try:
         return parse_duration(text) if text is not None else 0.0
     except ValueError as error:
@@ -94,7 +93,7 @@ async def _run(config: HintConfig) -> None:
         features = FeatureKeeper(config, service, slurm)
         jobs = JobKeeper(config.slurm, service, slurm)
         _log.info("asking %s; hints are in %s", config.service.address, config.slurm.hint_file)
-        # Each of them runs for ever, so the first that ends is the end of all: a signal, or an error.
+        # Each task runs forever, so the first that ends (by a signal or an error) ends the program.
         work = [
             asyncio.create_task(one)
             for one in (_keep_features(features, config), _keep_jobs(jobs, config), jobs.follow(), ended.wait())
@@ -122,7 +121,7 @@ async def _keep_jobs(jobs: JobKeeper, config: HintConfig) -> None:
         begun = loop.time()
         await jobs.look()
         took = loop.time() - begun
-        # A slot that is free is news, but not where looking takes long.
+        # A free slot triggers a pass at once, except while passes take long.
         await asyncio.sleep(min(took / _SHARE, _LONGEST))
         with suppress(TimeoutError):
             async with asyncio.timeout(config.slurm.interval):
@@ -147,7 +146,7 @@ async def _release(config: HintConfig, if_silent: float) -> None:
 
 @contextmanager
 def _alone(hint_file: Path) -> Iterator[None]:
-    """Raises CachefsError where another one writes the same file."""
+    """Lock the hint file. Raises CachefsError if another process writes it."""
     hint_file.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     lock = os.open(f"{hint_file}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:

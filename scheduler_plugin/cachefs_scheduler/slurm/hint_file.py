@@ -1,15 +1,15 @@
-"""The small file that Lua reads in the controller: the levels of each dataset, and how many nodes have them.
+"""The hint file that Lua reads in the controller: the levels of each dataset, and their numbers of nodes.
 
     cachefs-hints 1
-    written SECONDS UPTIME BOOT      when the service said what is in it: since 1970, since the machine started, boot id
-    lasts SECONDS                    after which Lua ignores it
-    steer yes|no                     may anything be preferred?
-    wait begin|hold SECONDS          how jobs wait, and by how much a begin time is put off
+    written SECONDS UPTIME BOOT      when the service answered: Unix time, uptime of the machine, boot id
+    lasts SECONDS                    after which Lua ignores the file
+    steer yes|no                     whether jobs may get preferences
+    wait begin|hold SECONDS          how jobs wait, and by how much a begin time is postponed
     cpus COUNT                       the most processors of a node
     set DATASET PARTITION LEVEL=NODES ...    from the best level to the widest
     end
 
-As PARTITION, `*` stands for all nodes, and `-` for the default one.
+PARTITION `*` stands for all nodes, and `-` for the default partition.
 """
 
 import os
@@ -34,7 +34,7 @@ _HEAD: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """A moment, on two clocks: the second one is for readers on this machine, whose clock may be set meanwhile."""
+    """A time on two clocks. Readers on this machine use the uptime, which is immune to clock changes."""
 
     seconds: int
     uptime: float
@@ -42,13 +42,13 @@ class Stamp:
 
     @classmethod
     def now(cls) -> "Stamp":
-        """This moment."""
+        """Return the present time."""
         return cls(int(time.time()), float(_UPTIME.read_text().split()[0]), _BOOT.read_text().strip())
 
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """What is in the file beside datasets."""
+    """The contents of the file apart from datasets."""
 
     stamp: Stamp
     lasts: int
@@ -59,9 +59,9 @@ class Heading:
 
 
 def text_of(heading: Heading, sets: Mapping[str, Levels], partitions: Mapping[str, Collection[str]]) -> str:
-    """The file. What is too much for it is left out: first of partitions, then of the last datasets.
+    """Return the file's text. If it would be too large, partitions are left out first, then the last datasets.
 
-    partitions: nodes of each, with `-` for the default one.
+    partitions: nodes of each partition, with `-` for the default one.
     """
     stamp = heading.stamp
     lines = [
@@ -97,8 +97,8 @@ def _words(counts: Iterable[tuple[str, int]]) -> str:
 
 
 def age_and_lasting(path: Path) -> tuple[float, float] | None:
-    """Seconds since the service has said what is in the file, and for how many Lua takes it, as Lua counts them. None:
-    there is no such file. Blocking."""
+    """Return the age of the service's answer in seconds, and for how many seconds Lua accepts it; None if there is no
+    such file. Blocking."""
     try:
         with path.open(errors="replace") as file:
             found = _HEAD.match(file.read(500))
@@ -112,7 +112,7 @@ def age_and_lasting(path: Path) -> tuple[float, float] | None:
 
 
 def write(path: Path, text: str) -> None:
-    """Put the file in place of the one before, at once: who reads sees either. Raises OSError."""
+    """Replace the file atomically. Raises OSError."""
     path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.new")
     new.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Slurm's way of writing many names of nodes: `n[1-3,7],login`, `rack[1-2]n[01-16]`."""
+"""Slurm's host lists: `n[1-3,7],login`, `rack[1-2]n[01-16]`."""
 
 import re
 from itertools import product
@@ -10,10 +10,10 @@ _RANGE: Final = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")
 
 
 def names_of(hostlist: str) -> list[str]:
-    """The names, in their order. Raises ValueError for what is none, or more than MOST_NAMES."""
+    """Return the names, in their order. Raises ValueError for an invalid list, or more than MOST_NAMES."""
     found: list[str] = []
     for word in _words(hostlist):
-        # Texts at even places, what is in brackets at odd ones.
+        # Even positions are plain text, odd ones the contents of brackets.
         pieces = _GROUP.split(word)
         choices = [_numbers(piece) if place % 2 else [piece] for place, piece in enumerate(pieces)]
         size = 1
@@ -26,7 +26,7 @@ def names_of(hostlist: str) -> list[str]:
 
 
 def _words(hostlist: str) -> list[str]:
-    """Split at commas that are not in brackets."""
+    """Split at commas outside of brackets."""
     words, depth, start = [], 0, 0
     for place, letter in enumerate(hostlist):
         if letter == "," and depth == 0:

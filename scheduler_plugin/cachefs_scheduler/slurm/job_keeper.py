@@ -1,4 +1,4 @@
-"""Follows jobs that read datasets: tells the service where they run, and lets those start that waited for a slot."""
+"""Follows jobs that read datasets: reports their nodes to the service, and starts jobs that waited for a slot."""
 
 import asyncio
 import logging
@@ -18,37 +18,37 @@ from cachefs_scheduler.slurm.told_jobs import MOST_TASKS, ToldJobs
 from cachefs_scheduler.slurm.waiting import soon, steps
 
 _log = logging.getLogger(__name__)
-# Calls of the service in one look; the others follow in the next one.
+# Calls of the service per pass; the rest follows in the next one.
 _MOST_CALLS: Final = 1000
 # Jobs in one call of scontrol.
 _MOST_IDS: Final = 200
-# Seconds to wait where the service does not answer a long poll.
+# Seconds before the next long poll if the service does not answer.
 _AGAIN: Final = 2.0
 
 
 class JobKeeper:
-    """One for the life of the program."""
+    """Reports jobs and lets them wait, once per pass."""
 
     def __init__(self, section: SlurmSection, service: ServiceClient, slurm: SlurmCommands) -> None:
         self._section, self._service, self._slurm = section, service, slurm
         self._told = ToldJobs()
-        # What the service said last, and when it was asked, by the name of the job.
+        # By job name: the service's last answer and its time; and when it was asked.
         self._may_start: dict[str, tuple[bool, float]] = {}
         self._asked: dict[str, float] = {}
-        # Does it know what an earlier run of this program has told the service?
+        # Whether the jobs that an earlier run has reported are known.
         self._remembers = False
         self._problems = FewLines(_log)
-        self.changed = asyncio.Event()  # admissions did, so the next look is due
+        self.changed = asyncio.Event()  # set when admissions have changed, so a pass is due
 
     async def look(self) -> None:
-        """One look."""
+        """Run one pass."""
         self.changed.clear()
-        # Before Slurm is, or a job that comes in between would be one that has ended.
+        # Ask before Slurm: a job submitted in between would otherwise look like one that has ended.
         known = None if self._remembers else await self._known()
         try:
             jobs = await self._slurm.jobs()
         except CachefsError as error:
-            # No jobs are seen now, which does not say that there are none.
+            # A failed query does not mean that there are no jobs.
             self._problems.error("squeue", "jobs are not followed: %s", error)
             return
         self._problems.good("squeue")
@@ -61,7 +61,7 @@ class JobKeeper:
         await self._let_wait(jobs)
 
     async def follow(self) -> None:
-        """Hear of admissions as they change. Never ends."""
+        """Follow admissions with long polls, forever."""
         version: int | None = None
         while True:
             try:
@@ -77,12 +77,12 @@ class JobKeeper:
             if version is not None and version != answer.version:
                 self.changed.set()
             if version == answer.version and not answer.jobs:
-                await asyncio.sleep(_AGAIN / 4)  # a service that does not wait
+                await asyncio.sleep(_AGAIN / 4)  # for a service that answers without waiting
             version = answer.version
 
     async def _known(self) -> list[str] | None:
-        """Jobs of this cluster that the service knows; None where it does not answer. Those that Slurm has no longer
-        ended while nobody looked, and would keep their slots for hours."""
+        """Return this cluster's jobs that the service knows; None if it does not answer. Jobs that Slurm no longer has
+        ended while this program was down, and would keep their slots for hours."""
         prefix = prefix_of(self._section.cluster)
         try:
             found = await self._service.known(prefix)
@@ -90,7 +90,7 @@ class JobKeeper:
             self._problems.error("known", "the service does not say which jobs it knows: %s", error)
             return None
         self._problems.good("known")
-        # Of other clusters, CLUSTER/ is in the name.
+        # Names of other clusters' jobs contain CLUSTER/.
         return [name for name in found if name.startswith(prefix) and "/" not in name.removeprefix(prefix)]
 
     async def _tell(self, jobs: Sequence[SlurmJob]) -> None:
@@ -112,7 +112,7 @@ class JobKeeper:
             self._forget(name)
 
     async def _ask(self, jobs: Iterable[SlurmJob]) -> None:
-        """Ask for those that wait, at first and then once in a while, which keeps their places in the queue."""
+        """Ask for waiting jobs, first and then periodically, which keeps their places in the queue."""
         wall = time.time()
         due = [
             task
@@ -127,18 +127,18 @@ class JobKeeper:
                 return
 
     async def _admit(self, task: SlurmJob) -> None:
-        # Also where it is refused: then it is not asked again in each look, and nothing keeps the job waiting.
+        # Recorded before the call: a refused job is not asked for in each pass, and waits for nothing.
         self._asked[task.name] = time.monotonic()
         answer = await self._service.admit(task.ask)
         self._may_start[task.name] = answer.go, time.monotonic()
         self._told.knows(task.name)
 
     async def _let_wait(self, jobs: Sequence[SlurmJob]) -> None:
-        # An answer of long ago does not count: where the service is silent, nothing keeps jobs waiting.
+        # Old answers do not count: while the service is silent, no job is kept waiting.
         since = time.monotonic() - self._section.wait_for / 2
         known = {name: go for name, (go, at) in self._may_start.items() if at >= since}
         todo = steps(jobs, known, time.time(), self._section.wait_for)
-        # First the long times, as a task that starts is among those of its array.
+        # The whole array first, since a task that starts belongs to it.
         await self._in_parts(todo.put_off, lambda ids: self._slurm.begin_in(self._section.wait_for, ids))
         for name, seconds in todo.later:
             await self._in_parts([name], lambda ids, seconds=seconds: self._slurm.begin_in(seconds, ids))  # type: ignore[misc]
@@ -149,7 +149,7 @@ class JobKeeper:
             _log.info("job %s may start: a copy has a slot for it", name)
 
     async def _in_parts(self, ids: Sequence[str], change: Callable[[Sequence[str]], Awaitable[None]]) -> None:
-        """Names of tasks with brackets go alone, since there are commas in them."""
+        """Names of tasks with brackets go alone, since they contain commas."""
         plain = [name for name in ids if "[" not in name]
         groups: list[Sequence[str]] = [plain[first : first + _MOST_IDS] for first in range(0, len(plain), _MOST_IDS)]
         for group in [*groups, *([name] for name in ids if "[" in name)]:
@@ -159,12 +159,12 @@ class JobKeeper:
         try:
             await change
         except CachefsError as error:
-            # Such as for a job that has ended meanwhile; scontrol goes on with the others.
+            # For instance, the job has ended meanwhile; scontrol processes the others.
             _log.info("%s", error)
 
     async def _say(self, call: Awaitable[None]) -> bool:
-        """False: the service does not answer. One call that it refuses keeps nobody from the next ones: that job counts
-        as told, and is told again when all are."""
+        """Return False if the service does not answer. A refused call does not stop the following ones: the job counts
+        as reported, and is reported again later."""
         try:
             await call
         except Refused as error:

@@ -1,7 +1,7 @@
-"""Jobs as `squeue --json` tells of them.
+"""Parses jobs from `squeue --json`.
 
-Slurm 22.05 (openapi v0.0.38) gives numbers and a word for the state; later ones give `{"set": true, "number": 5}` and a
-list of words. Both are understood; what was run is 22.05.
+Slurm 22.05 (openapi v0.0.38) gives plain numbers and a single state; later versions give `{"set": true, "number": 5}`
+and a list of states. Both are accepted; tested with 22.05.
 """
 
 from collections.abc import Sequence
@@ -53,31 +53,31 @@ _DECODER: Final = msgspec.json.Decoder(_Answer)
 
 @dataclass(frozen=True, slots=True)
 class SlurmJob:
-    """A job that reads a dataset, or a task of an array."""
+    """A job that reads a dataset, or a task of a job array."""
 
-    # As the service calls it, and as scontrol does.
+    # The name in the service, and the id for scontrol.
     name: str
     id: str
     tag: JobTag
     user: str
     priority: int
-    # Nodes that it has, or asks for at least.
+    # Number of nodes that the job has, or requests at least.
     count: int
-    # It waits to be started, runs (or has its nodes already), or neither: it has ended.
+    # A job waits, has nodes, or (neither) has ended.
     waiting: bool
     nodes: tuple[str, ...]
-    # Seconds since 1970 from which on it may be started.
+    # Unix time from which on the job may start.
     eligible: float
-    # Held as Lua holds jobs, which is how their users do. What an administrator holds is not ours to release.
+    # Held like Lua and users hold jobs. Jobs held by an administrator are not released by this program.
     held: bool
-    # All of it, so that what we have done can be said there.
+    # The whole comment, so that it can be rewritten.
     admin_comment: str
-    # Tasks of an array that wait and are still one record of Slurm, such as `1,4-6`.
+    # Waiting tasks of an array that are still one record of Slurm, such as `1,4-6`.
     tasks: str = ""
 
     @property
     def ask(self) -> Ask:
-        """What the service is asked."""
+        """The request to the service."""
         return Ask(
             job=self.name, dataset=self.tag.dataset, policy=self.tag.policy,
             max_jobs_per_copy=self.tag.max_jobs_per_copy, ranks=self.count, user=self.user, priority=self.priority,
@@ -85,19 +85,17 @@ class SlurmJob:
 
 
 def prefix_of(cluster: str) -> str:
-    """Of the names that jobs have in the service. cluster: where one service has several of them; empty: it has not."""
+    """Return the prefix of job names in the service. cluster: name of the cluster if one service has several; else
+    empty."""
     return f"slurm:{cluster}/" if cluster else "slurm:"
 
 
 def jobs_in(text: bytes, cluster: str = "") -> list[SlurmJob]:
-    """Those that read a dataset. cluster: part of their names, where one service has several clusters.
-
-    Raises CachefsError for what is no answer of squeue.
-    """
+    """Return the jobs that read a dataset. cluster: see `prefix_of`. Raises CachefsError for invalid output."""
     try:
         try:
             rows = _DECODER.decode(text).jobs
-        except UnicodeDecodeError:  # Slurm passes on what users write, such as a comment in Latin-1
+        except UnicodeDecodeError:  # Slurm passes on users' bytes, such as a comment in Latin-1
             rows = _DECODER.decode(text.decode(errors="replace")).jobs
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise CachefsError(f"squeue --json says what is not understood: {error}") from None
@@ -118,7 +116,7 @@ def _job(row: _Row, prefix: str) -> SlurmJob | None:
     name = _name(row, number)
     return SlurmJob(
         name=f"{prefix}{name}", id=name, tag=tag, user=(row.user_name or "")[:253],
-        # Slurm's are from 0 to 2^32 - 1.
+        # Slurm's priorities range from 0 to 2^32 - 1.
         priority=min(max(_number(row.priority) - (1 << 31), -(1 << 31)), (1 << 31) - 1),
         count=min(max(_number(row.node_count), len(nodes), 1), MOST_RANKS), waiting=waiting, nodes=nodes,
         eligible=_number(row.eligible_time), held=waiting and row.state_reason == "JobHeldUser",
@@ -128,7 +126,7 @@ def _job(row: _Row, prefix: str) -> SlurmJob | None:
 
 
 def _name(row: _Row, number: int) -> str:
-    """`12_3` is task 3 of the array 12, also when it has a number of its own."""
+    """Return the name, such as `12_3` for task 3 of the array 12, even if the task has a number of its own."""
     array = _number(row.array_job_id)
     if not array or row.array_task_id is None or (isinstance(row.array_task_id, _Number) and not row.array_task_id.set):
         return str(number)
@@ -140,7 +138,7 @@ def _number(value: _Numeric) -> int:
 
 
 def single_tasks(job: SlurmJob, most: int) -> Sequence[SlurmJob]:
-    """The first tasks of an array, as jobs of their own; a job that is no array is itself."""
+    """Return the first tasks of an array as jobs; for any other job, the job itself."""
     if not job.tasks:
         return [job]
     found: list[SlurmJob] = []

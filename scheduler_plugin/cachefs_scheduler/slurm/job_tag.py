@@ -1,6 +1,6 @@
-"""What a job reads, as its comments say it: `cachefs:imagenet@latest,policy=suspend,max-jobs-per-copy=4`.
+"""Parses job comments: `cachefs:imagenet@latest,policy=suspend,max-jobs-per-copy=4`.
 
-Lua writes it into the job's admin comment, with what it has done; users may write it into their own.
+Lua writes the tag into the job's admin comment, with the changes it has made; users may write it into their comment.
 """
 
 import re
@@ -11,7 +11,7 @@ from cachefs.scheduling_messages import MOST_JOBS_PER_COPY, Policy
 
 _TAG: Final = re.compile(r"(?:^|[\s;])cachefs:([^\s;,]+)((?:,[a-z-]+=[^\s;,]+)*)")
 _DATASET: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}(@[A-Za-z0-9]{1,64})?")
-_MOST: Final = 4096  # characters of a comment that are looked at
+_MOST: Final = 4096  # characters of a comment that are parsed
 
 
 _HELD: Final = re.compile(r"(cachefs:[^\s;]*),held=yes")
@@ -19,31 +19,31 @@ _HELD: Final = re.compile(r"(cachefs:[^\s;]*),held=yes")
 
 @dataclass(frozen=True, slots=True)
 class JobTag:
-    """What is said of one job."""
+    """The tag of a job."""
 
     dataset: str
     policy: Policy = Policy.PREFER
     max_jobs_per_copy: int = 0
-    # The job's own begin time in seconds since 1970, where it had one.
+    # The job's original begin time (Unix), if it had one.
     begin: int = 0
-    # Was it held when it was submitted, for us to release it?
+    # Whether the job was held at submission, to be released by this program.
     held: bool = False
 
     @property
     def waits(self) -> bool:
-        """Is the service to be asked whether it may start?"""
+        """Return whether the service decides when the job starts."""
         return self.policy == Policy.SUSPEND
 
 
 def released(comment: str) -> str:
-    """The comment of a job that we hold no longer. Where it is held once more, that is its user's wish."""
+    """Return the comment of a job after its release: if it is held again, that is the user's wish."""
     return _HELD.sub(r"\1", comment)
 
 
 def tag_of(*comments: str) -> JobTag | None:
-    """The first comment that says something of a dataset counts. None: no comment does, or not rightly."""
+    """Return the tag of the first comment with one; None if there is none, or it is invalid."""
     for comment in comments:
-        # The last one: Lua adds its own behind what was there.
+        # The last tag counts: Lua appends its own.
         found = list(_TAG.finditer(comment[:_MOST]))
         if found:
             words = dict(word.split("=", 1) for word in found[-1][2].split(",") if word)

@@ -1,8 +1,8 @@
-"""Which nodes hold how much of a dataset, as few sets of nodes, each within the next one.
+"""Divides the holders of a dataset into a few nested sets of nodes, called levels.
 
-A preference of Slurm is for nodes that have a feature, and for a job on N nodes all or none of them must have it. So a
-feature is worth having where at least N nodes have it, and as few more as possible: `top4` is for jobs on up to four
-nodes. In `[cachefs_x_top1|cachefs_x_top2|cachefs_x_some]`, Slurm takes the first for which there is room.
+A Slurm preference selects nodes with a feature, and for a job on N nodes either all or none must have it. So a feature
+is useful if at least N nodes have it, and as few more as possible: `top4` is for jobs on up to four nodes. From
+`[cachefs_x_top1|cachefs_x_top2|cachefs_x_some]`, Slurm takes the first level with room.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -12,27 +12,27 @@ from typing import Final
 SOME: Final = "some"
 FULL: Final = "full"
 TOPS: Final = (1, 2, 4, 8, 16, 32, 64)
-# Parts of a dataset. Nodes that differ by less count as equal; those that hold less than LEAST, or a tenth of what the
-# best one holds, as empty.
+# Fractions of a dataset. Nodes that differ by less than EQUAL count as equal; nodes below LEAST, or below _WORTH of the
+# best node's part, count as empty.
 EQUAL: Final = 0.05
 LEAST: Final = 0.01
 _WORTH: Final = 0.1
 _ALL: Final = 0.95
-# Nodes that hold something of one dataset, the best ones.
+# Nodes per dataset, the best ones.
 MOST_NODES: Final = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """Who has which level of a dataset."""
+    """Which nodes have which level of a dataset."""
 
-    # From the best level to the widest, each within the next one.
+    # From the best level to the widest, each a subset of the next one.
     nested: Mapping[str, frozenset[str]]
-    # Nodes that hold practically all of it; for constraints of users, not for preferences.
+    # Nodes that hold at least _ALL of it; for users' constraints, not for preferences.
     full: frozenset[str]
 
     def of(self, node: str) -> Iterable[str]:
-        """The levels that a node has."""
+        """Yield the levels that a node has."""
         for level, nodes in self.nested.items():
             if node in nodes:
                 yield level
@@ -40,7 +40,7 @@ class Levels:
             yield FULL
 
     def counts(self, nodes: Collection[str] | None) -> tuple[tuple[str, int], ...]:
-        """By level, how many of these nodes have it; None: of all."""
+        """Return by level how many of *nodes* have it; None: of all nodes."""
         return tuple(
             (level, len(having) if nodes is None else len(having.intersection(nodes)))
             for level, having in self.nested.items()
@@ -48,9 +48,9 @@ class Levels:
 
 
 def levels_of(parts: Mapping[str, float], partitions: Iterable[Collection[str]]) -> Levels:
-    """parts: by node that may get jobs, the part of the dataset that it holds, 0 to 1. partitions: nodes of each.
+    """Return the levels of a dataset: in each partition, the best N nodes have level topN.
 
-    In each partition, the best N nodes have a level.
+    parts: by node that may get jobs, the fraction of the dataset that it holds. partitions: nodes of each.
     """
     best = max(parts.values(), default=0.0)
     least = max(LEAST, _WORTH * best)
@@ -73,7 +73,7 @@ def levels_of(parts: Mapping[str, float], partitions: Iterable[Collection[str]])
 
 
 def _best(ranked: Sequence[str], count: int, parts: Mapping[str, float]) -> Iterable[str]:
-    """So many nodes, and those that are as good as the last of them."""
+    """Return the best *count* nodes, and nodes equal to the last of them."""
     if count >= len(ranked):
         return ranked
     bar = parts[ranked[count - 1]] - EQUAL
@@ -81,6 +81,6 @@ def _best(ranked: Sequence[str], count: int, parts: Mapping[str, float]) -> Iter
 
 
 def steady(before: float, now: float) -> float:
-    """Of a part that changes little, the value before: else features would come and go with each block."""
+    """Return the earlier value unless the change matters: otherwise features would change with each block."""
     edge = (now >= _ALL) != (before >= _ALL) or (now < LEAST) != (before < LEAST)
     return now if edge or abs(now - before) >= EQUAL / 2 else before

@@ -1,4 +1,4 @@
-"""Nodes as sinfo tells of them, and what has to be changed of their features."""
+"""Parses sinfo's nodes, and computes changes of their features."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from typing import Final
 
 from cachefs_scheduler.slurm.feature_names import others
 
-# For sinfo --Node --all: a line per node and partition. No feature has a `|` in it.
+# For sinfo --Node --all: a line per node and partition. Features contain no `|`.
 FORMAT: Final = "%N|%P|%T|%c|%f|%b"
 _USABLE: Final = {"idle", "mixed", "allocated", "completing", "planned", "reserved"}
-# What may stand behind a state and does not keep jobs away: powered down or up, planned, reserved.
+# State suffixes that do not prevent jobs: powered down or up, planned, reserved.
 _HARMLESS: Final = "~#@^-$+"
-# Nodes in one call of scontrol.
+# Nodes per call of scontrol.
 MOST_NODES: Final = 200
 
 
@@ -21,7 +21,7 @@ class SlurmNode:
 
     name: str
     partitions: tuple[str, ...]
-    # May jobs start there, now or when others have ended?
+    # Whether jobs can start there, now or after others have ended.
     usable: bool
     cpus: int
     available: tuple[str, ...]
@@ -30,7 +30,7 @@ class SlurmNode:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """All nodes, and the partition that jobs are in which name none."""
+    """All nodes, and the default partition."""
 
     nodes: Sequence[SlurmNode]
     default: str
@@ -38,7 +38,7 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True)
 class FeatureChange:
-    """One call of scontrol: all features of these nodes."""
+    """The arguments of one scontrol call: these nodes' complete features."""
 
     nodes: tuple[str, ...]
     available: tuple[str, ...]
@@ -46,7 +46,7 @@ class FeatureChange:
 
 
 def parsed(text: str) -> Inventory:
-    """What sinfo said. Lines that are not as expected are left out."""
+    """Parse sinfo's output. Malformed lines are skipped."""
     rows: dict[str, tuple[list[str], list[str]]] = {}
     default = ""
     for line in text.splitlines():
@@ -74,10 +74,8 @@ def _features(text: str) -> tuple[str, ...]:
 
 
 def changes(nodes: Iterable[SlurmNode], wanted: Mapping[str, Collection[str]]) -> list[FeatureChange]:
-    """What has to be told to Slurm, so that each node has the wanted features of ours, and keeps all others.
-
-    Nodes whose features become the same are in one change.
-    """
+    """Return the changes that give each node the wanted cachefs features and keep all others. Nodes with the same
+    resulting features share a change."""
     groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
     for node in nodes:
         ours = tuple(sorted(wanted.get(node.name, ())))

@@ -1,7 +1,7 @@
-"""Releases jobs that are held for a slot of a copy while nobody is there who would: `cachefs-slurm-hint --release`.
+"""Releases jobs held for a slot while the service or cachefs-slurm-hint is down: `cachefs-slurm-hint --release`.
 
-Only where `wait = "hold"`: a begin time passes by itself. A timer of systemd runs it (slurm/plugin), so that a service
-or a program that is gone for long keeps no job waiting for ever.
+Needed only with `wait = "hold"`, since a begin time passes by itself. A systemd timer runs it (slurm/plugin), so that a
+long outage does not hold jobs forever.
 """
 
 import asyncio
@@ -17,13 +17,13 @@ from cachefs_scheduler.slurm.slurm_commands import SlurmCommands
 
 _log = logging.getLogger(__name__)
 
-# Seconds between two looks at the hint file.
+# Seconds between checks of the hint file.
 LOOK_SECONDS: Final = 2.0
 
 
 async def is_silent(hint_file: Path, seconds: float) -> bool:
-    """Has the service said nothing for so long, as the hint file tells? Where there is none, that is waited for; False
-    as soon as there is one that Lua would not ignore."""
+    """Return whether the service has been silent for *seconds*, according to the hint file. Waits that long if there is
+    no file; returns False as soon as there is a file that Lua would accept."""
     begun = time.monotonic()
     while True:
         known = await asyncio.to_thread(age_and_lasting, hint_file)
@@ -35,15 +35,15 @@ async def is_silent(hint_file: Path, seconds: float) -> bool:
 
 
 async def release_all(slurm: SlurmCommands) -> int:
-    """Release all jobs that are held by us, arrays as a whole. Returns how many. Raises CachefsError where some are
-    still held."""
+    """Release all jobs held by cachefs, arrays as a whole, and return their number. Raises CachefsError if some remain
+    held."""
     count, problems = 0, []
     for job in await slurm.jobs():
         if not (job.held and job.tag.held):
             continue
         try:
             await slurm.release(job.id, released(job.admin_comment))
-        except CachefsError as error:  # such as for a job that has been cancelled meanwhile
+        except CachefsError as error:  # for instance, the job has been cancelled meanwhile
             problems.append(str(error))
             continue
         _log.info("job %s is held no longer", job.id)

@@ -1,4 +1,4 @@
-"""The HTTP API of cachefs-scheduler, over a unix socket or TLS."""
+"""Client of cachefs-scheduler's HTTP API, over a Unix socket or TLS."""
 
 import ssl
 from types import TracebackType
@@ -33,20 +33,20 @@ _SETTINGS: Final = ("service.tls_cert", "service.tls_key", "service.tls_ca")
 _SECONDS: Final = 10.0
 _POLL: Final = 40.0  # the service answers a long poll within 25 s
 _MOST_BYTES: Final = 256 << 20
-# Of these answers, the next call gets the same one: who we are, a service that is too busy or does not lead.
+# Statuses that the next call would get too: authentication, overload, or a replica that does not lead.
 _TO_ALL: Final = (401, 403, 408, 429)
 _Message = TypeVar("_Message", bound=msgspec.Struct)
 
 
 class Refused(CachefsError):
-    """The service refuses this call, or has failed at it; it may take the next one."""
+    """The service refuses this call, or failed; it may accept the next one."""
 
 
 class ServiceClient:
-    """All calls raise CachefsError where the service does not answer, or says no."""
+    """Calls cachefs-scheduler. All calls raise CachefsError if the service does not answer, or refuses."""
 
     def __init__(self, section: ServiceSection) -> None:
-        """Raises ConfigError for certificates that cannot be used."""
+        """Raises ConfigError for unusable certificates."""
         self._address = section.address
         files = PemFiles(section.tls_cert, section.tls_key, section.tls_ca, _SETTINGS)
         is_secure = section.address.startswith("https:")
@@ -62,32 +62,32 @@ class ServiceClient:
         await self._session.close()
 
     async def nodes(self) -> NodesStatus:
-        """What each node has."""
+        """Return the contents of each node."""
         return await self._call("GET", NODES, NodesStatus)
 
     async def admissions(self, after: int | None) -> Admissions:
-        """Of all jobs that wait. With *after*, a version: waits until something is different, or for some seconds."""
+        """Return the admissions of all waiting jobs. after: a version; waits for a change, up to 25 s."""
         query = "" if after is None else f"?{urlencode({'after': after})}"
         return await self._call("GET", ADMISSIONS + query, Admissions, seconds=_POLL)
 
     async def admit(self, ask: Ask) -> Admission:
-        """May this job start?"""
+        """Ask whether a job may start."""
         return await self._call("POST", ADMIT, Admission, ask)
 
     async def placed(self, placed: Placed) -> None:
-        """A job has nodes."""
+        """Report the nodes of a job."""
         await self._call("POST", PLACED, None, placed)
 
     async def resized(self, placed: Placed) -> None:
-        """A job has other nodes."""
+        """Report changed nodes of a job."""
         await self._call("POST", RESIZED, None, placed)
 
     async def ended(self, job: str) -> None:
-        """A job is no more."""
+        """Report that a job has ended."""
         await self._call("POST", ENDED, None, Ended(job))
 
     async def known(self, prefix: str) -> list[str]:
-        """Jobs whose names begin so, as far as the service knows of any and not that they have ended."""
+        """Return known jobs that have not ended and whose names begin with *prefix*."""
         return (await self._call("GET", f"{KNOWN}?{urlencode({'prefix': prefix})}", KnownJobs)).jobs
 
     async def _call(

@@ -1,4 +1,4 @@
-"""Slurm's own commands: each has a deadline and a bound on what it prints, and those that change something a pace."""
+"""Runs Slurm's commands, with a deadline and an output limit each, and a rate limit for those that change something."""
 
 import asyncio
 import os
@@ -13,35 +13,35 @@ from cachefs.errors import CachefsError
 from cachefs_scheduler.slurm.job_records import SlurmJob, jobs_in
 from cachefs_scheduler.slurm.node_records import FORMAT, FeatureChange, Inventory, parsed
 
-# Slurm's own time-out for messages is 10 s, and it tries again.
+# Slurm's own message timeout is 10 s, and it retries.
 _SECONDS: Final = 30.0
-_MOST_BYTES: Final = 256 << 20  # a job is some 4 KB
+_MOST_BYTES: Final = 256 << 20  # a job is about 4 KB
 _NAMES: Final = ("scontrol", "squeue", "sinfo")
-# With this word among its parameters, Slurm takes jobs whose preferred features no node has.
+# With this scheduler parameter, Slurm accepts jobs whose preferred features no node has.
 _NEEDED: Final = "ignore_prefer_validation"
 
 
 class SlurmCommands:
-    """scontrol, squeue and sinfo. All calls raise CachefsError where Slurm does not answer, or refuses."""
+    """scontrol, squeue and sinfo. All calls raise CachefsError if Slurm does not answer, or refuses."""
 
     def __init__(self, directory: Path | None, calls_per_second: float, cluster: str = "") -> None:
         self._cluster = cluster
         self._programs = {name: _program(name, directory) for name in _NAMES}
         self._gap = 1 / calls_per_second
-        self._next = 0.0  # on the loop's clock: when something may be changed again
-        self.changes = 0  # calls so far that changed something
+        self._next = 0.0  # loop time from which on the next change may be made
+        self.changes = 0  # number of calls that changed something
 
     async def inventory(self) -> Inventory:
-        """All nodes, also those of hidden partitions."""
+        """Return all nodes, including those of hidden partitions."""
         text = await self._ask("sinfo", "--all", "--Node", "--noheader", f"--format={FORMAT}")
         return parsed(text.decode(errors="replace"))
 
     async def jobs(self) -> list[SlurmJob]:
-        """Those that read a dataset, with those that ended in the last minutes."""
+        """Return jobs that read a dataset, including those that ended in the last minutes."""
         return jobs_in(await self._ask("squeue", "--all", "--json"), self._cluster)
 
     async def takes_any_preference(self) -> bool:
-        """May jobs prefer features that no node has?"""
+        """Return whether jobs may prefer features that no node has."""
         for line in (await self._ask("scontrol", "show", "config")).decode(errors="replace").splitlines():
             key, _, value = line.partition("=")
             if key.strip() == "SchedulerParameters":
@@ -49,18 +49,18 @@ class SlurmCommands:
         return False
 
     async def set_features(self, change: FeatureChange) -> None:
-        """All features of some nodes, those that they may have and those that they have."""
+        """Replace all available and active features of some nodes."""
         await self._change(
             "update", f"NodeName={','.join(change.nodes)}", f"AvailableFeatures={','.join(change.available)}",
             f"ActiveFeatures={','.join(change.active)}",
         )  # fmt: skip
 
     async def begin_in(self, seconds: int, jobs: Sequence[str]) -> None:
-        """Pending jobs start after so many seconds, and not before."""
+        """Set the begin time of pending jobs to *seconds* from now."""
         await self._change("update", f"JobId={','.join(jobs)}", f"StartTime=now+{max(0, seconds)}")
 
     async def release(self, job: str, comment: str) -> None:
-        """A job that is held is so no longer, and has this admin comment."""
+        """Release a held job, and set its admin comment."""
         await self._change("update", f"JobId={job}", f"AdminComment={comment}")
         await self._change("release", job)
 
@@ -91,7 +91,8 @@ class SlurmCommands:
             raise CachefsError(f"{name} did not end within {_SECONDS:.0f} s; does slurmctld run?") from None
         finally:
             if process.returncode is None:
-                # With what a wrapper of the command has started: while that has the pipes, `wait` does not return.
+                # The whole process group, including children of a wrapper: `wait` does not return while they hold the
+                # pipes.
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()

@@ -1,4 +1,4 @@
-"""What the service has been told of jobs, and what it is told next. No I/O; `now` is any clock that only goes on."""
+"""Tracks which jobs the service knows. Does no I/O; `now`: monotonic seconds."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -6,9 +6,9 @@ from typing import Final
 
 from cachefs_scheduler.slurm.job_records import SlurmJob, single_tasks
 
-# Seconds after which a job that runs is said again: a service that was started again has lost it.
+# Seconds after which a running job is reported again, since a restarted service may have lost it.
 SAY_AGAIN: Final = 180.0
-# Jobs that are told of; of more, the first ones.
+# Most jobs that are reported; the first ones.
 MOST_JOBS: Final = 20_000
 # Tasks of one array that are asked for at a time.
 MOST_TASKS: Final = 16
@@ -16,7 +16,7 @@ MOST_TASKS: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What the service does not know yet."""
+    """Changes that the service does not know yet."""
 
     placed: Sequence[SlurmJob]
     resized: Sequence[SlurmJob]
@@ -31,12 +31,12 @@ class _Told:
 
 @dataclass
 class ToldJobs:
-    """One for the life of the program."""
+    """The jobs that the service knows."""
 
     _told: dict[str, _Told] = field(default_factory=dict)
 
     def news(self, jobs: Iterable[SlurmJob], now: float) -> News:
-        """Of all jobs that Slurm has."""
+        """Compare all of Slurm's jobs with the jobs that the service knows."""
         placed: list[SlurmJob] = []
         resized: list[SlurmJob] = []
         alive: set[str] = set()
@@ -53,15 +53,14 @@ class ToldJobs:
         return News(placed, resized, [name for name in self._told if name not in alive])
 
     def knows(self, name: str) -> None:
-        """The service knows of the job: it was asked whether that may start, or an earlier run of this program has told
-        of it."""
+        """Record a job that the service knows, from a request or from an earlier run of this program."""
         if len(self._told) < MOST_JOBS:
             self._told.setdefault(name, _Told())
 
     def placed(self, job: SlurmJob, now: float) -> None:
-        """The service knows where it runs."""
+        """Record that the service knows the job's nodes."""
         self._told[job.name] = _Told(job.nodes, now)
 
     def ended(self, name: str) -> None:
-        """The service knows that it is no more."""
+        """Record that the service knows of the job's end."""
         self._told.pop(name, None)

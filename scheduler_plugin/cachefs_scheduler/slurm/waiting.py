@@ -1,8 +1,8 @@
-"""What happens to jobs with the policy `suspend` that wait for a slot of a copy. No I/O; times are arguments.
+"""Decides how jobs with the policy `suspend` wait for a slot. Does no I/O; times are arguments.
 
-A job waits by its begin time, which is put off again and again. Where nobody does that any more (this program has
-ended, the service does not answer), it passes, and the job starts: nothing of ours can keep a job waiting. Where the
-administrator wants it (`wait = "hold"`), jobs are held instead, until they are released.
+A job waits by its begin time, which is postponed repeatedly. If postponing stops (this program has ended, the service
+does not answer), the begin time passes and the job starts: cachefs cannot block a job. With `wait = "hold"`, jobs are
+held instead until they are released.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,28 +12,28 @@ from typing import Final
 from cachefs_scheduler.slurm.job_records import SlurmJob, single_tasks
 from cachefs_scheduler.slurm.told_jobs import MOST_TASKS
 
-# A begin time further away than we put any is what the user wants.
+# A begin time later than any that this program sets is the user's.
 _SLACK: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """By the names that scontrol knows."""
+    """Changes to jobs, by scontrol's names."""
 
-    # May start now.
+    # Jobs that may start now.
     start: Sequence[str]
-    # May start after so many seconds, as their users wanted.
+    # Jobs that may start after this many seconds, as their users requested.
     later: Sequence[tuple[str, int]]
-    # Are held by us, and may start.
+    # Jobs held by cachefs that may start.
     release: Sequence[SlurmJob]
-    # Wait on.
+    # Jobs that keep waiting.
     put_off: Sequence[str]
 
 
 def steps(jobs: Iterable[SlurmJob], may_start: Mapping[str, bool], now: float, wait_for: float) -> Steps:
-    """may_start: what the service said, by the name of the job; not in it: it has not said anything of late.
+    """Return the changes that are due.
 
-    now: seconds since 1970, as Slurm's begin times.
+    may_start: the service's answers by job name; jobs without a recent answer are absent. now: Unix seconds.
     """
     start: list[str] = []
     later: list[tuple[str, int]] = []
@@ -61,5 +61,5 @@ def steps(jobs: Iterable[SlurmJob], may_start: Mapping[str, bool], now: float, w
 
 
 def soon(job: SlurmJob, now: float, wait_for: float) -> bool:
-    """Is it time to ask whether it may start? Not where its user wants it to begin much later."""
+    """Return whether to ask for the job now: not if its user wants it to begin much later."""
     return job.waiting and job.eligible <= now + wait_for + _SLACK

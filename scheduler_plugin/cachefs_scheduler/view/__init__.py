@@ -1,1 +1,1 @@
-"""What is known of the cluster: it follows all daemons."""
+"""The state of the cluster, from reports of all daemons."""

@@ -1,4 +1,4 @@
-"""Asks daemons over their control endpoints, as an observer."""
+"""Client of the daemons' control endpoints, as an observer."""
 
 import asyncio
 import ssl
@@ -25,9 +25,9 @@ from cachefs_scheduler.config import ClusterSection
 
 CONNECT_SECONDS: Final = 5.0
 ASK_SECONDS: Final = 10.0
-# An order may walk through a snapshot of millions of files.
+# A command may walk through a snapshot of millions of files.
 ORDER_SECONDS: Final = 120.0
-# Characters of what a daemon says that get into a line of ours.
+# Characters of a daemon's message that are repeated in errors.
 _SHOWN: Final = 200
 _SETTINGS: Final = ("cluster.tls_cert", "cluster.tls_key", "cluster.tls_ca")
 
@@ -35,38 +35,38 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
 class NodeFailed(CachefsError):
-    """A daemon did not answer as it should."""
+    """A daemon did not answer as expected."""
 
     def __init__(self, text: str, status: int = 0) -> None:
-        """status: of HTTP; 0: there was none."""
+        """status: HTTP status; 0: none."""
         super().__init__(text)
         self.status = status
 
 
 class Asking:
-    """Used on the event loop."""
+    """Sends requests to daemons. Used on the event loop."""
 
     def __init__(self, section: ClusterSection) -> None:
-        """Raises ConfigError where the certificates cannot be used."""
+        """Raises ConfigError for unusable certificates."""
         self._name = section.name
         self._certificates = _certificates(section)
         self._scheme = "https" if self._certificates is not None else "http"
         self._session: aiohttp.ClientSession | None = None
 
     async def members(self, host: str, port: int) -> Members:
-        """Whom the daemon there knows. Raises NodeFailed."""
+        """Return the members that the daemon knows. Raises NodeFailed."""
         return await self._ask(("GET", host, port, MEMBERS_PATH), Members, ASK_SECONDS)
 
     async def report(self, host: str, port: int, known: NodeReport | None, wait: float, pause: float) -> NodeReport:
-        """What is new since *known*; everything, where that is None. wait: seconds for news; pause: seconds between two
-        answers at least. Raises NodeFailed."""
+        """Return the changes since *known*; everything if *known* is None. wait: seconds to wait for changes; pause:
+        least seconds between two answers. Raises NodeFailed."""
         query = {"wait": f"{wait:g}", "pause": f"{pause:g}"}
         if known is not None:
             query |= {"after": str(known.version), "instance": known.instance}
         return await self._ask(("GET", host, port, REPORT_PATH), NodeReport, wait + pause + ASK_SECONDS, params=query)
 
     async def order(self, host: str, port: int, order: Order) -> OrderDone:
-        """Have it done there. Raises NodeFailed."""
+        """Send a command. Raises NodeFailed."""
         body = msgspec.msgpack.encode(order)
         return await self._ask(("POST", host, port, ORDER_PATH), OrderDone, ORDER_SECONDS, data=body)
 
@@ -105,7 +105,7 @@ class Asking:
             raise NodeFailed(f"no answer within {seconds:.3g} s") from None
         except (msgspec.MsgspecError, RecursionError) as error:
             raise NodeFailed(f"its answer cannot be understood: {_shown(str(error))}") from None
-        except aiohttp.ServerDisconnectedError:  # who is refused by TLS learns no more
+        except aiohttp.ServerDisconnectedError:  # after a TLS refusal, there is no other sign
             raise NodeFailed(f"it has closed the connection; {self._why_closed()}") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise NodeFailed(_shown(str(error)) or type(error).__name__) from None
@@ -127,14 +127,14 @@ async def _read(answer: aiohttp.ClientResponse) -> bytes:
 
 
 def _certificates(section: ClusterSection) -> Renewed | None:
-    """None: there are none. Raises ConfigError."""
+    """Return the client's certificates, or None. Raises ConfigError."""
     if section.tls_ca is None:
         return None
     return Renewed(PemFiles(section.tls_cert, section.tls_key, section.tls_ca, _SETTINGS), _context)
 
 
 def _context(files: PemFiles) -> ssl.SSLContext:
-    """Names are not checked, as between nodes: who has a certificate of that authority is one of us."""
+    """Return a context without host name checks, as between nodes: a certificate of the cluster's CA suffices."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False

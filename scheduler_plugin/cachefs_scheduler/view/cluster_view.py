@@ -1,5 +1,5 @@
-"""All nodes, as they say of themselves: what the service's answers are made from. It survives daemons that are silent:
-what they said counts less as it gets older."""
+"""All nodes as they report themselves: the data behind the service's answers. Reports of silent nodes count less as
+they age."""
 
 import logging
 import time
@@ -15,31 +15,31 @@ from cachefs_scheduler.view.node_state import NodeState
 
 log = logging.getLogger(__name__)
 
-# Seconds for which a node is remembered that nobody counts as a member any more.
+# Seconds after which a node is forgotten that no node counts as a member.
 MISSING: Final = 600.0
 MOST_NODES: Final = 16384
-# Bytes in a second. What is less says nothing of a link or a job, and times that come of it are no numbers.
+# Bytes per second. Lower rates say nothing of a link or a job, and would give infinite times.
 LEAST_RATE: Final = 1.0
-# Snapshots that may have come until a look at which are gone.
+# New snapshots until the next search for vanished ones.
 _MORE: Final = 64
 
 
 class ClusterView:
-    """Used on the event loop. Nodes have the names that schedulers give them."""
+    """The state of all nodes, by scheduler name. Used on the event loop."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._names = {ours: theirs for theirs, ours in config.names.items()}  # cachefs' name -> the scheduler's
+        self._names = {ours: theirs for theirs, ours in config.names.items()}  # cachefs name -> scheduler name
         self.nodes: dict[str, NodeState] = {}
         links = config.links
         self.cluster = Cluster(Links(origin=float(links.origin), zone=float(links.zone), region=float(links.region)))
         self.datasets = DatasetNames()
-        # Are told the name of a node that has said something new, or is gone.
+        # Called with the name of a node that has reported, or is gone.
         self.listeners: list[Callable[[str], None]] = []
-        self._peaks: dict[str, tuple[float, float]] = {}  # by zone: the most that came to one of its nodes in a second
+        self._peaks: dict[str, tuple[float, float]] = {}  # by zone: highest rates of a node
         self._full = False
         self._learnt: set[str] = set()  # ids of snapshots that the cluster knows
-        self._look_from = 0  # so many of them: time to look which are gone
+        self._look_from = 0  # number of snapshots at which to search for vanished ones
 
     def __iter__(self) -> Iterator[NodeState]:
         return iter(list(self.nodes.values()))
@@ -47,7 +47,7 @@ class ClusterView:
     # --- who there is ----------------------------------------------------------------------------------------
 
     def meet(self, members: Mapping[str, Member], *, complete: bool = True) -> None:
-        """These are members, by id. complete: there are no others."""
+        """Record these members, by id. complete: there are no others."""
         now = time.monotonic()
         present = set()
         for member in members.values():
@@ -85,7 +85,7 @@ class ClusterView:
     # --- what they say ----------------------------------------------------------------------------------------
 
     def take(self, node: NodeState, report: NodeReport) -> None:
-        """A node has said this. Raises ValueError where it makes no sense."""
+        """Record a node's report. Raises ValueError for an invalid report."""
         now = time.monotonic()
         node.take(report, now)
         if report.zone:
@@ -101,20 +101,20 @@ class ClusterView:
         self._tell(node.name)
 
     def failed(self, node: NodeState, why: str) -> None:
-        """It did not answer."""
+        """Record that a node did not answer."""
         if node.problem != why:
             log.warning("node %s at %s:%d: %s", node.name, node.host, node.control_port, why)
         node.problem = why
 
     def _learn(self, snapshot: str, total: int, blocks: int, *, counted: bool) -> None:
-        """A node that has nothing of a snapshot has not counted its blocks."""
+        """Record a snapshot's size. A node that holds nothing of a snapshot has not counted its blocks."""
         if counted or self.cluster.snapshot(snapshot) is None:
             self.cluster.put_snapshot(SnapshotFacts(snapshot, total, blocks))
             self._learnt.add(snapshot)
 
     def forget_unknown(self, wanted: Collection[str]) -> None:
-        """Forget snapshots that no node has any more, as with each refresh of a dataset; but for those *wanted*. To be
-        called from time to time: what costs is done once in a while, where some have come."""
+        """Forget snapshots that no node has, as after each refresh of a dataset, except *wanted*. Call periodically;
+        the search runs only after _MORE snapshots have arrived."""
         if len(self._learnt) < self._look_from:
             return
         there = {one for node in self.nodes.values() for one in node.snapshots}
@@ -124,8 +124,8 @@ class ClusterView:
         self._look_from = len(self._learnt) + _MORE
 
     def _peak(self, zone: str, report: NodeReport) -> tuple[float, float]:
-        """What links of nodes in this zone are known to carry. One node that was never busy says nothing of its link,
-        and its neighbours have the same."""
+        """Return the known link rates of nodes in this zone. They are shared, since an idle node's rate says nothing of
+        its link."""
         origin, peer = self._peaks.get(zone, (0.0, 0.0))
         load = report.load
         self._peaks[zone] = max(0.999 * origin, load.origin_rate), max(0.999 * peer, load.peer_rate)
@@ -138,7 +138,7 @@ class ClusterView:
     # --- what is asked ----------------------------------------------------------------------------------------
 
     def now(self) -> float:
-        """The time, by which what silent nodes said counts less from now on."""
+        """Return the time, and age the reports of silent nodes."""
         now = time.monotonic()
         self.cluster.look(now)
         return now
@@ -149,16 +149,16 @@ class ClusterView:
         return all(one.heard is not None or one.problem or one.member_state == "away" for one in self.nodes.values())
 
     def age(self, name: str) -> float:
-        """Seconds since the node was heard; of one that never was, since the epoch of this clock."""
+        """Return the seconds since the node's last report, or since the clock's epoch if there was none."""
         node = self.nodes.get(name)
         return time.monotonic() - (node.heard or 0.0) if node is not None else time.monotonic()
 
     def cachefs_name(self, name: str) -> str:
-        """What the daemons call the node that schedulers call *name*."""
+        """Return the daemons' name of the node that schedulers call *name*."""
         return self._config.names.get(name, name)
 
     def rate(self, snapshot: str) -> float:
-        """Bytes in a second that one rank of a running job on the snapshot reads, on average; 0: nobody knows."""
+        """Return the average rate of one rank of running jobs on the snapshot, in bytes per second; 0: unknown."""
         ranks, rate = 0, 0.0
         for node in self.nodes.values():
             for job in node.report.jobs if node.report is not None else ():

@@ -1,4 +1,4 @@
-"""Which snapshot a dataset's name means, as the nodes say."""
+"""Resolves dataset names to snapshots, by what the nodes report."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -10,15 +10,15 @@ LATEST: Final = "latest"
 
 
 class DatasetNames:
-    """Counts nodes, so what is asked costs the same with any number of them."""
+    """Counts nodes per dataset and snapshot, so that look-ups do not depend on the number of nodes."""
 
     def __init__(self) -> None:
-        # By name of the dataset, for how many nodes each snapshot is the current one.
+        # By dataset: for how many nodes each snapshot is the current one.
         self._current: dict[str, Counter[str]] = {}
         self._of_node: dict[str, dict[str, str]] = {}
 
     def follow(self, node: str, snapshots: Iterable[SnapshotReport]) -> None:
-        """The node has these, and no others."""
+        """Replace the snapshots of a node."""
         current = {name: one.id for one in snapshots for name in one.datasets}
         before = self._of_node.get(node, {})
         if current == before:
@@ -28,7 +28,7 @@ class DatasetNames:
         self._of_node[node] = current
 
     def forget(self, node: str) -> None:
-        """There is no such node any more."""
+        """Remove a node."""
         self._count(self._of_node.pop(node, {}), -1)
 
     def _count(self, current: Mapping[str, str], change: int) -> None:
@@ -41,22 +41,22 @@ class DatasetNames:
                 del self._current[name]
 
     def snapshot(self, spec: str) -> str | None:
-        """Of NAME, NAME@latest or NAME@SNAPSHOT (its first digits). The one that most nodes have as the current one,
-        while they differ; None where no node knows it."""
+        """Resolve NAME, NAME@latest or NAME@SNAPSHOT (its first digits). While nodes differ, the snapshot that is
+        current on most nodes wins; None if no node knows it."""
         name, _, wanted = spec.partition("@")
         counted = self._current.get(name, Counter())
         found = [one for one in counted if wanted in ("", LATEST) or one.startswith(wanted)]
         return max(found, key=lambda one: (counted[one], one), default=None)
 
     def names(self) -> list[str]:
-        """Of all datasets, sorted."""
+        """Return all dataset names, sorted."""
         return sorted(self._current)
 
     def current(self) -> Mapping[str, str]:
-        """By name, what `snapshot` says of each."""
+        """Return the snapshot of each dataset."""
         return {name: found for name in self._current if (found := self.snapshot(name)) is not None}
 
 
 def dataset_of(spec: str) -> str:
-    """The name in NAME@SNAPSHOT."""
+    """Return the name in NAME@SNAPSHOT."""
     return spec.partition("@")[0]

@@ -1,4 +1,4 @@
-"""Follows all daemons: finds them through any one, and has a long poll waiting at each."""
+"""Follows all daemons: discovers them through any of them, and keeps a long poll open to each."""
 
 import asyncio
 import logging
@@ -13,21 +13,21 @@ from cachefs_scheduler.view.node_state import NodeState
 
 log = logging.getLogger(__name__)
 
-# Seconds between two looks at who is a member, and that a poll waits for news.
+# Seconds between membership queries, and duration of a long poll.
 MEMBERS_SECONDS: Final = 10.0
 WAIT_SECONDS: Final = 25.0
-# Answers that this service takes in a second from all nodes together: each takes it a millisecond.
+# Reports accepted per second from all nodes together: each takes a millisecond.
 ANSWERS: Final = 200
-# Seconds between two tries at a node that does not answer.
+# Seconds between attempts to reach a silent node.
 FIRST_RETRY: Final = 1.0
 LAST_RETRY: Final = 30.0
 
 
 class Following:
-    """Used on the event loop."""
+    """Polls members and their reports. Used on the event loop."""
 
     def __init__(self, view: ClusterView, asking: Asking, seeds: Sequence[tuple[str, int]]) -> None:
-        """seeds: hosts and control ports of daemons to begin with."""
+        """seeds: hosts and control ports of the first daemons."""
         self._view = view
         self._asking = asking
         self._seeds = list(seeds)
@@ -36,7 +36,7 @@ class Following:
         self._clusters = 0
 
     async def run(self) -> None:
-        """Runs as long as the service."""
+        """Run until cancelled."""
         try:
             while True:
                 await self._find()
@@ -47,7 +47,7 @@ class Following:
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _find(self) -> None:
-        """Ask who is a member. A daemon that is silent holds up nobody: nodes are met as others tell of them."""
+        """Query the membership. Silent daemons do not delay the others: nodes are recorded as answers arrive."""
         heard = [node for node in self._view if not node.problem and node.report is not None]
         asked = [*self._seeds, *((node.host, node.control_port) for node in random.sample(heard, min(3, len(heard))))]
         tasks = [asyncio.create_task(self._members(*where)) for where in dict.fromkeys(asked)]
@@ -79,10 +79,10 @@ class Following:
         try:
             return await self._asking.members(host, port)
         except NodeFailed as error:
-            raise NodeFailed(f"{host}:{port - 1}: {error}") from None  # as it stands in cluster.nodes
+            raise NodeFailed(f"{host}:{port - 1}: {error}") from None  # the port as in cluster.nodes
 
     def _say(self, members: Mapping[str, Member], clusters: Sequence[set[str]], problems: Sequence[str]) -> None:
-        """In the log, what is hardly meant; once."""
+        """Log suspicious memberships, once."""
         if not members and not self._silent:
             log.warning("no daemon says who is a member: %s", "; ".join(dict.fromkeys(problems))[:500])
         if len(clusters) > 1 and self._clusters != len(clusters):
@@ -121,7 +121,7 @@ class Following:
 
 
 def _join(clusters: list[set[str]], members: set[str]) -> None:
-    """These belong together, and so do the clusters that have any of them."""
+    """Merge the clusters that share any of *members* with them."""
     joined = [one for one in clusters if one & members]
     for one in joined:
         clusters.remove(one)

@@ -1,4 +1,4 @@
-"""What is known of one node: its reports put together, and the facts that scores are made from."""
+"""The state of one node: its merged reports, and the facts from which scores are computed."""
 
 from dataclasses import dataclass, field, replace
 
@@ -12,28 +12,28 @@ from cachefs.planning.scheduling.facts import Copy, NodeFacts, State
 
 @dataclass(slots=True)
 class NodeState:
-    """A node, by its name for schedulers."""
+    """A node, by its scheduler name."""
 
     name: str
     id: str
     host: str
     control_port: int
     zone: str = ""
-    # As members say of it: joining, active, draining or away.
+    # The state according to other members: joining, active, draining or away.
     member_state: str = ""
-    # The last report; its `snapshots` are in `snapshots`. None: none came yet.
+    # The last report, without its snapshots, which are in `snapshots`; None: none yet.
     report: NodeReport | None = None
     snapshots: dict[str, SnapshotReport] = field(default_factory=dict)
-    # Monotonic seconds when it was heard last; None: never.
+    # Monotonic seconds of the last report; None: never.
     heard: float | None = None
-    # Why nothing comes of it; empty where something does.
+    # Why there are no reports; empty if there are.
     problem: str = ""
-    # Monotonic seconds since when no node counts it as a member; None: one does.
+    # Monotonic seconds since when no node counts it as a member; None: it is a member.
     missing: float | None = None
 
     def take(self, report: NodeReport, now: float) -> None:
-        """The node has said this. Raises ValueError where it names more snapshots, one report after the other, than a
-        node has."""
+        """Merge a report. Raises ValueError if it names more snapshots, over successive reports, than a node can
+        have."""
         if report.full:
             self.snapshots.clear()
         if len(self.snapshots.keys() | {one.id for one in report.snapshots}) > MOST_SNAPSHOTS:
@@ -44,16 +44,16 @@ class NodeState:
 
     @property
     def state(self) -> State:
-        """As scores see it."""
+        """The state for scoring."""
         said = self.report.state if self.report is not None and self.heard is not None else self.member_state
         if said == "draining":
-            # It has left where it answers nobody any more: those in a list stay members.
+            # A node that is configured as a seed stays in the list after it has left; its silence tells.
             return "away" if self.problem and self.member_state == "away" else "draining"
         return "away" if said == "away" or self.missing is not None or self.report is None else "up"
 
     def facts(self, region: str, origin_rate: float, peer_rate: float) -> NodeFacts:
-        """The rates are those of its links, in bytes a second; 0: nobody knows. Raises ValueError for a report that
-        makes no sense."""
+        """Return the facts for scoring. Rates: of the node's links in bytes per second; 0: unknown. Raises ValueError
+        for an invalid report."""
         report = self.report
         if report is None:
             return NodeFacts(self.name, self.zone, region, "away")
