@@ -43,7 +43,7 @@ class Leader:
         Args:
             identity: unique among replicas.
             changed: called when this replica begins or ceases to lead.
-            is_able: returns whether this replica could open gates; while it cannot, it gives up the Lease and takes none.
+            is_able: returns whether this replica could open gates; otherwise it gives up the Lease and takes none.
         """
         self._api = api
         self._name = name
