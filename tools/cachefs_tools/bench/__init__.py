@@ -1,8 +1,8 @@
 """cachefs-bench: measures the project's figures again on this machine.
 
-Subcommands print one JSON document; `miss` and `refetch` print a table, and with `--json` the document.
+Subcommands print one JSON document; `miss` and `refetch` print a table, or the document with `--json`.
 
-Machines are noisy. Where possible, a figure is therefore a ratio of two things that are measured in turns in one run.
+Machines are noisy, so most figures are ratios of two things measured alternately in one run.
 """
 
 import json
@@ -39,7 +39,7 @@ with quiet_loading(), needs_extra("bench", "cachefs-bench"):
 
 
 class _Commands(click.Group):
-    """Commands each of which, where it fails or is interrupted, ends with one line, and leaves nothing."""
+    """A group whose commands end with one line after a failure or an interruption, and leave nothing behind."""
 
     def invoke(self, context: click.Context) -> Any:
         with orderly_exit("cachefs-bench"):
@@ -218,6 +218,6 @@ main.add_command(slurm_command)
 
 
 def _print(measure: Callable[[Path], dict[str, object]], directory: Path | None) -> None:
-    """Measure in a temporary directory below *directory*, and print the document."""
+    """Run *measure* in a temporary directory below *directory*, and print its document."""
     with tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=directory) as work:
         click.echo(json.dumps(measure(Path(work)), indent=2))

@@ -1,7 +1,7 @@
-"""What one fetched block costs the daemon, by stage, while a published job reads as fast as it can.
+"""Measures the daemon's processor time per fetched block, by stage, while a published job reads as fast as it can.
 
-The daemon runs as it does for users, with a mount that pushes. py-spy looks at its stacks from outside and does not
-stop it (`--nonblocking`), so what is measured needs no code in the daemon.
+The daemon runs as it does for users, with a mount that pushes. py-spy samples its stacks from outside without stopping
+it (`--nonblocking`), so the measurement needs no code in the daemon.
 """
 
 import contextlib
@@ -25,37 +25,37 @@ from cachefs_tools.bench.training_node import SEGMENT_SIZE, budget_for
 from cachefs_tools.scratch_config import NodeSettings, TierSettings
 from cachefs_tools.scratch_node import daemon, memory_directory, mounted, running, wait
 
-# Looks at the daemon's stacks per second.
+# Samples of the daemon's stacks per second.
 SAMPLING_RATE: Final = 200
-# A memory tier that is not meant to keep anything.
+# Bytes of a memory tier that is not meant to keep anything.
 SMALL_TIER: Final = 32 << 20
 SPARE: Final = 64 << 20
-# The part of the dataset that fits into the SSD tier of the case with evictions.
+# The share of the dataset that fits into the SSD tier in the case with evictions.
 SSD_SHARE: Final = 0.5
 _POLL_SECONDS: Final = 0.1
 _START_SECONDS: Final = 60.0
 _EPOCHS: Final = 1000
-# Below these, a stage has too few samples for a figure per block.
+# With fewer blocks or seconds, a stage has too few samples for a figure per block.
 _FEW_BLOCKS: Final = 1000
 _FEW_SECONDS: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Where blocks go."""
+    """A destination of the blocks, and how many are measured."""
 
     name: str
     # Settings of the daemon.
     settings: NodeSettings
-    # Blocks that are fetched before anything is measured.
+    # Blocks that are fetched before the measurement.
     before: int
-    # Blocks that are measured, at most.
+    # Most blocks that are measured.
     blocks: int
 
 
 @dataclass(frozen=True, slots=True)
 class FetchingNode:
-    """What is measured."""
+    """The node under measurement."""
 
     client: DaemonClient
     socket: Path
@@ -63,23 +63,23 @@ class FetchingNode:
 
 
 def cases(shape: Shape) -> list[Case]:
-    """Into memory, with room for all; and onto the SSD, where another block is evicted for each."""
+    """Return the cases: into memory, with room for all blocks; and onto the SSD, where each block evicts another."""
     record = shape.size + (8 << 10)
     held = round(SSD_SHARE * shape.files)
     everything = NodeSettings(TierSettings(budget_for(2 * shape.files * record) + SPARE), TierSettings(0))
     evicting = NodeSettings(TierSettings(SMALL_TIER), TierSettings(budget_for(held * record), SEGMENT_SIZE))
     return [
         Case("memory", everything, 0, shape.files),
-        # What is read first is fetched anyway; evictions begin when the tier is full.
+        # The first blocks are fetched anyway; evictions begin when the tier is full.
         Case("ssd, evicting", evicting, held + held // 4, _EPOCHS * shape.files),
     ]
 
 
 def measure(work: Path, server: OriginServer, shape: Shape, case: Case, seconds: float) -> dict[str, Any]:
-    """The figures of one case, measured for so many seconds at most; *work* is an empty directory.
+    """Measure one case for at most *seconds*; *work* is an empty directory.
 
-    In the first half of the time nobody looks: the sum and the rate are of that. In the second half py-spy, which takes
-    most of a processor and holds up what it looks at, says how the sum is shared out.
+    The first half runs without py-spy and gives the total and the rate. In the second half py-spy, which takes most of
+    a core and slows the daemon down, tells how the total divides among the stages.
     """
     with node_of(work, server, case) as node, started_job(_busy(shape), TrainingJob(), node, work / "job"):
         _wait_for(node, case.before)
@@ -102,23 +102,23 @@ def measure(work: Path, server: OriginServer, shape: Shape, case: Case, seconds:
 
 @dataclass(frozen=True, slots=True)
 class _Used:
-    """What a stretch of time has taken."""
+    """Blocks and processor time of a period."""
 
     blocks: int
     seconds: float
-    # Processor seconds of the daemon's threads, by their number.
+    # Processor seconds by thread id of the daemon.
     threads: dict[int, float]
-    # Processor seconds of its fetch processes.
+    # Processor seconds of the fetch processes.
     outside: float
 
     @property
     def total(self) -> float:
-        """Processor seconds."""
+        """Processor seconds of daemon and fetch processes."""
         return sum(self.threads.values()) + self.outside
 
 
 def _used(node: FetchingNode, seconds: float, until: int) -> _Used:
-    """Wait for so many seconds, or until so many blocks were fetched since the start."""
+    """Wait for *seconds*, or until *until* blocks have been fetched since the start."""
     status = _status(node)
     pid, before, began = status.pid, status.fetched_blocks, time.monotonic()
     threads, processes = _thread_seconds(pid), _process_seconds(node)
@@ -133,7 +133,7 @@ def _used(node: FetchingNode, seconds: float, until: int) -> _Used:
 
 
 def remark(case: str, blocks: int, seconds: float) -> str:
-    """What is to be said of figures from so many blocks in so many seconds; empty where they are enough."""
+    """Return a warning if the figures rest on too few blocks or seconds; else ""."""
     if blocks >= _FEW_BLOCKS and seconds >= _FEW_SECONDS:
         return ""
     return (
@@ -144,7 +144,7 @@ def remark(case: str, blocks: int, seconds: float) -> str:
 
 @contextmanager
 def node_of(work: Path, server: OriginServer, case: Case) -> Iterator[FetchingNode]:
-    """A new, empty node with the dataset listed and mounted."""
+    """Run a new, empty node with the dataset listed and mounted."""
     mountpoint = work / "mnt"
     with (
         memory_directory("cachefs-bench-") as memory,
@@ -157,13 +157,13 @@ def node_of(work: Path, server: OriginServer, case: Case) -> Iterator[FetchingNo
 
 
 def _busy(shape: Shape) -> Scenario:
-    """A job that reads without a pause, and has published what."""
+    """Return a published job that reads without a pause."""
     return Scenario("block", Loader.PLAIN, Publishing.SPEC, shape=replace(shape, epochs=_EPOCHS), keep_pages=True)
 
 
 @contextmanager
 def _sampled(pid: int, stacks: Path) -> Iterator[Path]:
-    """The stacks of a process are written to the file *stacks* in the end, as py-spy's raw format."""
+    """Sample a process meanwhile; its stacks are written to *stacks* at the end, in py-spy's raw format."""
     command = [
         "py-spy", "record", "--pid", str(pid), "--rate", str(SAMPLING_RATE), "--format", "raw", "--nonblocking",
         "--threads", "--duration", "unlimited", "--output", str(stacks), "--full-filenames",
@@ -179,7 +179,7 @@ def _sampled(pid: int, stacks: Path) -> Iterator[Path]:
 
 
 def _wait_for(node: FetchingNode, blocks: int) -> None:
-    """Wait until so many blocks were fetched, or no more are for a while."""
+    """Wait until *blocks* blocks have been fetched. Raises CachefsError if none arrive for a while."""
     seen, deadline = -1, time.monotonic() + _START_SECONDS
     while (now := _status(node).fetched_blocks) < blocks:
         if now != seen:
@@ -194,7 +194,7 @@ def _status(node: FetchingNode) -> Status:
 
 
 def _process_seconds(node: FetchingNode) -> dict[int, float]:
-    """Processor seconds of each fetch process, by its process id. One that was started meanwhile had none before."""
+    """Return the processor seconds of each fetch process by pid. A process started meanwhile counts from 0."""
     found = {}
     for one in _status(node).fetch_processes:
         with contextlib.suppress(OSError):  # it has ended
@@ -203,7 +203,7 @@ def _process_seconds(node: FetchingNode) -> dict[int, float]:
 
 
 def _thread_seconds(pid: int) -> dict[int, float]:
-    """Processor seconds of each thread of a process, by its number."""
+    """Return the processor seconds of each thread of a process by thread id."""
     found = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(OSError):  # it has ended

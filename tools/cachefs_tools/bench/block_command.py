@@ -1,4 +1,4 @@
-"""`cachefs-bench block`: what one fetched block costs the daemon, by stage."""
+"""`cachefs-bench block`: the daemon's processor time per fetched block, by stage."""
 
 import json
 import tempfile

@@ -1,7 +1,7 @@
-"""For what a daemon uses its processor time: each thread's own, shared out by samples of its stacks.
+"""Divides each thread's processor time among stages, by samples of its stacks.
 
-A sample says where a thread is, not whether it runs: a thread that waits for the GIL looks as one that works. So what
-each thread has used is asked of the kernel, and the samples only say for what.
+A sample tells where a thread is, not whether it runs: a thread that waits for the GIL looks like a running one. So the
+kernel gives each thread's total, and samples only divide it.
 """
 
 from collections import Counter, defaultdict
@@ -11,7 +11,7 @@ from typing import Final
 
 
 class Stage(StrEnum):
-    """A stage on the way of a block from the origin to its reader."""
+    """A stage of a block's way from the origin to its reader."""
 
     GET = "GET"
     CHECKSUM = "checksum"
@@ -30,14 +30,14 @@ class Stage(StrEnum):
     OTHER = "other"
 
 
-# py-spy writes a frame as "function (file:line)". A stack that has a frame of this function in this file belongs to the
+# py-spy writes a frame as "function (file:line)". A stack with a frame of this function in this file belongs to the
 # stage.
 _WHOLE_STACK: Final = (
     ("evict", "store/transfers.py", Stage.EVICTION),
     ("shrink", "store/maintenance.py", Stage.EVICTION),
     ("promote", "store/block_store.py", Stage.EVICTION),
 )
-# Else the innermost frame with one of these parts says it.
+# Otherwise the innermost frame with one of these parts decides.
 _INNERMOST: Final = (
     ("piece_checksums (", Stage.CHECKSUM),
     ("cachefs_daemon/origin/", Stage.GET),
@@ -69,7 +69,7 @@ _INNERMOST: Final = (
 )
 
 
-# A thread whose innermost frame is one of these functions waits.
+# A thread waits if its innermost frame is one of these functions.
 _WAITS: Final = frozenset(
     (
         "Condition.wait",
@@ -84,7 +84,7 @@ _WAITS: Final = frozenset(
 
 
 def stage_of(frames: Sequence[str]) -> Stage:
-    """The stage that a stack belongs to. frames: outermost first."""
+    """Return the stage of a stack. frames: outermost first."""
     for function, file, stage in _WHOLE_STACK:
         if any(_function(frame) == function and file in frame for frame in frames):
             return stage
@@ -96,10 +96,10 @@ def stage_of(frames: Sequence[str]) -> Stage:
 
 
 def by_stage(stacks: Iterable[str], seconds: Mapping[int, float]) -> dict[Stage, float]:
-    """Processor seconds of each stage.
+    """Return the processor seconds of each stage.
 
-    stacks: lines as `py-spy record --threads --format raw` writes them: a thread, its stack, and how often it was seen;
-    seconds: of processor time of each thread, by its number. Raises ValueError for any other line.
+    stacks: lines as `py-spy record --threads --format raw` writes them: a thread, its stack, and a sample count;
+    seconds: processor time by thread id. Raises ValueError for any other line.
     """
     seen: defaultdict[int, Counter[Stage]] = defaultdict(Counter)
     for line in stacks:
@@ -112,12 +112,12 @@ def by_stage(stacks: Iterable[str], seconds: Mapping[int, float]) -> dict[Stage,
     for number, used in seconds.items():
         samples = seen[number]
         if not samples:
-            found[Stage.GRPC] += used  # it was never seen in Python
+            found[Stage.GRPC] += used  # never seen in Python code
         for stage, times in samples.items():
             found[stage] += used * times / samples.total()
     return found
 
 
 def _function(frame: str) -> str:
-    """The name of a frame's function, without that of its class."""
+    """Return the name of a frame's function, without its class."""
     return frame.partition(" (")[0].rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""How many samples must be fetched from the origin: closed forms, and the least that a known sequence needs.
+"""Bounds on the number of samples fetched from the origin: closed forms, and the least that a known sequence needs.
 
 All samples have one size. In the formulas F is the number of samples of the dataset, C is the number of samples that
 fit into the tiers, E is the number of epochs, and c = C/F. In the code F is `files` and C is `capacity`.
@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 
 def least_reads(files: int, capacity: int, epochs: int) -> int:
-    """F + (E-1)(F-C) samples: no policy needs fewer for one job that draws a new permutation for every epoch."""
+    """Return F + (E-1)(F-C): no policy fetches fewer for one job that draws a new permutation for every epoch."""
     return files + (epochs - 1) * max(0, files - capacity)
 
 
 def lru_reads(files: int, capacity: int, epochs: int) -> float:
-    """The number of samples that LRU is expected to fetch: c + (1-c) ln(1-c) of the reads after epoch 1 are hits."""
+    """Return the expected fetches of LRU: c + (1-c) ln(1-c) of the reads after epoch 1 are hits."""
     c = min(1.0, capacity / files)
     hits = c + (1 - c) * math.log(1 - c) if c < 1 else 1.0
     return files + (epochs - 1) * files * (1 - hits)
@@ -28,18 +28,18 @@ def lru_reads(files: int, capacity: int, epochs: int) -> float:
 def belady_reads(
     sequence: Sequence[int] | NDArray[numpy.int64], capacity: int, known: NDArray[numpy.int64] | None = None
 ) -> int:
-    """Misses of Belady's MIN when it reads the samples in this order. MIN may also read a sample without keeping it.
+    """Return the misses of Belady's MIN for this order of reads. MIN may also read a sample without keeping it.
 
-    sequence: int64 array of shape (reads,), the number of the sample that each read reads. known: likewise, the read at
-    which MIN learns of each of them, itself at the latest; None: it knows all from the start.
+    sequence: int64 array of shape (reads,), the sample number of each read. known: likewise, the read at which MIN
+    learns of each read, itself at the latest; None: MIN knows all from the start.
     """
     order = numpy.asarray(sequence, dtype=numpy.int64).tolist()
     learned: dict[int, list[int]] = defaultdict(list)
     for read, when in enumerate(known.tolist() if known is not None else [0] * len(order)):
         learned[when].append(read)
-    # sample -> reads of it that are known and to come, the last first
+    # sample -> its known future reads, the last first
     uses: dict[int, list[int]] = defaultdict(lambda: [len(order)])
-    held: dict[int, int] = {}  # sample -> when it is used next
+    held: dict[int, int] = {}  # sample -> its next use
     furthest: list[tuple[int, int]] = []  # heap of (-next use, sample); some entries are out of date
     misses = 0
     for now, sample in enumerate(order):

@@ -1,4 +1,4 @@
-"""Processor cores that something else keeps busy while a benchmark runs, as on a training node."""
+"""Keeps processor cores busy during a benchmark, as on a training node."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from cachefs_tools.scratch_node import WITH_PARENT, wait
 
 @contextmanager
 def busy_cores(count: int) -> Iterator[None]:
-    """*count* processes that only compute, for as long as the context lasts."""
+    """Run *count* processes that only compute, for as long as the context lasts."""
     command = [*WITH_PARENT, sys.executable, "-c", "while True: pass"]
     processes = [subprocess.Popen(command, start_new_session=True) for _ in range(count)]
     try:

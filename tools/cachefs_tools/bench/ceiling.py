@@ -1,6 +1,7 @@
-"""How fast the throttling proxy is when it throttles nothing.
+"""Measures the throttling proxy without limits.
 
-A benchmark compares this with what the proxy let through. Where the two are close, it measured the proxy.
+A benchmark compares this with the rate that the proxy let through: if the two are close, the benchmark measured the
+proxy.
 """
 
 import asyncio
@@ -24,7 +25,7 @@ SECONDS: Final = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Ceiling:
-    """The rates of the proxy without limits."""
+    """Rates of the proxy without limits."""
 
     requests_per_s: float  # measured, with the client and the server on the same machine
     bytes_per_s: float  # measured likewise
@@ -33,10 +34,8 @@ class Ceiling:
 
 
 def measure(throttle: Throttle, account: Account, paths: Sequence[str], seconds: float = SECONDS) -> Ceiling:
-    """Read the objects *paths* (each `bucket/key`) again and again for so many seconds.
-
-    This lifts the proxy's limits, and they stay lifted.
-    """
+    """Read the objects *paths* (each `bucket/key`) repeatedly for *seconds*. The proxy's limits are lifted, and stay
+    so."""
     throttle.limit(Limits())
     requests = [_get(url) for url in _signed(throttle.endpoint, account, paths)]
     before, start = throttle.counters(), time.monotonic()

@@ -10,20 +10,20 @@ from cachefs.rpc import DATASET_ADD, DaemonClient
 from cachefs_tools.scratch_config import NodeSettings
 from cachefs_tools.scratch_node import ScratchNode, daemon, memory_directory
 
-# What every benchmark calls its dataset.
+# Name of the dataset in all benchmarks.
 DATASET: Final = "bench"
 
 
 @contextmanager
 def directory_node(work: Path, source: Path, settings: NodeSettings) -> Iterator[ScratchNode]:
-    """A node with the directory *source* listed as the dataset DATASET."""
+    """Run a node with the directory *source* listed as the dataset DATASET."""
     with memory_directory("cachefs-bench-") as memory, daemon(work, memory, settings) as node:
         list_dataset(node.client, f"file://{source}")
         yield node
 
 
 def list_dataset(client: DaemonClient, url: str, options: OriginOptions | None = None) -> None:
-    """List what is at *url* as the dataset DATASET. Returns when the listing is complete."""
+    """List *url* as the dataset DATASET. Returns when the listing is complete."""
     request = DatasetAdd(name=DATASET, url=url, options=options or OriginOptions())
     for _ in client.stream(DATASET_ADD, request):
         pass

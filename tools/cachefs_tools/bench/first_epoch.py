@@ -1,4 +1,4 @@
-"""The first epoch of a published job that reads as fast as it can, beside a parallel download of the same keys."""
+"""Compares the first epoch of a published job that reads at full speed with a parallel download of the same keys."""
 
 import os
 import shutil
@@ -20,15 +20,15 @@ from cachefs_tools.bench.started_job import started_job
 from cachefs_tools.scratch_node import memory_directory
 from cachefs_tools.training_loop import read_report
 
-# Files that the download gets at once: as many as the daemon has connections for reading ahead.
+# Concurrent downloads: as many as the daemon has connections for reading ahead.
 PARALLEL: Final = 48
-# Seconds after which a reader or a download is taken to hang.
+# Seconds after which a reader or a download counts as hung.
 _LONGEST: Final = 900.0
 
 
 def measure(work: Path, endpoint: str | None, shape: Shape, turns: int) -> dict[str, Any]:
-    """The figures: in turns, an epoch through a new mount of an empty node, and a download into an empty directory.
-    Both keep what they get in memory. endpoint: of a running S3 server; None: rclone's is started."""
+    """Measure in turns an epoch through a new mount of an empty node, and a download into an empty directory, both in
+    memory. endpoint: of a running S3 server; None: rclone's is started."""
     found: list[dict[str, float]] = []
     (case, *_) = block_budget.cases(shape)
     click.echo(f"writing {shape.files:,} files of {shape.size:,} bytes ...", err=True)
@@ -46,7 +46,7 @@ def measure(work: Path, endpoint: str | None, shape: Shape, turns: int) -> dict[
 
 
 def _read(work: Path, server: OriginServer, shape: Shape, case: Case) -> float:
-    """Samples per second of the epoch. Raises CachefsError where some are wrong."""
+    """Return the samples per second of the epoch. Raises CachefsError if some are wrong."""
     scenario = Scenario("first epoch", Loader.PLAIN, Publishing.SPEC, shape=shape, keep_pages=True)
     name = work / "job"
     with block_budget.node_of(work, server, case) as node, started_job(scenario, TrainingJob(), node, name) as job:
@@ -63,7 +63,7 @@ def _read(work: Path, server: OriginServer, shape: Shape, case: Case) -> float:
 
 
 def _download(server: OriginServer, shape: Shape) -> float:
-    """Files per second of `rclone copy`. Raises CachefsError where it fails."""
+    """Return the files per second of `rclone copy`. Raises CachefsError if it fails."""
     command = [
         str(Path(sys.executable).with_name("rclone")), "copy", f":s3:{BUCKET}",
         "--config", "/dev/null", "--transfers", str(PARALLEL), "--checkers", "8",

@@ -1,8 +1,8 @@
-"""What a node of a large cluster computes for itself: placement, copies and duties, with simulated peers.
+"""Measures the computations of a node of a large cluster (placement, copies and duties), with simulated peers.
 
-All nodes read one dataset, dealt out to them by a DistributedSampler. Each computes who holds which block, so what one
-of them needs is what every one needs. Nothing is sent; how many messages nodes send each other follows from how long
-they wait for news.
+All nodes read one dataset that a DistributedSampler divides among them. Each node computes the holders of all blocks,
+so one node's cost is every node's cost. Nothing is sent; the number of messages between nodes follows from the poll
+intervals.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from cachefs.planning.cluster.standing import mine_now
 from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
 
 BLOCK_BYTES: Final = 110_000
-# What all nodes together have room for, in datasets.
+# Room of all nodes together, in datasets.
 ROOM: Final = 1.05
 ME: Final = 1
 
@@ -40,7 +40,7 @@ Seconds = dict[str, list[float]]
 
 
 def measure(blocks: int, nodes: int, epochs: int) -> dict[str, Any]:
-    """The figures of one run, by name. Processor time is that of one node."""
+    """Return the figures of one run, by name. Processor time is that of one node."""
     before = _peak()
     seconds: Seconds = defaultdict(list)
     homes = Homes(mix(np.arange(1, blocks + 1, dtype=np.uint64)))
@@ -69,7 +69,7 @@ def measure(blocks: int, nodes: int, epochs: int) -> dict[str, Any]:
         },
         "epochs_ahead": ahead,
         "cpu_ms_per_node_and_epoch": {**each, "all": round(sum(each.values()), 1)},
-        # They grow from 1 / nodes, one epoch after the other.
+        # Local reads grow from 1 / nodes, epoch by epoch.
         "local_reads_in_last_epoch": round(local, 4),
         "local_reads_in_theory": round(local_share(nodes), 4),
         "peak_mb": {"placement": placed - before, "all": _peak() - before},
@@ -79,7 +79,7 @@ def measure(blocks: int, nodes: int, epochs: int) -> dict[str, Any]:
 
 
 def _decide(homes: Homes, epochs: int, seconds: Seconds) -> float:
-    """Decide some epochs. The share of reads in the last one that are local."""
+    """Decide *epochs* epochs. Returns the share of local reads in the last one."""
     blocks, nodes = len(homes.first), len(homes.members)
     sizes = np.full(blocks, BLOCK_BYTES, np.uint32)
     room = rooms(np.full(nodes, int(ROOM * blocks * BLOCK_BYTES / nodes), np.int64), sizes)
@@ -104,7 +104,7 @@ def _decide(homes: Homes, epochs: int, seconds: Seconds) -> float:
 
 
 def _dealt(blocks: int, nodes: int, epoch: int) -> list[tuple[int, Ids]]:
-    """What each node reads in an epoch, in order. All ranks share one permutation, which is computed once."""
+    """Return the reads of each node in an epoch, in order. All ranks share one permutation, which is computed once."""
     order = epoch_order(SamplerSpec(kind="torch-distributed", size=blocks, epochs=epoch + 1), epoch).astype(np.int32)
     return [(node, np.ascontiguousarray(order[node::nodes])) for node in range(nodes)]
 
@@ -115,7 +115,7 @@ def _member(number: int) -> Member:
 
 
 def _ring(nodes: int) -> dict[str, float]:
-    """What it takes to learn of a change of the members, as a ring that etcd keeps."""
+    """Measure how a node learns of a change of the members, from a ring kept in etcd."""
     records = tuple(
         NodeRecord(
             id=_member(number).id, incarnation=f"{number:016x}", name=f"node-{number:04}.cluster", host="10.0.0.1",
@@ -137,12 +137,13 @@ def _ring(nodes: int) -> dict[str, float]:
 
 
 def _messages(nodes: int) -> dict[str, float]:
-    """Requests that a node sends and answers: while nothing happens, and how many more while all nodes read a job."""
+    """Return the requests per second that a node sends and answers: while idle, and in addition while all nodes read a
+    job."""
     others = nodes - 1
     followed = min(others, MOST_FOLLOWED)
     return {
         "nothing_happens": round(2 * others / poll_seconds(nodes), 2),
-        "to_etcd": round(2 / (RECORD_SECONDS / 3), 2),  # the lease is kept, and the watch looked after
+        "to_etcd": round(2 / (RECORD_SECONDS / 3), 2),  # lease renewals and the watch
         "a_job_reads": round(2 * followed / PROGRESS_SECONDS, 2),
     }
 
@@ -159,5 +160,5 @@ def _ms(times: list[float]) -> float:
 
 
 def _peak() -> int:
-    """Megabytes this process has had resident at most."""
+    """Return the peak resident megabytes of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10

@@ -1,9 +1,9 @@
-"""Do scores rank nodes as a job's first epoch does? A cluster of four real daemons with different parts of a dataset,
-on hosts of a network with slow links; a real cachefs-scheduler that follows them; and the same job on each in turn.
+"""Checks whether scores rank nodes as a job's first epoch does.
 
-The last node is the home of nearly all blocks and holds all of them. So what the others hold is what they were told to.
-
-Then the service and daemons are taken away, and it is seen what answers are like.
+Runs four real daemons with different parts of a dataset, on hosts with slow links, a real cachefs-scheduler that
+follows them, and the same job on each node in turn. The last node is the home of nearly all blocks and holds all of
+them, so the other nodes hold exactly the parts they were given. Then the service and daemons are stopped, and the
+answers meanwhile are recorded.
 """
 
 import http.client
@@ -56,28 +56,28 @@ from cachefs_tools.scratch_node import WITH_PARENT, program
 NAME: Final = "bench-scheduler"
 SHARDS: Final = 256
 SECONDS: Final = 60.0
-# Seconds for which daemons are silent, and the pause between two questions meanwhile.
+# Seconds for which daemons are suspended, and the pause between requests meanwhile.
 SILENT: Final = 5.0
 _PAUSE: Final = 0.05
-# A part of the dataset that does not matter.
+# Tolerance, as a share of the dataset.
 _NEAR: Final = 0.03
 
 
 @dataclass(frozen=True, slots=True)
 class HintsLoad:
-    """What is measured."""
+    """The extent of the measurement."""
 
     files: int = 2000
     size: int = 110_000
-    parts: tuple[float, ...] = (0.0, 0.3, 0.6)  # of the dataset, on the nodes but the last one
+    parts: tuple[float, ...] = (0.0, 0.3, 0.6)  # of the dataset, on all nodes but the last
     rounds: int = 2
-    rate: float = 1500.0  # samples a second that the job reads if it never waits
-    bandwidth: float = 40e6  # bytes a second of the origin
-    megabits: float = 500.0  # a second of the link to each node
+    rate: float = 1500.0  # samples per second of a job that never waits
+    bandwidth: float = 40e6  # bytes per second of the origin
+    megabits: float = 500.0  # per second, of the link to each node
 
 
 class Service:
-    """A cachefs-scheduler on a host, which may be killed and started again."""
+    """A cachefs-scheduler on a host, which can be killed and restarted."""
 
     def __init__(self, host: Host, work: Path, seeds: Sequence[str]) -> None:
         work.mkdir()
@@ -105,14 +105,14 @@ class Service:
             self._process.wait()
 
     def rank(self, nodes: Sequence[str] | None = None) -> Ranking | None:
-        """None: it does not answer."""
+        """Return a ranking; None if the service does not answer."""
         ask = RankAsk(ask=Ask(job="bench", dataset=DATASET), candidates=list(nodes) if nodes is not None else None)
         with suppress(CachefsError):
             return self.client.post(RANK, ask, Ranking)
         return None
 
     def held(self) -> dict[str, float]:
-        """By node, the part of the dataset that the service knows it to have."""
+        """Return by node the share of the dataset that the service believes it holds."""
         with suppress(CachefsError):
             found = self.client.get(NODES, NodesStatus).nodes
             return {
@@ -124,7 +124,7 @@ class Service:
 
 
 def measure(load: HintsLoad, work: Path) -> dict[str, Any]:
-    """All of it. *work* is an empty directory."""
+    """Measure everything. *work* is an empty directory."""
     with _running(load, work) as (cluster, hub, service):
         rounds = [_round(load, cluster, hub, service, turn) for turn in range(load.rounds)]
         without = _without(cluster, service)
@@ -172,7 +172,7 @@ def _running(load: HintsLoad, work: Path) -> Iterator[tuple[Cluster, Host, Servi
 
 
 def _round(load: HintsLoad, cluster: Cluster, hub: Host, service: Service, turn: int) -> dict[str, Any]:
-    """The parts go to other nodes in each round. Then scores are asked for, and the job runs on each node."""
+    """Place the parts on other nodes than in the round before, get scores, and run the job on each node."""
     *others, home = cluster.nodes
     parts = {node.name: load.parts[(number + turn) % len(load.parts)] for number, node in enumerate(others)}
     parts[home.name] = 1.0
@@ -212,7 +212,7 @@ def _wait_for_dataset(node: Node) -> None:
 
 
 def _estimated(service: Service, nodes: Sequence[str]) -> dict[str, float]:
-    """By node, the seconds that a job would wait in its first epoch."""
+    """Return by node the seconds that a job would wait in its first epoch."""
     job = f"bench:{uuid.uuid4().hex[:8]}"
     service.client.post(ADMIT, Ask(job=job, dataset=DATASET), Admission)
     found = service.client.get(EXPLAIN, Explanation, job=job)
@@ -221,11 +221,11 @@ def _estimated(service: Service, nodes: Sequence[str]) -> dict[str, float]:
 
 
 class Told(msgspec.Struct):
-    """The answer to what is only told."""
+    """An empty response."""
 
 
 def _hold(node: Node, hub: Host, part: float, turn: int) -> None:
-    """Have a node hold that part of the dataset, in shards that lie anywhere."""
+    """Make a node hold a share of the dataset, in random shards."""
     _order(node, hub, Order(kind=OrderKind.EVICT, dataset=DATASET))
     chosen = np.zeros(SHARDS, np.bool_)
     chosen[np.random.default_rng(turn).permutation(SHARDS)[: round(part * SHARDS)]] = True
@@ -250,7 +250,7 @@ def _order(node: Node, hub: Host, order: Order) -> None:
 
 
 def _first_epoch(load: HintsLoad, node: Node, turn: int) -> float:
-    """Seconds from the job's first word to the end of its first epoch."""
+    """Return the seconds from the job's start to the end of its first epoch."""
     settings = JobSettings(
         name=f"job{turn}", dataset=DATASET, files=load.files, epochs=1, seed=turn, rate=load.rate, threads=8
     )
@@ -265,7 +265,8 @@ def _first_epoch(load: HintsLoad, node: Node, turn: int) -> float:
 
 
 def _without(cluster: Cluster, service: Service) -> dict[str, Any]:
-    """Half of the daemons stand still; then the service is killed; then it is started while they stand still."""
+    """Record answers while half of the daemons are suspended, then without the service, then after its restart with
+    suspended daemons."""
     silent = cluster.nodes[: len(cluster.nodes) // 2]
     for node in silent:
         node.suspend()
@@ -294,7 +295,7 @@ def _without(cluster: Cluster, service: Service) -> dict[str, Any]:
 
 
 def _asked(service: Service, seconds: float) -> dict[str, Any]:
-    """Ask for a ranking again and again."""
+    """Ask for rankings repeatedly."""
     took, ages, failed = [], [], 0
     end = time.monotonic() + seconds
     for _ in itertools.count():
@@ -315,7 +316,7 @@ def _asked(service: Service, seconds: float) -> dict[str, Any]:
 
 
 def spearman(one: Sequence[float], other: Sequence[float]) -> float:
-    """Spearman's rank correlation: 1 where both have the same order, and ties share their ranks."""
+    """Return Spearman's rank correlation: 1 for equal orders; ties share their ranks."""
     a, b = _ranks(one), _ranks(other)
     return round(float(np.corrcoef(a, b)[0, 1]), 3)
 

@@ -1,4 +1,4 @@
-"""`cachefs-bench hints`: do scores rank nodes as jobs do?"""
+"""`cachefs-bench hints`: checks whether scores rank nodes as jobs do."""
 
 import json
 

@@ -14,18 +14,16 @@ SOURCE = Path(__file__).with_name("hotread.c")
 
 @dataclass(frozen=True, slots=True)
 class HotRead:
-    """The compiled program and what it reads."""
+    """The compiled program and the files it reads."""
 
     program: Path
-    listing: Path  # a file with the paths to read, one per line, relative to a root
+    listing: Path  # a file with paths relative to a root, one per line
 
     def run(
         self, root: Path, *, procs: int = 1, rounds: int = 1, seed: int = 1, checksum: bool = False
     ) -> list[dict[str, Any]]:
-        """What each round measured, as hotread prints it.
-
-        With *checksum* each round has a checksum of all paths and contents, which does not depend on the order.
-        """
+        """Return the figures of each round, as hotread prints them. With *checksum* each round includes an
+        order-independent checksum of all paths and contents."""
         command = [self.program, "--root", root, "--list", self.listing, "--procs", str(procs), "--rounds", str(rounds)]
         command += ["--seed", str(seed)]
         command += ["--sum"] if checksum else []
@@ -36,7 +34,7 @@ class HotRead:
 
 
 def compile_hotread(work: Path, names: list[str]) -> HotRead:
-    """hotread for the paths *names*, compiled in *work*. Raises CachefsError where there is no C compiler."""
+    """Compile hotread in *work* for the paths *names*. Raises CachefsError without a C compiler."""
     program, listing = work / "hotread", work / "names"
     try:
         subprocess.run(["cc", "-O2", "-o", program, SOURCE], check=True, capture_output=True)
@@ -47,9 +45,9 @@ def compile_hotread(work: Path, names: list[str]) -> HotRead:
 
 
 def first_round(files: int, seed: int) -> list[int]:
-    """The order in which hotread reads the lines of its list in its first round.
+    """Return the order in which hotread reads the lines of its list in its first round.
 
-    With N processes, process k reads the places k, k+N, k+2N and so on of this order.
+    With N processes, process k reads the positions k, k+N, k+2N and so on of this order.
     """
     library = ctypes.CDLL(None)
     library.random.restype = ctypes.c_long

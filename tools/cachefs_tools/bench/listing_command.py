@@ -1,4 +1,4 @@
-"""`cachefs-bench listing`: how long a listing of very many keys takes, and how much memory."""
+"""`cachefs-bench listing`: time and memory of listing a very large bucket."""
 
 import json
 import tempfile

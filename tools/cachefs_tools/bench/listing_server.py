@@ -1,8 +1,7 @@
-"""An S3 server that only lists: a bucket of as many keys as wanted, with the answers and the delay of a real one.
+"""An S3 server that only lists: a bucket of any number of keys, with the responses and the delay of a real server.
 
-There are no objects behind the keys. A server that has them takes half an hour to be filled with a million, and then is
-what is measured. `main` takes LAYOUT, KEYS and DELAY from the command line, and says
-its URL.
+There are no objects behind the keys: filling a real server with a million takes half an hour, and then the server would
+be the bottleneck. `main` takes LAYOUT, KEYS and DELAY from the command line, and prints its URL.
 """
 
 import asyncio
@@ -20,16 +19,16 @@ _SIZE: Final = 112_640
 
 
 class Layout(StrEnum):
-    """How the keys look."""
+    """The shape of the keys."""
 
-    TREE = "tree"  # a thousand directories of equally many
+    TREE = "tree"  # a thousand directories of equal size
     FLAT = "flat"  # no directories
-    DEEP = "deep"  # all in one directory that lies deep
+    DEEP = "deep"  # all in one deep directory
     SKEWED = "skewed"  # one directory has nine tenths
 
 
 def keys(layout: Layout, count: int) -> list[str]:
-    """All keys, in order."""
+    """Return all keys, in order."""
     match layout:
         case Layout.TREE:
             each = -(-count // 1000)
@@ -47,16 +46,16 @@ def keys(layout: Layout, count: int) -> list[str]:
 
 
 class ListingServer:
-    """Answers ListObjects in both versions, for a bucket with these keys."""
+    """Answers both versions of ListObjects, for a bucket with these keys."""
 
     def __init__(self, found: list[str], delay: float) -> None:
-        """delay: seconds that each answer takes."""
+        """delay: seconds that each response takes."""
         self._keys = found
         self._delay = delay
         self.requests = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection."""
+        """Serve one connection."""
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
                 method, target, _ = head.split(b" ", 2)
@@ -65,7 +64,7 @@ class ListingServer:
                     await asyncio.sleep(self._delay)
                 body = self.answer(target.decode()) if method == b"GET" else b""
                 if body is None:
-                    await reader.read()  # until the client goes away
+                    await reader.read()  # until the client disconnects
                     return
                 writer.write(
                     b"HTTP/1.1 200 OK\r\nContent-Type: application/xml\r\nContent-Length: %d\r\n\r\n%b"
@@ -78,7 +77,7 @@ class ListingServer:
             writer.close()
 
     def answer(self, target: str) -> bytes | None:
-        """The body of the answer; None where there shall be none."""
+        """Return the body of a response; None for a request that stays unanswered."""
         query = {name: values[0] for name, values in parse_qs(urlsplit(target).query).items()}
         if "location" in target:
             return b'<?xml version="1.0"?><LocationConstraint xmlns="http://s3.amazonaws.com/doc/2006-03-01/"/>'
@@ -118,5 +117,5 @@ async def _run(layout: Layout, count: int, delay: float) -> None:
 
 
 def main() -> None:
-    """A process that only does this."""
+    """Run the server in this process."""
     asyncio.run(_run(Layout(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])))

@@ -1,4 +1,4 @@
-"""Listing a bucket of very many keys: time and memory of a daemon, next to rclone's.
+"""Measures listing a very large bucket: time and memory of a daemon, next to rclone's.
 
 Both list the same server in turns. `cachectl dataset add` also writes the snapshot, and rclone only prints the keys.
 """
@@ -33,17 +33,17 @@ _POLL_SECONDS: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class ListingLoad:
-    """What is listed."""
+    """The bucket to list."""
 
     layout: Layout
     keys: int
-    # Seconds that the server takes for each answer.
+    # Seconds that the server takes for each response.
     delay: float
     turns: int
 
 
 def measure(work: Path, load: ListingLoad, url: str, endpoint: str | None, account: Account | None) -> dict[str, Any]:
-    """*endpoint* is a running server, where *url* is listed; with None there is one of our own, as *load* says."""
+    """Measure listings of *url* at a running server *endpoint*; None: of a server started as *load* says."""
     turns = []
     with (
         _server(load, endpoint) as server,
@@ -100,7 +100,7 @@ def _through_daemon(node: ScratchNode, url: str, server: str) -> dict[str, Any]:
 
 
 def _through_rclone(work: Path, url: str, server: str, account: Account) -> dict[str, Any]:
-    """As a user would do it. Keys are counted by their lines; directories come with a slash."""
+    """List like a user would. Keys are counted by lines; directories end with a slash."""
     settings = f"provider=Other,env_auth=true,list_version=2,force_path_style=true,endpoint='{server}'"
     command = [
         str(_rclone()), "lsf", "-R", "--files-only", "--fast-list", "--config", "/dev/null",
@@ -137,7 +137,7 @@ def _rclone() -> Path | None:
 
 @dataclass(slots=True)
 class _Peaks:
-    """Bytes of memory that a process and its children have had at most."""
+    """Peak memory in bytes of a process and of its children."""
 
     parent: int = 0
     child: int = 0
@@ -166,7 +166,7 @@ def _watched(process: psutil.Process) -> Iterator[_Peaks]:
 
 def _high_water(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
-    # A process that has just ended has none.
+    # Empty if the process has just ended.
     return int((status.partition("VmHWM:")[2].split() or ["0"])[0]) << 10
 
 

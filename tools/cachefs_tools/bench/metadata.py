@@ -22,12 +22,12 @@ SETTINGS = NodeSettings(memory=TierSettings(256 << 20), ssd=TierSettings(0))
 
 
 def measure(work: Path, files: int, entries: int) -> dict[str, Any]:
-    """The figures, as a JSON-serialisable document. *work* is an empty directory."""
+    """Return the figures as a JSON-serialisable document. *work* is an empty directory."""
     return {"find": measure_find(work, files), "mount": measure_mount(work, entries)}
 
 
 def measure_find(work: Path, files: int) -> dict[str, Any]:
-    """find(1) over a mounted tree of so many files, and over the same tree on the local disk, in turns."""
+    """Measure find(1) over a mounted tree of *files* files, and over the same tree on the local disk, in turns."""
     source, mount = work / "native", work / "mount"
     write_empty_files(source, files)
     with directory_node(work, source, SETTINGS) as node, mounted(DATASET, mount, node.socket, work / "mount.log"):
@@ -40,7 +40,8 @@ def measure_find(work: Path, files: int) -> dict[str, Any]:
 
 
 def measure_mount(work: Path, entries: int) -> dict[str, Any]:
-    """mount.cachefs as a user runs it: seconds until the command returns, and the memory of the process it leaves."""
+    """Run mount.cachefs as a user does: measures the seconds until the command returns, and the memory of the process
+    it leaves."""
     source, mount = work / "large", work / "large-mount"
     place = work / "large-node"
     place.mkdir()
@@ -72,7 +73,7 @@ def write_empty_files(directory: Path, files: int) -> None:
 
 
 def seconds_of_find(top: Path) -> float:
-    """Seconds that find(1) takes to look at the size of every file below *top*."""
+    """Return the seconds that find(1) takes to check the size of every file below *top*."""
     start = time.perf_counter()
     subprocess.run(["find", top, "-type", "f", "-size", "+1"], check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - start

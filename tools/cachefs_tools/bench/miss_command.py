@@ -1,4 +1,4 @@
-"""`cachefs-bench miss`: cold reads that nobody has published, beside other mounts of the same server."""
+"""`cachefs-bench miss`: cold reads without a published sequence, compared with other mounts of the same server."""
 
 import json
 import tempfile
@@ -54,7 +54,7 @@ def miss_command(as_json: bool, directory: Path | None, endpoint: str | None, bu
 
 
 def table(document: dict[str, Any]) -> Table:
-    """The figures, in at most 80 columns."""
+    """Return a table of at most 80 columns."""
     found = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     found.add_column("cold reads")
     found.add_column("by")

@@ -1,6 +1,6 @@
-"""Reads of files that are nowhere on the node and that nobody has published: what a newcomer sees first.
+"""Measures reads of files that are neither on the node nor published: what a newcomer sees first.
 
-Each way to read gets the same files of the same server, in turns. Every file is read once by each, so it is cold.
+Each reader gets the same files from the same server, in turns, and reads each file once, so that it is cold.
 """
 
 import asyncio
@@ -41,17 +41,17 @@ OURS: Final = "cachefs"
 
 @dataclass(frozen=True, slots=True)
 class MissLoad:
-    """What is read."""
+    """The files to read."""
 
-    # Of each pattern in each turn; a multiple of PER_CLASS.
+    # Files of each pattern in each turn; a multiple of PER_CLASS.
     files: int
-    # Bytes of each.
+    # Bytes of each file.
     size: int
     turns: int
 
     def numbers(self, pattern: str, turn: int) -> Sequence[int]:
-        """The files of a pattern in one turn: whole directories to copy, and others from anywhere behind these, in the
-        order in which they are read. Files that lie together would not be shuffled: reading ahead would bring them."""
+        """Return the files of a pattern in one turn, in read order: whole directories for copies, random files behind
+        them for the others. Neighbouring files would not be shuffled: readahead would fetch them."""
         copied = self.files * self.turns
         if pattern == COPY:
             return range(turn * self.files, (turn + 1) * self.files)
@@ -62,16 +62,16 @@ class MissLoad:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What came of reading some files."""
+    """The result of reading some files."""
 
     seconds: float
-    # Of each read; empty where they were not measured one by one.
+    # Seconds of each read; empty if reads were not measured one by one.
     waits: list[float]
 
 
 def measure(work: Path, load: MissLoad, endpoint: str | None = None, bucket: str | None = None) -> dict[str, Any]:
-    """The figures of all ways to read. *endpoint*: a running server, or None for one of rclone; *bucket*: see
-    filled_server."""
+    """Measure all ways to read. *endpoint*: a running server, or None for one of rclone; *bucket*: see
+    `filled_server`."""
     shape = Shape(files=load.files * len(PATTERNS) * load.turns, size=load.size)
     with ExitStack() as stack:
         server = stack.enter_context(filled_server(work, shape, endpoint, bucket))
@@ -118,7 +118,7 @@ def _our_mount(work: Path, server: OriginServer, shape: Shape) -> Iterator[Path]
 
 
 def _walk(mount: Path) -> None:
-    """Names and sizes are known before anything is read, as to a job that has listed its files."""
+    """Learn names and sizes before the reads, like a job that has listed its files."""
     for path in mount.rglob("*"):
         path.stat()
 
@@ -155,7 +155,7 @@ def _copy(mount: Path, numbers: Sequence[int], work: Path) -> Pass:
 
 
 async def _raw(server: OriginServer, numbers: Sequence[int], size: int, readers: int) -> Pass:
-    """A client that neither signs nor checks gets the same files: the limit."""
+    """Read with a client that neither signs nor checks: the limit."""
     config = AioConfig(signature_version="s3v4", s3={"addressing_style": "path"})
     account = server.account
     async with get_session().create_client(
@@ -187,7 +187,7 @@ def _figures(passes: list[Pass], files: int) -> dict[str, float]:
 
 
 def _ratio(ways: dict[str, list[Pass]]) -> dict[str, float]:
-    """Files per second of ours to the others', each in the same turn."""
+    """Return the ratio of our files per second to the others', per turn."""
     ours = ways[OURS]
     ratio: Callable[[Pass, Pass], float] = lambda mine, theirs: theirs.seconds / mine.seconds  # noqa: E731
     return {
@@ -196,5 +196,5 @@ def _ratio(ways: dict[str, list[Pass]]) -> dict[str, float]:
 
 
 def round_up(files: int) -> int:
-    """To whole directories."""
+    """Round up to whole directories."""
     return -(-files // PER_CLASS) * PER_CLASS

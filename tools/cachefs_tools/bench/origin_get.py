@@ -1,6 +1,6 @@
-"""What a GET costs: the daemon's own client beside aiobotocore, and beside the least that a client in Python can do.
+"""Measures a GET of the daemon's own client, next to aiobotocore and to the least that a Python client can do.
 
-Each client runs in turns in a process of its own, on one event loop, with so many requests at once.
+Each client runs in turns in a process of its own, on one event loop, with a fixed number of concurrent requests.
 """
 
 import asyncio
@@ -31,9 +31,9 @@ from cachefs_tools.scratch_node import SCRATCH
 
 SMALL: Final = 110 << 10
 RANGE: Final = 4 << 20
-# Of the object that is read in ranges.
+# Bytes of the object that is read in ranges.
 LARGE: Final = 64 << 20
-# GETs through aiobotocore are fewer by this factor, since each takes so much longer.
+# GETs through aiobotocore are fewer by this factor, since each takes much longer.
 _FEWER: Final = 5
 _DEADLINE: Final = 60.0
 CLIENTS: Final = ("raw", "cachefs", "aiobotocore")
@@ -41,29 +41,29 @@ CLIENTS: Final = ("raw", "cachefs", "aiobotocore")
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is read."""
+    """The objects to read."""
 
     server: OriginServer
     # Bytes of each GET.
     size: int
-    # Objects of the server, and bytes of each. Where they are larger than a GET, ranges of them are read.
+    # Objects of the server, and bytes of each. Objects larger than a GET are read in ranges.
     files: int
     whole: int
     # GETs of each client in each turn.
     count: int
-    # GETs under way at once.
+    # Concurrent GETs.
     parallel: int
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one client took in one turn."""
+    """The cost of one client in one turn."""
 
-    # Processor seconds of a GET.
+    # Processor seconds per GET.
     cpu: float
-    # GETs in a second.
+    # GETs per second.
     rate: float
-    # Bytes by which the process grew, at most, with GETs that were not measured.
+    # Peak growth of the process in bytes, including unmeasured GETs.
     memory: int
 
 
@@ -71,7 +71,7 @@ Get = Callable[[ObjectRange], Awaitable[int]]
 
 
 def measure(work: Path, endpoint: str | None, gets: int, size: int, parallel: int, turns: int) -> dict[str, Any]:
-    """The figures. endpoint: of a running S3 server; None: one is started. size: bytes of an object."""
+    """Return the figures. endpoint: of a running S3 server; None: one is started. size: bytes of an object."""
     found: dict[str, Any] = {"parallel": parallel, "turns": turns}
     shapes = {"objects": Shape(files=256, size=size), "ranges": Shape(files=1, size=LARGE)}
     for name, shape in shapes.items():
@@ -88,7 +88,7 @@ def measure(work: Path, endpoint: str | None, gets: int, size: int, parallel: in
 
 @contextmanager
 def filled(work: Path, shape: Shape, endpoint: str | None) -> Iterator[tuple[str, OriginServer]]:
-    """What kind of server it is, and the server, with the dataset in it. endpoint: of a running one."""
+    """Yield the kind of server, and the server filled with the dataset. endpoint: of a running server."""
     nginx = find_nginx()
     if endpoint is None and nginx is not None:
         write_samples(work / "buckets" / BUCKET, shape.files, shape.size)
@@ -112,7 +112,8 @@ def _compare(load: Load, turns: int) -> dict[str, Any]:
 
 
 def _ratios(costs: dict[str, list[Cost]], other: str) -> dict[str, float]:
-    """Ours to another client's. Of each turn, since a machine may be busier in one than in the next."""
+    """Return the medians of our figures relative to another client's, per turn, since a machine's load varies between
+    turns."""
     turns = list(zip(costs["cachefs"], costs[other], strict=True))
     return {
         f"cpu_to_{other}": round(statistics.median(ours.cpu / theirs.cpu for ours, theirs in turns), 3),
@@ -135,7 +136,7 @@ def _turn(client: str, load: Load) -> Cost:
 
 
 async def _run(client: str, load: Load) -> Cost:
-    # aiobotocore and the daemon look for them there.
+    # aiobotocore and the daemon read them from there.
     os.environ.update(
         AWS_ACCESS_KEY_ID=load.server.account.access_key, AWS_SECRET_ACCESS_KEY=load.server.account.secret_key
     )
@@ -146,7 +147,7 @@ async def _run(client: str, load: Load) -> Cost:
 
 
 async def gets_of(load: Load) -> list[ObjectRange]:
-    """All that is to be read. It asks the server for ETags."""
+    """Return all ranges to read. Asks the server for ETags."""
     async with _botocore(load) as full:
         return await _gets_of(load, full)
 
@@ -174,7 +175,7 @@ async def _cost(load: Load, get: Get, wanted: list[ObjectRange]) -> Cost:
 
 
 def _peak() -> int:
-    """Bytes that the process has had in memory at most. getrusage knows of those of its parent, too."""
+    """Return the peak resident bytes of the process. getrusage would include the parent's."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) << 10
 
@@ -211,7 +212,7 @@ async def _through_aiobotocore(load: Load, full: Any, wanted: list[ObjectRange])
 
 @asynccontextmanager
 async def _through_origin(load: Load, full: Any, wanted: list[ObjectRange]) -> AsyncIterator[Get]:
-    """With all that the daemon does for a read of its origin: checks, retries, deadlines."""
+    """Read through the daemon's origin, with checks, retries and deadlines."""
     options = OriginOptions(endpoint_url=load.server.endpoint, region="us-east-1")
     origin = open_origin(f"s3://{BUCKET}", options, OriginSettings(max_connections=load.parallel))
 
@@ -228,7 +229,7 @@ async def _through_origin(load: Load, full: Any, wanted: list[ObjectRange]) -> A
 
 @asynccontextmanager
 async def _through_raw(load: Load, full: Any, wanted: list[ObjectRange]) -> AsyncIterator[Get]:
-    """The URLs are signed before anything is measured."""
+    """Read with the raw client; URLs are signed before the measurement."""
     urls = {
         key: await full.generate_presigned_url("get_object", Params={"Bucket": BUCKET, "Key": key.decode()})
         for key in {one.key for one in wanted}

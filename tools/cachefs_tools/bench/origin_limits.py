@@ -1,4 +1,4 @@
-"""How the daemon's reads get on with a server that refuses what comes too fast, and with one that is slow now and then.
+"""Measures the daemon's reads from a server that throttles, and from one that is slow now and then.
 
 The reads go through the daemon's slots and its client, on one event loop, to a proxy in front of the server.
 """
@@ -26,14 +26,14 @@ from cachefs_tools.lab.slow_link import Limits
 from cachefs_tools.lab.throttle import throttled
 
 FILES: Final = 256
-# Seconds of a request that is not slow, where some are; and those that a reader waits at most.
+# Seconds of a normal request if some are slow; and the deadline of a read.
 _LATENCY: Final = 0.05
 _DEADLINE: Final = 60.0
 _SLOW: Final = re.compile(r"(0?\.\d+)x(\d+)")
 
 
 def measure(work: Path, endpoint: str | None, gets: int, size: int, parallel: int, limits: Limits) -> dict[str, Any]:
-    """The figures. endpoint: of a running S3 server; None: one is started. size: bytes of an object."""
+    """Return the figures. endpoint: of a running S3 server; None: one is started. size: bytes of an object."""
     work = work / "limits"
     work.mkdir()
     with filled(work, Shape(files=FILES, size=size), endpoint) as (kind, server):
@@ -52,7 +52,7 @@ def measure(work: Path, endpoint: str | None, gets: int, size: int, parallel: in
 
 
 def parse_slow(text: str) -> tuple[float, float]:
-    """Share and factor of slow requests, from 0.01x50. Raises ConfigError."""
+    """Parse the share and factor of slow requests, such as 0.01x50. Raises ConfigError."""
     match = _SLOW.fullmatch(text)
     if match is None:
         raise ConfigError(f"--slow {text}: expected a share and a factor, as in 0.01x50")
@@ -60,7 +60,7 @@ def parse_slow(text: str) -> tuple[float, float]:
 
 
 def limits_of(throttle: float, slow: str | None) -> Limits:
-    """Limits of the proxy. Raises ConfigError."""
+    """Return the limits of the proxy. Raises ConfigError."""
     if slow is None:
         return Limits(request_rate=throttle)
     share, factor = parse_slow(slow)
@@ -68,7 +68,7 @@ def limits_of(throttle: float, slow: str | None) -> Limits:
 
 
 def read_in_turn(load: Load, endpoint: str, hedge_share: float) -> dict[str, Any]:
-    """All reads of the *load* through the proxy at *endpoint*."""
+    """Make all reads of *load* through the proxy at *endpoint*."""
     os.environ.update(
         AWS_ACCESS_KEY_ID=load.server.account.access_key, AWS_SECRET_ACCESS_KEY=load.server.account.secret_key
     )
@@ -76,7 +76,6 @@ def read_in_turn(load: Load, endpoint: str, hedge_share: float) -> dict[str, Any
 
 
 async def _read_all(load: Load, endpoint: str, hedge_share: float) -> dict[str, Any]:
-    """endpoint: of the proxy."""
     wanted = await gets_of(load)
     options = OriginOptions(endpoint_url=endpoint, region="us-east-1")
     origin = open_origin(f"s3://{BUCKET}", options, OriginSettings(hedge_share=hedge_share))
@@ -116,7 +115,7 @@ async def _read_all(load: Load, endpoint: str, hedge_share: float) -> dict[str, 
 
 
 async def _read(origin: Origin, slots: FetchSlots, wanted: ObjectRange, number: int) -> None:
-    """As the daemon's Fetcher does it."""
+    """Read like the daemon's Fetcher."""
     async with slots.slot(number.to_bytes(8, "big"), wanted.length, origin.endpoint, ahead=False) as slot:
 
         async def rest(seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""The S3 server behind the proxy, filled with the dataset: rclone's server, or one that is already running."""
+"""The S3 server behind the proxy, filled with the dataset: rclone's server, or a running one."""
 
 import asyncio
 import os
@@ -32,10 +32,10 @@ class OriginServer:
 
 @contextmanager
 def filled_server(work: Path, shape: Shape, endpoint: str | None, bucket: str | None = None) -> Iterator[OriginServer]:
-    """A server with the dataset in it.
+    """Run a server with the dataset in it.
 
-    *endpoint* is the URL of a running server, in which a bucket is made, and removed in the end. With None a new
-    server is started. *bucket*: an empty bucket of the running server that is used instead, and is empty in the end.
+    *endpoint* is the URL of a running server, in which a bucket is created, and removed at the end; None starts a new
+    server. *bucket*: an empty bucket of the running server to use instead, which is emptied at the end.
     """
     account = SCRATCH if endpoint is None else account_of_environment()
     directory = work / "buckets" / BUCKET
@@ -61,7 +61,7 @@ def filled_server(work: Path, shape: Shape, endpoint: str | None, bucket: str | 
 
 
 def account_of_environment() -> Account:
-    """The credentials of a running server. Raises ConfigError."""
+    """Return the credentials of a running server. Raises ConfigError."""
     try:
         return Account(os.environ["AWS_ACCESS_KEY_ID"], os.environ["AWS_SECRET_ACCESS_KEY"])
     except KeyError:
@@ -70,7 +70,7 @@ def account_of_environment() -> Account:
 
 
 async def _require_empty(client: Any, bucket: str) -> None:
-    """Nobody's objects are overwritten. Raises ConfigError."""
+    """Raise ConfigError for a bucket with objects, which could be overwritten."""
     found = await client.list_objects_v2(Bucket=bucket, MaxKeys=1)
     if found.get("KeyCount") or found.get("Contents"):
         raise ConfigError(f"bucket {bucket} is not empty; give an empty one, whose objects may be made and removed")
@@ -97,7 +97,7 @@ async def _remove(client: Any, bucket: str, keys: Sequence[str]) -> None:
 
 
 def _talk(server: OriginServer, work: Any) -> None:
-    """Await *work*(client) with a client of the server. Raises CachefsError where the server does not do it."""
+    """Await *work*(client) with a client of the server. Raises CachefsError if the server fails."""
 
     async def connected() -> None:
         config = AioConfig(

@@ -16,7 +16,7 @@ S3FS: Final = "s3fs"
 
 
 def installed() -> dict[str, str]:
-    """The programs that are here, by name."""
+    """Return the installed programs, by name."""
     paths = {RCLONE: f"{sysconfig.get_path('scripts')}:/usr/local/bin:/usr/bin", S3FS: "/usr/local/bin:/usr/bin"}
     found = {name: shutil.which(name, path=path) for name, path in paths.items()}
     return {name: program for name, program in found.items() if program}
@@ -24,7 +24,7 @@ def installed() -> dict[str, str]:
 
 @contextmanager
 def other_mount(name: str, program: str, server: OriginServer, work: Path) -> Iterator[Path]:
-    """The bucket of the server, mounted by the program in the new directory *work*, with its cache there."""
+    """Mount the server's bucket with a program in the new directory *work*, with its cache there."""
     directory, log = work / "mnt", work / f"{name}.log"
     directory.mkdir(parents=True)
     command = {RCLONE: _rclone, S3FS: _s3fs}[name](program, server, work, directory)

@@ -1,4 +1,4 @@
-"""A measurement in a process of its own, so that what others have left in memory does not count."""
+"""Runs a measurement in a process of its own, so that memory left by others does not count."""
 
 import signal
 from collections.abc import Callable
@@ -11,12 +11,12 @@ Result = TypeVar("Result")
 
 
 def in_own_process(measure: Callable[Given, Result], *args: Given.args, **options: Given.kwargs) -> Result:
-    """What *measure*, a function of a module, returns. An interruption ends the process at once, without a word.
+    """Return the result of *measure*, a function of a module. An interruption ends the process silently.
 
-    Ctrl-C in a terminal sends SIGINT to all processes of the command. This one would print where it was.
+    Ctrl-C in a terminal sends SIGINT to all processes of the command; the child would print a traceback.
     """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the process inherits that
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the child process inherits the mask
         try:
             running = pool.submit(measure, *args, **options)
         finally:

@@ -1,4 +1,4 @@
-"""A control group whose processes share a page cache of a certain size, whatever else they need."""
+"""A control group whose processes share a page cache of a fixed size, whatever memory they need besides."""
 
 import os
 import threading
@@ -9,19 +9,19 @@ from typing import Final
 
 from cachefs.errors import CachefsError
 
-# Seconds between two looks at how much memory the group needs beside its page cache.
+# Seconds between adjustments of the limit.
 _LOOK_SECONDS: Final = 0.05
-# Bytes for what the kernel keeps per process, which its statistics do not tell.
+# Bytes for the kernel's memory per process, which its statistics omit.
 _KERNEL: Final = 16 << 20
 _ROOT: Final = Path("/sys/fs/cgroup")
 
 
 class PageCacheLimit:
-    """A control group, in either version of control groups. Its limit follows the memory that its processes need, so
-    that *size* bytes are always left for pages of files."""
+    """A control group (v1 or v2) whose limit follows the memory that its processes need, so that *size* bytes are
+    always left for file pages."""
 
     def __init__(self, size: int) -> None:
-        """size: bytes. Raises CachefsError where no control group can be made."""
+        """size: bytes. Raises CachefsError if no control group can be created."""
         self._size = size
         self._group, self._is_v1 = _make(f"cachefs-bench-{os.getpid()}-{id(self)}")
         self._ended = threading.Event()
@@ -29,7 +29,7 @@ class PageCacheLimit:
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """Put before a command, this runs the command in the group."""
+        """Words before a command that run it in the group."""
         return "sh", "-c", f'echo $$ > {self._group}/cgroup.procs; exec "$@"', "sh"
 
     def _follow(self) -> None:
@@ -40,12 +40,12 @@ class PageCacheLimit:
             needed = sum(int(value) for name, value in pairs if name in names)
             try:
                 limit.write_text(str(needed + self._size + _KERNEL))
-            except OSError:  # v1: the pages cannot be taken back at once
+            except OSError:  # v1: the pages cannot be reclaimed at once
                 continue
 
     @contextmanager
     def kept(self) -> Iterator["PageCacheLimit"]:
-        """The limit holds meanwhile. The group is removed in the end, when its processes have ended."""
+        """Keep the limit meanwhile. The group is removed at the end, after its processes."""
         self._thread.start()
         try:
             yield self
@@ -59,7 +59,7 @@ class PageCacheLimit:
 
 
 def _make(name: str) -> tuple[Path, bool]:
-    """The directory of a new group below the one of this process, and whether it is of version 1."""
+    """Create a group below this process's group. Returns its directory, and whether it is of version 1."""
     for line in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         is_v1 = "memory" in controllers.split(",")

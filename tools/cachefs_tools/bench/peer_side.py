@@ -1,9 +1,9 @@
-"""One side of `cachefs-bench peers`, a process on a host of the lab: it gives blocks, or asks for them.
+"""One side of `cachefs-bench peers`, a process on a host of the lab: serves blocks, or requests them.
 
     python -m cachefs_tools.bench.peer_side give|ask|copy-give|copy-ask JSON
 
-What it is to do stands in the JSON. Those that give print a line of JSON and run until their input ends. Those that ask
-read lines of JSON, `["many", SECONDS]` or `["one by one", COUNT]`, and answer each with a line of JSON.
+The JSON holds the parameters. Serving sides print a line of JSON and run until their input ends. Requesting sides read
+lines of JSON, `["many", SECONDS]` or `["one by one", COUNT]`, and answer each with a line of JSON.
 """
 
 import asyncio
@@ -34,22 +34,22 @@ from cachefs.messages import BlockRef
 
 CLUSTER: Final = "bench"
 ASKER: Final = "a" * 16
-# Bytes of different blocks that one side has: more than fit into a processor's cache.
+# Bytes of different blocks on a side: more than a processor's cache.
 _HELD: Final = 256 << 20
 _AT_ONCE: Final = 256 << 10
-# Seconds of each turn that do not count: what is on the way grows to what it will be.
+# Seconds at the begin of each turn that do not count, while the requests in flight grow.
 RAMP: Final = 0.2
 
 
 class _Members(NoMembership):
-    """A view that does not change."""
+    """A constant view."""
 
     def __init__(self, view: ClusterView) -> None:
         self.view = view
 
 
 def node(number: int, host: str, port: int) -> NodeRecord:
-    """The record of a side; 0 is the one that asks."""
+    """Return the record of a side; 0 is the requesting one."""
     node_id = f"{number:016x}" if number else ASKER
     return NodeRecord(node_id, node_id, f"node-{number}", host, port, port + 1, state="active")
 
@@ -72,7 +72,7 @@ def _tls(given: dict[str, Any]) -> TlsFiles | None:
 
 
 async def _give(given: dict[str, Any]) -> None:
-    """Have blocks, and give them."""
+    """Store blocks, and serve them."""
     root, size = Path(given["root"]), given["size"]
     memory = TierConfig(root / "memory", 2 * _HELD + (64 << 20), 64 << 20, "minio")
     storage = Storage(StoreConfig(root / "state", 4 << 20, memory, None), Foresight.empty())
@@ -83,7 +83,7 @@ async def _give(given: dict[str, Any]) -> None:
     links: list[socket.socket] = []
 
     async def adopt(link: socket.socket) -> None:
-        links.append(link)  # nothing is fetched
+        links.append(link)  # no block is fetched
 
     me = node(given["number"], given["host"], 1)
     members = _Members(_view(me, node(0, given["asker"], 1)))
@@ -97,7 +97,7 @@ async def _give(given: dict[str, Any]) -> None:
 
 
 class _Asker:
-    """Asks for blocks of all who give."""
+    """Requests blocks from all serving sides."""
 
     def __init__(self, given: dict[str, Any]) -> None:
         self._loop, self._size = asyncio.get_running_loop(), given["size"]
@@ -115,7 +115,7 @@ class _Asker:
         self._failed: list[str] = []
 
     async def many(self, seconds: float) -> dict[str, float]:
-        """So many at once that there are always some to ask for."""
+        """Request blocks for *seconds*, with a constant number in flight."""
         self._until = self._loop.time() + RAMP + seconds
         self._left = self._outstanding
         self._done.clear()
@@ -131,7 +131,7 @@ class _Asker:
         return {"bytes_per_s": size / took, "cpu_s_per_gb": cpu / max(1, size) * 1e9, "window": window}
 
     async def one_by_one(self, count: int) -> dict[str, list[float]]:
-        """Seconds that each took."""
+        """Request *count* blocks one at a time. Returns the seconds of each."""
         times: list[float] = []
         for _ in range(count):
             one: asyncio.Future[PeerAnswer] = self._loop.create_future()
@@ -170,7 +170,7 @@ class _Asker:
 
 
 async def _ask(given: dict[str, Any]) -> None:
-    """Ask for blocks as often as it is told to."""
+    """Run the requests that standard input asks for."""
     asker = _Asker(given)
     while (told := await asyncio.to_thread(sys.stdin.readline)).strip():
         what, amount = json.loads(told)
@@ -179,7 +179,7 @@ async def _ask(given: dict[str, Any]) -> None:
 
 
 def _copy_give(given: dict[str, Any]) -> None:
-    """Send the bytes of a file over TLS, on as many connections as come."""
+    """Send the bytes of a file over TLS, on each connection."""
     files = _tls(given)
     assert files is not None
     context = Certificates(files).server
@@ -206,7 +206,7 @@ def _copy_give(given: dict[str, Any]) -> None:
 
 
 def _copy_ask(given: dict[str, Any]) -> None:
-    """Receive what comes, with a thread for each connection, whenever it is told to."""
+    """Receive on request, with a thread for each connection."""
     files = _tls(given)
     assert files is not None
     [(_, host, port)] = given["givers"]

@@ -1,4 +1,4 @@
-"""Blocks from node to node (M6), beside iperf3 and a plain copy over TLS between the same hosts, in one run."""
+"""Measures block transfers between nodes (M6), next to iperf3 and a plain copy over TLS between the same hosts."""
 
 import json
 import re
@@ -24,7 +24,7 @@ from cachefs_tools.scratch_node import WITH_PARENT, Child, memory_directory, wai
 
 SMALL: Final = 110_000
 LARGE: Final = 4 << 20
-# What is between two hosts: bytes of a block, and whether it is encrypted; and all that can be measured.
+# Measurements between two hosts: bytes of a block, and whether the connection is encrypted; PARTS: all measurements.
 _PAIRS: Final[Mapping[str, tuple[int, bool]]] = {
     "110 KB": (SMALL, False),
     "4 MiB": (LARGE, False),
@@ -33,7 +33,7 @@ _PAIRS: Final[Mapping[str, tuple[int, bool]]] = {
 }
 THREE: Final = "three to one"
 PARTS: Final = (*_PAIRS, THREE)
-# Seconds before the first turn: the window learns meanwhile.
+# Seconds before the first turn, in which the window adapts.
 _WARM: Final = 2.0
 _SIDE: Final = "cachefs_tools.bench.peer_side"
 _SECONDS: Final = 120.0
@@ -44,24 +44,24 @@ Turn = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class PeerLoad:
-    """What is measured."""
+    """The extent of the measurement."""
 
     seconds: float
     turns: int
-    # Blocks that are asked for one at a time, in all turns.
+    # Blocks requested one at a time, in all turns.
     singles: int
-    # Bytes of blocks that are asked for at once.
+    # Bytes of blocks in flight.
     outstanding: int = 16 << 20
-    # Bytes that may be on the way; 0: the window learns it.
+    # Bytes of the window; 0: it adapts.
     window: int = 0
     loopback: bool = False
-    # Megabits a second of the link of three to one, and bytes that its switch holds; 0: it is left out.
+    # Megabits per second of the link of three to one, and bytes of its switch's queue; 0: left out.
     megabits: int = 1000
     queue: int = 256 << 10
 
 
 def measure(load: PeerLoad, parts: Sequence[str] = PARTS) -> dict[str, Any]:
-    """The document. Raises CachefsError."""
+    """Return the document. Raises CachefsError."""
     with ExitStack() as stack:
         if load.loopback:
             hosts: Sequence[Host] = (LOOPBACK, LOOPBACK)
@@ -84,7 +84,7 @@ def measure(load: PeerLoad, parts: Sequence[str] = PARTS) -> dict[str, Any]:
 
 
 def _pair(load: PeerLoad, hosts: Sequence[Host], part: str, tls: Sequence[str] | None) -> dict[str, Any]:
-    """One asks, one gives; and what is compared with that, in turns: a machine is slow for seconds at a time."""
+    """Measure one pair of hosts and its comparison, in turns: a machine is slow for seconds at a time."""
     giver, asker, size = hosts[1], hosts[0], _PAIRS[part][0]
     turns: list[Turn] = []
     times: list[float] = []
@@ -100,7 +100,7 @@ def _pair(load: PeerLoad, hosts: Sequence[Host], part: str, tls: Sequence[str] |
         ours.ask("many", _WARM)
         for number in range(load.turns):
             click.echo(f"  {part}, turn {number + 1} of {load.turns}", err=True)
-            # Who is first changes.
+            # The order alternates.
             before = beside() if beside is not None and number % 2 else None
             turn = ours.ask("many", load.seconds)
             other = before or (beside() if beside is not None else None)
@@ -114,7 +114,7 @@ def _pair(load: PeerLoad, hosts: Sequence[Host], part: str, tls: Sequence[str] |
 
 
 def _incast(load: PeerLoad, network: Bridge) -> dict[str, Any]:
-    """Three give to one over a slow link, in turns with one connection of iperf3."""
+    """Measure three nodes that serve one over a slow link, in turns with one connection of iperf3."""
     asker, givers = network.hosts[0], network.hosts[1:4]
     network.limit(0, load.megabits, load.queue)
     network.offload(on=False)
@@ -172,7 +172,7 @@ def _given(load: PeerLoad, size: int, giver: Host, asker: Host, tls: Sequence[st
 
 
 class _Side:
-    """A side that runs."""
+    """A running side."""
 
     def __init__(self, process: Child) -> None:
         assert process.stdin is not None
@@ -180,7 +180,7 @@ class _Side:
         self._process, self._to, self._from = process, process.stdin, process.stdout
 
     def said(self) -> dict[str, Any]:
-        """The next line that it says. Raises CachefsError where it has ended."""
+        """Return the side's next line. Raises CachefsError if the side has ended."""
         line = self._from.readline()
         if not line:
             raise CachefsError(f"a side of the benchmark has ended with status {self._process.wait()}")
@@ -188,15 +188,15 @@ class _Side:
         return document
 
     def ask(self, what: str, amount: float) -> dict[str, Any]:
-        """Have it do that."""
-        with suppress(BrokenPipeError):  # it has ended, as will be found out
+        """Send a request, and return the answer."""
+        with suppress(BrokenPipeError):  # the side has ended, which `said` reports
             self._to.write(json.dumps([what, amount]).encode() + b"\n")
             self._to.flush()
         return self.said()
 
 
 def _asking(stack: ExitStack, given: dict[str, Any], giver: Host, asker: Host, kind: str) -> _Side:
-    """The side that asks, with one that gives."""
+    """Start both sides, and return the requesting one."""
     root = stack.enter_context(memory_directory("cachefs-bench-"))
     said = stack.enter_context(_side(giver, f"{kind}give", {**given, "root": str(root)})).said()
     places = [[given["number"], giver.address, said["port"]]]
@@ -205,7 +205,7 @@ def _asking(stack: ExitStack, given: dict[str, Any], giver: Host, asker: Host, k
 
 @contextmanager
 def _side(host: Host, role: str, given: dict[str, Any]) -> Iterator[_Side]:
-    """A side that runs as long as the block."""
+    """Run a side."""
     command = [*WITH_PARENT, *host.enter, sys.executable, "-m", _SIDE, role, json.dumps(given)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
@@ -218,8 +218,8 @@ def _side(host: Host, role: str, given: dict[str, Any]) -> Iterator[_Side]:
 
 
 def _iperf(giver: Host, asker: Host, seconds: float) -> Turn:
-    """One connection."""
-    whole = max(1, round(seconds))  # iperf3 knows no parts of seconds
+    """Measure one connection of iperf3."""
+    whole = max(1, round(seconds))  # iperf3 takes whole seconds
     port = str(asker.free_ports(1)[0])
     server = subprocess.Popen(
         [*WITH_PARENT, *asker.enter, "iperf3", "-s", "-1", "--forceflush", "-p", port, "-B", asker.address],
@@ -241,12 +241,12 @@ def _iperf(giver: Host, asker: Host, seconds: float) -> Turn:
 
 
 def _drops(network: Bridge) -> int:
-    """Packets towards the asker that its queue had no room for."""
+    """Return the number of packets towards the requesting side that its queue dropped."""
     return sum(map(int, _DROPPED.findall(network.hub.run("tc", "-s", "qdisc", "show", "dev", "port1"))))
 
 
 def _certificates(work: Path) -> list[str] | None:
-    """Files of an authority, and one certificate for both sides: it names both."""
+    """Create a CA and one certificate that names both sides. Returns their paths."""
     if shutil.which("openssl") is None:
         click.echo("cachefs-bench: openssl is missing (Debian package openssl): TLS is not measured", err=True)
         return None

@@ -1,7 +1,7 @@
 """A training job without torch.
 
 Threads read one batch each, a bounded number of batches ahead. The order of an epoch is a permutation drawn by
-`numpy.random.RandomState(seed + epoch)`. The job starts when it is given a line on standard input.
+`numpy.random.RandomState(seed + epoch)`. The job starts when it receives a line on standard input.
 """
 
 import sys

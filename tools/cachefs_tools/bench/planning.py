@@ -1,7 +1,7 @@
-"""What it costs to know the future: the plan, its followers, the lookahead and the eviction policy, without any bytes.
+"""Measures the cost of planning: plan, followers, lookahead and eviction policy, without any bytes.
 
-It runs the very objects that the daemon uses in a loop. Consumers read a part of the dataset in their orders, mixed;
-what the node reports is followed, what is read next is looked for, and what has to be evicted for it is chosen.
+It runs the daemon's own objects in a loop. Consumers read a part of the dataset in their orders, interleaved; the
+node's reports are followed, next reads are looked up, and blocks to evict for them are chosen.
 """
 
 import resource
@@ -27,34 +27,34 @@ from cachefs.planning.sequences.sampler import SamplerSpec, epoch_order
 
 SAMPLE_BYTES: Final = 110_000
 BATCH: Final = 64
-# Reads in a report of a mount, and blocks that are fetched meanwhile, at most.
+# Reads per report of a mount, and most blocks fetched per report.
 REPORT: Final = 64
 WINDOW_SECONDS: Final = 1.0
-# Share of the dataset that fits: so little that most of what comes makes something go.
+# Share of the dataset that fits: so little that most fetches evict.
 CAPACITY: Final = 0.02
-# Bytes that are evicted together, as the daemon's tiers evict more than a block at a time.
+# Bytes evicted together: the daemon's tiers evict more than a block at a time.
 STEP: Final = 64 * SAMPLE_BYTES
 
 
 @dataclass(slots=True)
 class Costs:
-    """What processor time was spent on."""
+    """Processor time by purpose."""
 
-    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # by what they were spent on
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # by purpose
 
     @contextmanager
     def of(self, what: str) -> Iterator[None]:
-        """What is done within counts as *what*."""
+        """Count the time of the block under *what*."""
         begin = time.process_time()
         yield
         self.seconds[what] += time.process_time() - begin
 
 
 def measure(samples: int, consumers: int, reads: int, *, share: bool) -> dict[str, Any]:
-    """The figures of one run, by name.
+    """Return the figures of one run, by name.
 
-    share: the consumers are ranks of one job and share the dataset; else each reads all of it, in its own order.
-    reads: how many are followed, of all consumers together.
+    share: the consumers are ranks of one job and share the dataset; else each reads all of it, in its own order. reads:
+    number of reads followed, of all consumers together.
     """
     costs = Costs()
     before = _peak()
@@ -97,7 +97,7 @@ def measure(samples: int, consumers: int, reads: int, *, share: bool) -> dict[st
 
 
 def _consume(plan: Plan, space: BlockSpace, consumers: int, mixed: Ids, costs: Costs) -> int:
-    """How many blocks were fetched. mixed: block numbers in the order in which all consumers read them, int32."""
+    """Return the number of fetched blocks. mixed: block numbers in the interleaved order of all consumers, int32."""
     followers = [Follower(plan, f"consumer{number}", 8 * BATCH, BATCH) for number in range(consumers)]
     state = np.zeros(space.count, np.uint8)
     tier = SimulatedTier(Clairvoyant(plan), int(CAPACITY * space.bytes))
@@ -134,5 +134,5 @@ def _contents(count: int) -> npt.NDArray[np.void]:
 
 
 def _peak() -> int:
-    """Megabytes this process has had resident at most."""
+    """Return the peak resident megabytes of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10

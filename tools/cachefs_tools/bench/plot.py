@@ -1,4 +1,4 @@
-"""A picture of the runs of `cachefs-bench train`. Who draws takes matplotlib from here, and only to draw."""
+"""Draws the runs of `cachefs-bench train`. Callers import matplotlib from here, and only to draw."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Processor seconds of a node's processes. User time is Python's own, system time is the kernel's."""
+"""Measures processor seconds of a node's processes. User time is Python's own, system time is the kernel's."""
 
 import resource
 from collections import defaultdict
@@ -10,7 +10,7 @@ import psutil
 
 from cachefs.errors import CachefsError
 
-# What the kernel shows as the name of the pusher's process.
+# Process name of the pusher.
 PUSHER: Final = "pusher"
 # Process name -> {"user": seconds, "system": seconds}.
 Seconds = dict[str, dict[str, float]]
@@ -21,7 +21,7 @@ def accounted(daemon: int, mount: int) -> Iterator[Seconds]:
     """Account for the block. The dictionary is filled when the block has ended.
 
     *daemon* and *mount* are process ids. The names are `daemon`, `mount` (all processes of the mount but its pusher),
-    `pusher` where there is one, and `reader` (this process and its children that have ended).
+    `pusher` if there is one, and `reader` (this process and its children that have ended).
     """
     seconds: Seconds = {}
     before = _seconds(daemon, mount)

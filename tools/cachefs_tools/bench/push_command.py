@@ -1,4 +1,4 @@
-"""`cachefs-bench push`: what it brings to push pages ahead of a reader. Each preset answers one question."""
+"""`cachefs-bench push`: measures the benefit of pushing pages ahead of a reader. Each preset is one experiment."""
 
 import json
 import tempfile
@@ -15,7 +15,7 @@ FILES: Final = 20_000
 SIZE: Final = 110_000
 LARGE: Final = 4 << 30
 SMALL_BUDGET: Final = "256MiB"
-# Seconds. Between publishing and its first read, a job opens its dataset and builds its model.
+# Seconds between a job's publishing and its first read, in which it opens its dataset and builds its model.
 HEAD_START: Final = 0.5
 
 Options = dict[str, Any]
@@ -48,7 +48,7 @@ def _large(work: Path, options: Options) -> Runs:
     return push_large.measure(work, load)
 
 
-# Each preset is a function, and the values of options that were not given.
+# Preset -> its function, and defaults of its options.
 PRESETS: Final[dict[str, tuple[Callable[[Path, Options], Runs], Options]]] = {
     "m1": (_paced, {"size": SIZE, "tier": "ssd", "budget": "", "head_start": HEAD_START}),
     "m2": (_full_speed, {"size": SIZE, "tier": "memory", "budget": "", "head_start": 0.0}),

@@ -1,6 +1,6 @@
-"""Reads one large file out of each tier, in order and in random pieces, and compares the speed with a native copy.
+"""Reads one large file from each tier, in order and in random pieces, and compares the speed with a native copy.
 
-No page of the file is in the kernel when the reads begin. The processor time tells what a slow read is due to: Python's
+No page of the file is in the kernel when the reads begin. The processor time tells the cause of a slow read: Python's
 own work is user time of the mount's processes, while copying and FUSE requests are system time.
 """
 
@@ -27,7 +27,7 @@ from cachefs_tools.kernel_pages import forget_pages
 from cachefs_tools.scratch_node import ScratchNode
 
 NAME: Final = "large.bin"
-# Bytes of a random read, and of a read in order.
+# Bytes of a random read, and of a sequential one.
 RECORD: Final = 256 << 10
 SEQUENTIAL_READ: Final = 1 << 20
 SEED: Final = 1
@@ -52,7 +52,8 @@ class Large:
 
 
 def measure(work: Path, load: Large) -> list[dict[str, Any]]:
-    """A run for each tier, pattern and way. Raises CachefsError for a size that is no multiple of SEQUENTIAL_READ."""
+    """Run each combination of tier, pattern and way. Raises CachefsError for a size that is no multiple of
+    SEQUENTIAL_READ."""
     if not load.size or load.size % SEQUENTIAL_READ:
         raise CachefsError(f"--size {load.size} is not a multiple of {SEQUENTIAL_READ} bytes")
     source = work / "native"
@@ -68,7 +69,7 @@ def measure(work: Path, load: Large) -> list[dict[str, Any]]:
 
 
 def write_large(path: Path, size: int) -> None:
-    """Write a file of *size* bytes. Each record starts with its offset, so a read of the wrong place is noticed."""
+    """Write a file of *size* bytes. Each record starts with its offset, so a read of the wrong position is noticed."""
     path.parent.mkdir()
     pool = random.Random(0).randbytes(2 * RECORD)
     with path.open("wb") as file:
@@ -103,7 +104,7 @@ def _run(node: ScratchNode, source: Path, load: Large, tier: str, pattern: Patte
 
 
 def read_pieces(path: Path, offsets: Sequence[int], length: int) -> tuple[float, int]:
-    """Read *length* bytes at each offset. Returns (GB per second, pieces that were short or from a wrong place)."""
+    """Read *length* bytes at each offset. Returns (GB per second, number of short or misplaced pieces)."""
     buffer = mmap.mmap(-1, length)
     buffers = [buffer]
     damaged = 0

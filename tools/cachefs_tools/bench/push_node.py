@@ -1,4 +1,4 @@
-"""A node that holds a whole dataset, and mounts of it of which no page is in the kernel yet."""
+"""A node that holds a whole dataset, and mounts of it without pages in the kernel."""
 
 import os
 import subprocess
@@ -25,9 +25,9 @@ from cachefs_tools.scratch_node import ScratchNode, mounted
 
 TIERS: Final = ("memory", "ssd")
 BLOCK_SIZE: Final = 4 << 20
-# Bytes of a memory tier that is not meant to hold anything. It still needs room for transient blocks.
+# Bytes of a memory tier that is not meant to hold anything. It still needs room for bypass blocks.
 SMALL_TIER: Final = 32 << 20
-# A mount reports ten times a second while anything changes.
+# Seconds between queries until counters settle: a mount reports ten times a second while anything changes.
 SETTLE_SECONDS: Final = 0.5
 MOST_SETTLE_SECONDS: Final = 10.0
 
@@ -40,7 +40,7 @@ class Way(StrEnum):
 
 
 def mount_options(way: Way, budget: str) -> list[str]:
-    """Options of the mount. The budget of the page cache is as `-o` takes it, or empty for the mount's default."""
+    """Return options of the mount. budget: of the page cache, as `-o` takes it, or empty for the mount's default."""
     if way == Way.NOT_PUSHING:
         return ["no_push"]
     return [f"page_cache_budget={budget}"] if budget else []
@@ -48,20 +48,20 @@ def mount_options(way: Way, budget: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class PushMount:
-    """A mount, and how to look at it from outside."""
+    """A mount, with access to its state from outside."""
 
     node: ScratchNode
     path: Path
 
     def view(self) -> MountView:
-        """What the daemon says of it. Raises CachefsError where the mount has died."""
+        """Return the daemon's view of the mount. Raises CachefsError if the mount has died."""
         for view in self.node.client.call(STATUS, Empty()).mounts:
             if view.mountpoint == str(self.path) and view.alive:
                 return view
         raise CachefsError(f"the mount at {self.path} has died; its log is {self.path}.log")
 
     def counters(self) -> dict[str, int]:
-        """Its counters, with all that it has done by now: the first that stay as they are."""
+        """Return the counters once they have settled."""
         seen: dict[str, int] | None = None
         deadline = time.monotonic() + MOST_SETTLE_SECONDS
         while True:
@@ -72,22 +72,23 @@ class PushMount:
             seen = now
 
     def pids(self) -> tuple[int, int]:
-        """The process ids of the daemon and of the mount."""
+        """Return the process ids of the daemon and of the mount."""
         return self.node.client.call(STATUS, Empty()).pid, self.view().pid
 
 
 def room_for(files: int, size: int) -> int:
-    """Bytes of a tier that holds so many files of *size* bytes. An eighth of a tier is kept for transient blocks."""
+    """Return the bytes of a tier that holds *files* files of *size* bytes. An eighth of a tier is kept for bypass
+    blocks."""
     blocks = block_count(size, BLOCK_SIZE)
     return files * blocks * span(min(size, BLOCK_SIZE)) * 8 // 7 + (128 << 20)
 
 
 @contextmanager
 def push_node(work: Path, source: Path, tier: str, room: int) -> Iterator[ScratchNode]:
-    """A node whose tiers hold all of the directory *source*, as the dataset DATASET.
+    """Run a node whose tiers hold all of the directory *source*, as the dataset DATASET.
 
     The tier `memory` has *room* bytes and is then the only one. The tier `ssd` has *room* bytes beside a small memory
-    tier. Raises CachefsError where the dataset does not fit.
+    tier. Raises CachefsError if the dataset does not fit.
     """
     memory, ssd = (room, 0) if tier == "memory" else (SMALL_TIER, room)
     settings = NodeSettings(TierSettings(memory, 16 << 20), TierSettings(ssd, 64 << 20), BLOCK_SIZE)
@@ -100,7 +101,7 @@ def push_node(work: Path, source: Path, tier: str, room: int) -> Iterator[Scratc
 
 @contextmanager
 def cold_mount(node: ScratchNode, options: Sequence[str] = ()) -> Iterator[PushMount]:
-    """A new mount. The kernel knows its names and attributes, but holds no page of it, and no page of the SSD tier."""
+    """Make a new mount. The kernel knows its names and attributes, but holds no page of it, nor of the SSD tier."""
     path = Path(tempfile.mkdtemp(prefix="mount-", dir=node.work)).resolve() / "mnt"
     with mounted(DATASET, path, node.socket, path.with_suffix(".log"), options):
         subprocess.run(["find", path, "-type", "f", "-size", "+1"], check=True, stdout=subprocess.DEVNULL)
@@ -113,7 +114,7 @@ def cold_mount(node: ScratchNode, options: Sequence[str] = ()) -> Iterator[PushM
 
 @contextmanager
 def published(node: ScratchNode, *consumers: JobPublish) -> Iterator[None]:
-    """Publish the consumers of one job. The job is cancelled in the end."""
+    """Publish the consumers of one job, and cancel the job at the end."""
     for consumer in consumers:
         node.client.call(JOB_PUBLISH, consumer)
     yield
@@ -121,10 +122,8 @@ def published(node: ScratchNode, *consumers: JobPublish) -> Iterator[None]:
 
 
 def pushed(before: dict[str, int], after: dict[str, int]) -> dict[str, Any]:
-    """What the pusher did between two looks at the counters. Empty where the mount does not push.
-
-    Levels, such as the bytes that are held, are given as they were at the second look.
-    """
+    """Return the pusher's work between two snapshots of the counters; empty if the mount does not push. Levels, such as
+    the bytes held, are those of the second snapshot."""
     levels = ("push_held_bytes", "push_budget")
     names = [name for name in after if name.startswith("push_")]
     return {name: after[name] - (0 if name in levels else before.get(name, 0)) for name in names}

@@ -1,7 +1,7 @@
-"""Latency of one sample's open + read + close while a job computes between samples, beside a native copy.
+"""Measures the latency of open + read + close of a sample while a job computes between samples, next to a native copy.
 
-In one run the job sends no progress, so the node has to find it out by tripwires. In the other run ten heartbeats a
-second tell it.
+In one run the job sends no progress, so the node detects it by tripwires. In the other, ten heartbeats per second tell
+it.
 """
 
 import json
@@ -30,7 +30,7 @@ from cachefs_tools.scratch_node import WITH_PARENT, ScratchNode, wait
 
 SEED: Final = 1
 HEARTBEATS_PER_SECOND: Final = 10
-# A reader that has not ended after this time hangs.
+# Seconds after which a reader counts as hung.
 TIMEOUT_SECONDS: Final = 600.0
 
 
@@ -49,7 +49,7 @@ class Paced:
 
 
 def measure(work: Path, load: Paced) -> list[dict[str, Any]]:
-    """One run without heartbeats and one run with them, each on a new mount of one node that holds the dataset."""
+    """Run once without heartbeats and once with them, each on a new mount of one node that holds the dataset."""
     source = work / "native"
     write_samples(source, load.files, load.size)
     with push_node(work, source, load.tier, room_for(load.files, load.size)) as node:

@@ -1,1 +1,1 @@
-"""`cachefs-bench cluster`: several nodes on this machine, jobs that read through all of them, and what goes wrong."""
+"""`cachefs-bench cluster`: several nodes on this machine, jobs that read through all of them, and faults."""

@@ -23,21 +23,21 @@ from cachefs_tools.lab.node import Node
 from cachefs_tools.scratch_node import SCRATCH, environment_for, program
 
 _LEAST_NODES: Final = 3
-# Share of the blocks that may not be where they belong, for placement to count as done.
+# Share of blocks away from their homes below which placement counts as settled.
 _SETTLED: Final = 0.01
 _LOOK_EVERY: Final = 1.0
-# Epochs that are never all read: the jobs go on for as long as the changes take.
+# More epochs than are read: the jobs run until the changes are done.
 _EPOCHS: Final = 400
 
 
 def m4(load: Load, work: Path, say: Say, seconds: float) -> dict[str, Any]:
-    """Two jobs read on the first nodes; the last of them, which reads nothing, drains after another one has joined.
+    """Run two jobs on the first nodes; the last node, which reads nothing, drains after another one has joined.
 
-    With two jobs each block has its place at its home, so shares can be told. seconds: that a change may take.
+    With two jobs each block is placed at its home, so shares can be compared. seconds: most that a change may take.
     """
     if load.nodes < _LEAST_NODES:
         raise CachefsError(f"m4 needs {_LEAST_NODES} nodes at least: two that read and one that drains")
-    nodes = load.nodes - 1  # and one that joins
+    nodes = load.nodes - 1  # plus one that joins
     load = replace(load, nodes=nodes, spare=1, source="etcd", capacity=max(load.capacity, 1.5), epochs=_EPOCHS)
     with ExitStack() as stack:
         run = stack.enter_context(running(load, work))
@@ -77,7 +77,7 @@ def m4(load: Load, work: Path, say: Say, seconds: float) -> dict[str, Any]:
         _say_placement(say, f"drained in {drained_after:.0f} s, settled {left_after:.0f} s later", without)
         troubles = [one for job in jobs for rank in job.ranks for one in rank.progress.troubles]
         results = [result for job in jobs for result in job.results()]
-    # Homes are shared out by hashing, so the least is what the nodes' parts are, not 1 / nodes.
+    # Hashing distributes the homes, so the bound is the nodes' actual part, not 1 / nodes.
     least_in, least_out = with_it.belong[joining.name], with_it.belong[leaving.name]
     moved_in = (joined - begin).nodes[joining.name].peer_blocks
     moved_out = (end - joined).total.filled
@@ -107,7 +107,7 @@ def _read_once(run: Run, jobs: list[Job], say: Say) -> None:
 
 
 def _settle(nodes: list[Node], seconds: float) -> float:
-    """Wait until nearly all blocks are at home, at most so long. Returns how many seconds it took."""
+    """Wait until nearly all blocks are at home, at most *seconds*. Returns the seconds that passed."""
     begin = time.monotonic()
     while (now := time.monotonic() - begin) < seconds:
         found = placement(nodes)
@@ -118,7 +118,7 @@ def _settle(nodes: list[Node], seconds: float) -> float:
 
 
 def _until_members(nodes: list[Node], count: int, seconds: float) -> None:
-    """Wait until all of them place on so many members."""
+    """Wait until all nodes place blocks on *count* members."""
     deadline = time.monotonic() + seconds
     while True:
         seen = [
@@ -133,7 +133,7 @@ def _until_members(nodes: list[Node], count: int, seconds: float) -> None:
 
 
 def _cachectl(node: Node, *command: str, seconds: float) -> None:
-    """Run cachectl for a node. Raises CachefsError with what it says."""
+    """Run cachectl for a node. Raises CachefsError with its error output."""
     done = subprocess.run(
         [program("cachectl"), *command], env={**environment_for(SCRATCH), SOCKET_VARIABLE: str(node.socket)},
         capture_output=True, text=True, timeout=seconds + 60, check=False,
@@ -143,8 +143,7 @@ def _cachectl(node: Node, *command: str, seconds: float) -> None:
 
 
 def _most_off(load: Load, nodes: int) -> float:
-    """How far a node may be from an equal part: 10 %, or three standard deviations of what hashing gives so few
-    blocks."""
+    """Return the allowed deviation from an equal part: 10 %, or three standard deviations of hashing so few blocks."""
     return max(0.10, 3 * math.sqrt((nodes - 1) / load.files))
 
 

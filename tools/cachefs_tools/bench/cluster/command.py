@@ -1,4 +1,4 @@
-"""`cachefs-bench cluster`: a scenario of several nodes, and its figures beside their bounds."""
+"""`cachefs-bench cluster`: runs a scenario of several nodes, and compares its figures with their bounds."""
 
 import json
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""M5: one thing after the other goes wrong for a while, under load, and is made good again."""
+"""M5: injects one fault after the other under load, and heals it."""
 
 import math
 import time
@@ -29,15 +29,16 @@ _LOSS: Final = 0.3
 _LATENCY: Final = 0.025
 # Seconds beyond its deadline in which a read ends: a busy machine, and the way back through the kernel.
 _LATE: Final = 5.0
-# The cluster has converged when for so many seconds nothing failed or took long, and the origin was asked for no more
-# than in as many seconds before, but for a few requests.
+# The cluster has converged when for this many seconds no read failed or took long, and the origin received no more
+# requests than in as many seconds before, plus _FEW.
 _QUIET: Final = 5.0
 _FEW: Final = 3
 _CONVERGE_SECONDS: Final = 60.0
 
 
 def m5(load: Load, work: Path, say: Say, seconds: float, only: Sequence[str] = FAULTS) -> dict[str, Any]:
-    """Each thing lasts so many seconds. What needs delays runs on a cluster of its own, over a switch in user space."""
+    """Inject each fault for *seconds*. Faults that need delays run on a cluster of their own, over a switch in user
+    space."""
     capacity = max(load.capacity, load.nodes / (load.nodes - 1))
     load = replace(load, source="etcd", capacity=capacity)
     found: list[dict[str, Any]] = []
@@ -53,7 +54,7 @@ def m5(load: Load, work: Path, say: Say, seconds: float, only: Sequence[str] = F
 
 def _on(load: Load, work: Path, say: Say, seconds: float, faults: Sequence[str]) -> list[dict[str, Any]]:
     one_epoch = load.files / load.nodes / load.rate
-    # More than they can read meanwhile.
+    # More than the job can read meanwhile.
     epochs = 2 + math.ceil(2 * len(faults) * (seconds + _CONVERGE_SECONDS) / one_epoch)
     settings = JobSettings("train", DATASET, load.files, epochs, rate=load.rate)
     with running(load, work) as run, started_job(settings, run.nodes) as job:
@@ -65,7 +66,7 @@ def _on(load: Load, work: Path, say: Say, seconds: float, faults: Sequence[str])
 
 
 def _one(run: Run, job: Job, fault: str, say: Say, seconds: float) -> dict[str, Any]:
-    """Do one thing, and wait until all is well again."""
+    """Inject one fault, heal it, and wait until the cluster has converged."""
     say(f"{fault} for {seconds:.0f} s")
     *others, hit = job.ranks
     asked = run.origin().requests
@@ -109,8 +110,8 @@ def _one(run: Run, job: Job, fault: str, say: Say, seconds: float) -> dict[str, 
 
 
 def _in_step(job: Job, hit: Rank, others: Sequence[Rank]) -> list[Rank]:
-    """A reader in the place of one that was held up for more than an epoch, which goes on where the others are: the
-    ranks of a job go in step, so a job that has gone on without one of them starts it again there."""
+    """Replace the reader that was held up for more than an epoch by one that joins the others in their epoch: ranks of
+    a job run in step, so a job restarts a rank there."""
     there = max(one.progress.epoch for one in others)
     if hit.progress.epoch >= there - 1:
         return []
@@ -177,8 +178,8 @@ _FAULTS: Final = {
 
 
 def _converged(run: Run, job: Job, healed: float, usual: int) -> float | None:
-    """Seconds until nothing is wrong any more; None: not in time. All nodes are members for all, nothing fails or takes
-    long, and the origin is asked for as much as is *usual* in _QUIET seconds."""
+    """Return the seconds until the cluster has converged; None: not in time. Then all nodes are members for all, no
+    read fails or takes long, and the origin receives no more than *usual* requests in _QUIET seconds."""
     asked, since = run.origin().requests, time.monotonic()
     while (now := time.monotonic()) < healed + _CONVERGE_SECONDS:
         late = max((one.when + one.seconds for rank in job.ranks for one in rank.progress.troubles), default=0.0)
@@ -200,7 +201,7 @@ def _all_see_all(run: Run) -> bool:
 
 
 def _problem(run: Run, name: str) -> str:
-    """What a node says is wrong with its cluster."""
+    """Return the problem that a node reports with its cluster."""
     node = next(one for one in run.nodes if one.name == name)
     try:
         return node.client.call(CLUSTER, Empty(), timeout=5).problem
@@ -209,7 +210,7 @@ def _problem(run: Run, name: str) -> str:
 
 
 def _wait(seconds: float, well: Callable[[], bool]) -> None:
-    """Wait, or end early where the readers have ended."""
+    """Wait, but return early if the readers have ended."""
     end = time.monotonic() + seconds
     while time.monotonic() < end and well():
         time.sleep(0.2)

@@ -1,4 +1,4 @@
-"""What a scenario found, as JSON-serialisable documents, and what it has to be."""
+"""Results of a scenario as JSON-serialisable documents, and the checks of their bounds."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -11,11 +11,11 @@ from cachefs_tools.lab.reader import EpochResult, Trouble
 
 
 class Check(TypedDict):
-    """A figure beside its bound."""
+    """A figure with its bound."""
 
     what: str
     value: float
-    least: float | None  # None: there is no such bound
+    least: float | None  # None: no such bound
     most: float | None
     met: bool
 
@@ -29,7 +29,7 @@ def at_least(what: str, value: float, least: float) -> Check:
 
 
 def document(scenario: str, load: Load, checks: Sequence[Check], **parts: Any) -> dict[str, Any]:
-    """What `cachefs-bench cluster` prints."""
+    """Return the document that `cachefs-bench cluster` prints."""
     return {
         "scenario": scenario,
         "load": asdict(load),
@@ -41,7 +41,7 @@ def document(scenario: str, load: Load, checks: Sequence[Check], **parts: Any) -
 
 
 def epoch_document(load: Load, number: int, grown: Moment, results: Iterable[EpochResult]) -> dict[str, Any]:
-    """One epoch of one job: `grown` is what the cluster did from its begin to its end."""
+    """Return the document of one epoch of one job. grown: growth of the counters during the epoch."""
     total, mine = grown.total, [result for result in results if result.epoch == number]
     reads = sum(result.reads for result in mine)
     return {
@@ -58,7 +58,7 @@ def epoch_document(load: Load, number: int, grown: Moment, results: Iterable[Epo
 
 
 def read_document(results: Iterable[EpochResult]) -> dict[str, Any]:
-    """How reads went. Times in milliseconds; percentiles are the worst of all ranks and epochs."""
+    """Return the document of reads. Times in milliseconds; percentiles are the worst of all ranks and epochs."""
     found = list(results)
     return {
         "reads": sum(result.reads for result in found),
@@ -72,7 +72,7 @@ def read_document(results: Iterable[EpochResult]) -> dict[str, Any]:
 
 
 def trouble_document(troubles: Iterable[Trouble], since: float) -> dict[str, Any]:
-    """Reads that took long or failed since a moment, and the first words of each kind of error."""
+    """Return the document of slow and failed reads since a moment, with the first words of each kind of error."""
     found = [trouble for trouble in troubles if trouble.when + trouble.seconds >= since]
     return {
         "errors": sum(trouble.kind == "error" for trouble in found),
@@ -84,7 +84,7 @@ def trouble_document(troubles: Iterable[Trouble], since: float) -> dict[str, Any
 
 
 def local_share(grown: Moment, reads: int) -> float:
-    """The part of the reads whose block did not come from another node, nor from the origin."""
+    """Return the share of reads whose block came neither from another node nor from the origin."""
     if not reads:
         return math.nan
     return max(0.0, 1 - (grown.total.peer_blocks + grown.origin_requests) / reads)

@@ -1,4 +1,4 @@
-"""M3: a node is killed in epoch 2 and comes back two epochs later, without what it had in memory."""
+"""M3: a node is killed in epoch 2 and returns two epochs later, without its memory tier."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ _LEAST_EPOCHS = 4
 
 
 def m3(load: Load, work: Path, say: Say) -> dict[str, Any]:
-    """The nodes that stay have room for the whole dataset."""
+    """Run M3. The remaining nodes have room for the whole dataset."""
     if load.nodes < 2 or load.epochs < _LEAST_EPOCHS:
         raise CachefsError(f"m3 needs 2 nodes and {_LEAST_EPOCHS} epochs at least")
     if load.capacity == 1.0:
@@ -48,7 +48,7 @@ def m3(load: Load, work: Path, say: Say) -> dict[str, Any]:
         other_results = [one for rank in others for one in rank.progress.results]
         troubles = [one for rank in others for one in rank.progress.troubles]
     last = moments[-1] - moments[-2]
-    # With two copies of each block there is one left of all that the node had.
+    # With two copies of each block, another node has a copy of each block that is lost.
     share = 1 / load.nodes + 0.02 if load.replicas < 2 else 0.0
     read_again = (moments[-1].origin_bytes - before.origin_bytes) / load.bytes
     checks = [
@@ -69,7 +69,7 @@ def m3(load: Load, work: Path, say: Say) -> dict[str, Any]:
 
 
 def _come_back(run: Run, name: str) -> None:
-    """The node starts with what is on its disk."""
+    """Restart the node with the contents of its disk."""
     node = next(one for one in run.nodes if one.name == name)
     node.start(run.cluster.settings_of(node))
     run.mount(node)

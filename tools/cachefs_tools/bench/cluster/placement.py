@@ -1,4 +1,4 @@
-"""Which blocks are where, and where they belong by the members that a node knows. Each file of a lab is one block."""
+"""Finds where blocks are, and where they belong according to a node's members. Each file of a lab is one block."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -23,23 +23,23 @@ class Placement:
     """The blocks of the dataset at one moment."""
 
     blocks: int
-    belong: dict[str, int]  # by node: blocks whose home it is
-    at_home: dict[str, int]  # by node: those of them that it has
-    held: dict[str, int]  # by node: blocks that it has
-    nowhere: int  # blocks that no node has
+    belong: dict[str, int]  # by node: number of blocks whose home it is
+    at_home: dict[str, int]  # by node: blocks at home there
+    held: dict[str, int]  # by node: blocks held
+    nowhere: int  # blocks that no node holds
 
     def off(self) -> float:
-        """How far the worst node is from an equal part of the blocks, by what it has of its own: 0 is ideal."""
+        """Return the deviation of the worst node from an equal part, counting blocks at home: 0 is ideal."""
         ideal = self.blocks / len(self.belong) if self.belong else 0.0
         return max((abs(count - ideal) / ideal for count in self.at_home.values()), default=1.0)
 
     def missing(self) -> int:
-        """Blocks that are not at home."""
+        """Return the number of blocks that are not at home."""
         return self.blocks - sum(self.at_home.values())
 
 
 def placement(nodes: Sequence[Node]) -> Placement:
-    """Where the blocks are on these nodes, by the view of the first of them."""
+    """Return where the blocks are on these nodes; the first node's view decides where they belong."""
     homes = homes_by_path(nodes[0])
     found = {node.name: held(node).keys() for node in nodes}
     everywhere = set().union(*found.values())
@@ -52,7 +52,7 @@ def placement(nodes: Sequence[Node]) -> Placement:
 
 
 def homes_by_path(node: Node, dataset: str = DATASET) -> dict[bytes, str]:
-    """By path of a file, the name of the node that is the home of its block, as this node sees the cluster."""
+    """Return by file path the name of the home node of its block, in this node's view of the cluster."""
     members = [one for one in node.client.call(CLUSTER, Empty(), timeout=10).members if one.placing]
     view = node.client.call(DATASET_SHOW, DatasetName(name=dataset)).dataset
     snapshot = Snapshot(Path(view.path))
@@ -75,7 +75,7 @@ def homes_by_path(node: Node, dataset: str = DATASET) -> dict[bytes, str]:
 
 
 def held(node: Node) -> dict[bytes, int]:
-    """By path, the bytes of the dataset's files that the tiers of a node have."""
+    """Return by file path the bytes in the tiers of a node."""
     found: dict[bytes, int] = {}
     for page in node.client.stream(CACHED, Selection(dataset=DATASET)):
         found.update((file.path, sum(file.cached)) for file in page.files if any(file.cached))

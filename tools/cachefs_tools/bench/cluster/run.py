@@ -1,4 +1,5 @@
-"""A cluster to measure: nodes on hosts of a network, with a dataset in an S3 server whose requests are counted."""
+"""A cluster under measurement: nodes on hosts of a network, and a dataset in an S3 server whose requests are
+counted."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -30,7 +31,7 @@ from cachefs_tools.scratch_config import NodeSettings, TierSettings
 # Seconds within which all nodes know a dataset that was added on one.
 _KNOWN_SECONDS: Final = 60.0
 _ZONES: Final = ("east", "west")
-# Reads end after this time, with an error at worst.
+# Seconds after which a read ends, with an error at worst.
 READ_DEADLINE: Final = 20.0
 
 
@@ -43,66 +44,66 @@ class Load:
     files: int = 4000
     size: int = 110_000
     epochs: int = 5
-    rate: float = 100.0  # samples a second of each rank
-    capacity: float = 1.0  # share of the dataset that the nodes that run at first hold together, without the slack
-    memory: float = 0.5  # the memory tier's part of that
-    slack: float = -1.0  # share of a node's part that it holds beyond it; below 0: what `room_to_move` says
-    replicas: int = 1  # copies of each block; with two, the nodes are in two zones in turns
+    rate: float = 100.0  # samples per second of each rank
+    capacity: float = 1.0  # share of the dataset that the initial nodes hold together, without the slack
+    memory: float = 0.5  # the memory tier's share of that
+    slack: float = -1.0  # share of a node's part that it holds in addition; below 0: as `room_to_move` says
+    replicas: int = 1  # copies of each block; with two, the nodes alternate between two zones
     source: Source = "static"
     network: str = "bridge"  # bridge, switch or loopback
     origin: Limits = field(default_factory=Limits)
-    endpoint: str | None = None  # of a running S3 server
+    endpoint: str | None = None  # URL of a running S3 server
     torch: Script | None = None  # jobs train with torch under `cachefs run`, in this way
 
     @property
     def bytes(self) -> int:
-        """Of the dataset."""
+        """Bytes of the dataset."""
         return self.files * self.size
 
     @property
     def held(self) -> int:
-        """Blocks that the tiers of one node hold."""
+        """Number of blocks that the tiers of one node hold."""
         part = self.replicas * self.capacity * self.files / self.nodes
         return round(part * (1 + (room_to_move(self.files, self.nodes) if self.slack < 0 else self.slack)))
 
 
 def room_to_move(files: int, nodes: int) -> float:
-    """Room that a node needs beyond its part of the blocks: one hundredth, and two standard deviations of how many it
-    holds while copies move (docs/benchmarks.md says why)."""
+    """Return the room that a node needs beyond its part of the blocks: one hundredth, and two standard deviations of
+    the number of blocks it holds while copies move (docs/benchmarks.md says why)."""
     return 0.01 + 2 / sqrt(files / nodes)
 
 
 @dataclass(slots=True)
 class Run:
-    """What runs."""
+    """The running parts of a cluster."""
 
     load: Load
     cluster: Cluster
     throttle: Throttle
     network: Bridge | Switch | None
     work: Path
-    endpoint: str  # of the origin, as nodes reach it
+    endpoint: str  # of the origin, as seen from the nodes
 
     @property
     def nodes(self) -> list[Node]:
-        """Those that run at first."""
+        """The initial nodes."""
         return list(self.cluster.nodes[: self.load.nodes])
 
     def origin(self) -> ProxyCounters:
-        """What the origin was asked for by now."""
+        """Return the origin's counters."""
         return self.throttle.counters()
 
     def take(self, nodes: Iterable[Node] | None = None) -> Moment:
-        """The counters now, of the nodes (None: all) that run and answer."""
+        """Return the counters of *nodes* (None: of all that run and answer) and of the origin."""
         return take(self.cluster.nodes if nodes is None else nodes, self.throttle)
 
     def mount(self, node: Node) -> None:
-        """Mount the dataset on a node, once it knows it."""
+        """Mount the dataset on a node, once the node knows it."""
         self.until_known(node)
         node.mount(DATASET)
 
     def until_known(self, node: Node) -> None:
-        """Wait until a node has heard of the dataset."""
+        """Wait until a node knows the dataset."""
         until(
             lambda: any(one.name == DATASET for one in node.client.call(DATASET_LIST, Empty()).datasets),
             _KNOWN_SECONDS, f"{node.name} knows the dataset that was added on {self.nodes[0].name}",
@@ -111,7 +112,7 @@ class Run:
 
 @contextmanager
 def running(load: Load, work: Path) -> Iterator[Run]:
-    """The dataset, the origin and the nodes, with the dataset mounted on each. *work* is an empty directory."""
+    """Run origin and nodes, with the dataset mounted on each. *work* is an empty directory."""
     shape = Shape(files=load.files, size=load.size)
     with ExitStack() as stack:
         server = stack.enter_context(filled_server(work, shape, load.endpoint))
@@ -133,7 +134,7 @@ def running(load: Load, work: Path) -> Iterator[Run]:
 
 
 def node_settings(load: Load) -> NodeSettings:
-    """The settings of each node. Raises CachefsError where the daemon would refuse them."""
+    """Return the settings of each node. Raises CachefsError if the daemon would refuse them."""
     if load.size > BLOCK_SIZE:
         raise CachefsError(f"files of {load.size} bytes are more than one block of {BLOCK_SIZE}")
     record = span(load.size)
@@ -147,7 +148,7 @@ def node_settings(load: Load) -> NodeSettings:
 
 
 def _network(stack: ExitStack, load: Load) -> tuple[Bridge | Switch | None, list[Host], Host]:
-    """The network, its hosts, and where the origin is."""
+    """Return the network, its hosts, and the host of the origin."""
     count = load.nodes + load.spare
     if load.network == "loopback":
         return None, [LOOPBACK] * count, LOOPBACK

@@ -1,4 +1,4 @@
-"""Jobs that nothing disturbs: how often the origin is asked, how many reads find their block on the node (M1, M2)."""
+"""Undisturbed jobs: measures requests to the origin, and reads whose block is on the node (M1, M2)."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -17,21 +17,22 @@ from cachefs_tools.bench.directory_node import DATASET
 from cachefs_tools.lab.counters import Moment
 from cachefs_tools.lab.job import Job, JobSettings, epoch_seconds, started_job
 
-# An epoch that waits for the origin all the time takes this many times what the rate asks for, and these seconds more.
+# Time limit of an epoch that always waits for the origin: this multiple of its time at the configured rate, plus these
+# seconds.
 _PATIENCE: Final = 10.0
 _MORE_SECONDS: Final = 120.0
-# What placement without regard to the sequences would give, and what a perfect one would: shared copies of four nodes.
+# Local shares with four shared copies, between a placement that ignores the sequences and a perfect one.
 _AIMS: Final = {2: 0.65, 3: 0.50, 4: 0.43, 8: 0.29}
 Say = Callable[[str], None]
 
 
 def patience(job: JobSettings, ranks: int) -> float:
-    """Seconds that an epoch may take."""
+    """Return the seconds that an epoch may take."""
     return _PATIENCE * epoch_seconds(job, ranks) + _MORE_SECONDS
 
 
 def read_epochs(run: Run, job: Job, say: Say, epochs: Sequence[int]) -> list[Moment]:
-    """Have all ranks read these epochs, each together. Returns the counters before each, and in the end."""
+    """Let all ranks read these epochs, one after the other. Returns the counters before each epoch, and at the end."""
     moments = [run.take()]
     for number in epochs:
         job.epoch(number, patience(job.settings, len(job.ranks)))
@@ -46,14 +47,14 @@ def read_epochs(run: Run, job: Job, say: Say, epochs: Sequence[int]) -> list[Mom
 
 
 def job_of(load: Load, name: str = "train", seed: int = 0) -> JobSettings:
-    """A job over the whole dataset."""
+    """Return a job over the whole dataset."""
     return JobSettings(
         name, DATASET, load.files, load.epochs, seed, load.rate, 2 if load.torch else 4, torch=load.torch
     )
 
 
 def m1(load: Load, work: Path, say: Say) -> dict[str, Any]:
-    """One job; the nodes together hold the dataset once."""
+    """Run one job on nodes that together hold the dataset once."""
     with running(load, work) as run, started_job(job_of(load), run.nodes) as job:
         moments = read_epochs(run, job, say, range(load.epochs))
         epochs = [
@@ -74,7 +75,7 @@ def m1(load: Load, work: Path, say: Say) -> dict[str, Any]:
 
 
 def m2(load: Load, work: Path, say: Say) -> dict[str, Any]:
-    """One job whose dataset does not fit; then two jobs that start cold together on nodes that hold it all."""
+    """Run one job whose dataset does not fit; then two jobs that start cold together on nodes that hold everything."""
     small = replace(load, capacity=0.5, slack=0.0) if load.capacity == 1.0 else load
     (work / "half").mkdir()
     say(f"nodes hold {small.capacity:.0%} of the dataset together")
@@ -91,7 +92,7 @@ def m2(load: Load, work: Path, say: Say) -> dict[str, Any]:
     with ExitStack() as stack:
         run = stack.enter_context(running(two, work / "two"))
         listed = run.origin().bytes
-        # What the sampler adds to a seed is the epoch, so these two never read in the same order.
+        # The sampler adds the epoch to the seed, so these two never read in the same order.
         jobs = [stack.enter_context(started_job(job_of(two, f"job{seed}", seed), run.nodes)) for seed in (1, 1001)]
         for job in jobs:
             job.begin()
@@ -115,7 +116,7 @@ def m2(load: Load, work: Path, say: Say) -> dict[str, Any]:
 
 
 def separate(load: Load) -> int:
-    """Blocks that as many caches as there are nodes need if none knows of another: Belady's MIN for each."""
+    """Return the blocks that independent caches would fetch: Belady's MIN for each node."""
     total = 0
     for rank in range(load.nodes):
         spec = SamplerSpec(
@@ -127,6 +128,6 @@ def separate(load: Load) -> int:
 
 
 def _since_start(moments: Sequence[Moment], load: Load) -> float:
-    """Bytes of the origin by the end / bytes of the dataset. What was fetched between the job's publication and its
-    first read counts, and so does the listing, which is some kilobytes."""
+    """Return the origin's bytes at the end / bytes of the dataset. Fetches between the job's publication and its first
+    read count, and so does the listing of some kilobytes."""
     return moments[-1].origin_bytes / load.bytes

@@ -1,2 +1,2 @@
-"""Measures the answers to kube-scheduler: `cachefs-bench extender`. May import cachefs_scheduler, as other rooms of the
-tools may not."""
+"""`cachefs-bench extender`: measures the answers to kube-scheduler. Unlike other packages of the tools, it may import
+cachefs_scheduler."""

@@ -1,4 +1,4 @@
-"""`cachefs-bench extender`: answers to kube-scheduler."""
+"""`cachefs-bench extender`: measures answers to kube-scheduler."""
 
 import tempfile
 from pathlib import Path

@@ -1,8 +1,8 @@
-"""What the nodes and the dataset of the measurement are called."""
+"""Names of the measurement's nodes and dataset."""
 
 DATASET = "imagenet"
 
 
 def node_name(number: int) -> str:
-    """Of a node, as clouds name them."""
+    """Return a node's name, in the style of clouds."""
     return f"gke-training-gpu-pool-{number:05}.europe-west4.internal"

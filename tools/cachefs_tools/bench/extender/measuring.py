@@ -1,4 +1,4 @@
-"""The measurement: clients with TLS, one connection each as kube-scheduler has, and how long they wait for answers."""
+"""Measures response times with TLS clients that use one connection each, as kube-scheduler does."""
 
 import http.client
 import json
@@ -27,10 +27,10 @@ _CLIENTS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class ExtenderLoad:
-    """How much is measured."""
+    """The extent of the measurement."""
 
     nodes: int
-    # Questions of each kind; of those with whole nodes a tenth.
+    # Requests of each kind; a tenth as many with whole nodes.
     questions: int
 
 
@@ -41,7 +41,7 @@ class _Service:
     process: psutil.Process
 
     def processor_seconds(self) -> float:
-        """That it has used until now."""
+        """Return the processor seconds used so far."""
         used = self.process.cpu_times()
         return float(used.user + used.system)
 
@@ -52,9 +52,9 @@ class _Service:
 
 
 def measure(work: Path, load: ExtenderLoad) -> dict[str, object]:
-    """Milliseconds until an answer has been read, from the first byte of the question on. work: a directory to use."""
+    """Measure the milliseconds from the first byte of a request to the end of its answer. work: a directory to use."""
     with _running(work, load.nodes) as service:
-        # Everything is done once before, as by a kube-scheduler that has run for a while.
+        # Warm up, like a kube-scheduler that has run for a while.
         _asked(service, "prioritize", [by_names(0, load.nodes)] * 5)
         names = _bodies(lambda number: by_names(number, load.nodes), load.questions)
         few = max(5, load.questions // 10)
@@ -86,13 +86,13 @@ def measure(work: Path, load: ExtenderLoad) -> dict[str, object]:
 
 
 def _bodies(make: Callable[[int], bytes], questions: int) -> list[bytes]:
-    """Of so many pods; a hundred different ones, or there would be a gigabyte of them."""
+    """Return the bodies of *questions* pods; a hundred different ones, since more would take a gigabyte."""
     different = [make(number) for number in range(min(questions, 100))]
     return [different[number % len(different)] for number in range(questions)]
 
 
 def _measured(service: _Service, verb: str, bodies: Sequence[bytes]) -> dict[str, float]:
-    """How long answers take, and the service's processor time for each, which other programs change less."""
+    """Return response times, and the service's processor time per answer, which depends less on other programs."""
     before = service.processor_seconds()
     found = _told(_asked(service, verb, bodies))
     used = service.processor_seconds() - before
@@ -100,7 +100,7 @@ def _measured(service: _Service, verb: str, bodies: Sequence[bytes]) -> dict[str
 
 
 def _asked(service: _Service, verb: str, bodies: Sequence[bytes]) -> list[float]:
-    """Seconds of each, one after the other."""
+    """Return the seconds of each request, sent one after the other."""
     connection = service.connect()
     try:
         return [_once(connection, verb, body) for body in bodies]
@@ -120,7 +120,7 @@ def _once(connection: http.client.HTTPSConnection, verb: str, body: bytes) -> fl
 
 
 def _beside(service: _Service, names: Sequence[bytes], large: bytes) -> dict[str, object]:
-    """A second client asks with whole nodes meanwhile, without a pause."""
+    """Measure while a second client sends requests with whole nodes without a pause."""
     ended = threading.Event()
     asked = count()
 
@@ -194,5 +194,4 @@ def _certificate(work: Path) -> tuple[Path, Path]:
 
 
 def printed(found: dict[str, object]) -> str:
-    """One JSON document."""
     return json.dumps(found, indent=2)

@@ -1,11 +1,11 @@
-"""What kube-scheduler asks, with made-up nodes: bodies as Go writes them."""
+"""Requests of kube-scheduler with made-up nodes, encoded as Go does."""
 
 import json
 from typing import Any
 
 from cachefs_tools.bench.extender.made_up import DATASET, node_name
 
-# Of each node's status: a kubelet lists up to 50 images, which are most of a large node's bytes.
+# A kubelet lists up to 50 images in a node's status; they are most of a large node's bytes.
 _IMAGE = {
     "names": ["registry.example.org/team/training@sha256:" + "0" * 64, "registry.example.org/team/training:1.2.3"]
 }
@@ -32,13 +32,13 @@ def _pod(number: int, ranks: int, policy: str) -> dict[str, Any]:
 
 
 def by_names(number: int, nodes: int, ranks: int = 1, policy: str = "prefer") -> bytes:
-    """Names of nodes only (`nodeCacheCapable: true`). number: of the pod."""
+    """Return a request with names only (`nodeCacheCapable: true`). number: of the pod."""
     names = [node_name(each) for each in range(nodes)]
     return _written({"Pod": _pod(number, ranks, policy), "Nodes": None, "NodeNames": names})
 
 
 def whole_nodes(number: int, nodes: int, images: int, policy: str = "prefer") -> bytes:
-    """Whole nodes (`nodeCacheCapable: false`), each of some 1,200 bytes and 170 for each image."""
+    """Return a request with whole nodes (`nodeCacheCapable: false`) of about 1,200 bytes, plus 170 per image."""
     items = [_node(each, images) for each in range(nodes)]
     return _written({"Pod": _pod(number, 1, policy), "Nodes": {"metadata": {}, "items": items}, "NodeNames": None})
 

@@ -1,9 +1,8 @@
-"""The service that is measured, as a process: the extender with TLS, with the service's own advice about nodes that
-have been made up.
+"""The service under measurement, as a process: the extender with TLS and the service's own advice, on made-up nodes.
 
     python -m cachefs_tools.bench.extender.service NODES CERT KEY
 
-It writes its port on standard output, and ends when its standard input does.
+It prints its port, and ends when its standard input ends.
 """
 
 import asyncio
@@ -31,7 +30,7 @@ _SEED = 7
 
 
 def _fill(view: ClusterView, nodes: int) -> None:
-    """All nodes report; one in ten holds a part of the dataset, and each has its own shards of it."""
+    """Let all nodes report; one in ten holds a part of the dataset, with shards of its own."""
     random = np.random.default_rng(_SEED)
     names = [node_name(number) for number in range(nodes)]
     view.meet(

@@ -14,7 +14,7 @@ from cachefs_tools.bench.programs.run import Setting, mounted_node, run_native, 
 from cachefs_tools.lab.slow_link import Limits
 from cachefs_tools.scratch_node import s3_server
 
-# What is compared where everything is cached.
+# Modes compared with a warm page cache.
 WARM_MODES = (Mode.NATIVE, Mode.MOUNTED, Mode.RUN)
 _FIND = """
 import sys
@@ -29,14 +29,14 @@ print(*filter(lacks, sys.argv[1:]))
 
 
 class Bench:
-    """Runs programs in a directory, each run in one of its own."""
+    """Runs programs, each run in a directory of its own."""
 
     def __init__(self, setting: Setting, datasets: Datasets, work: Path) -> None:
         self._setting, self._datasets, self._work = setting, datasets, work
         self._runs = 0
 
     def lacking(self, program: Program) -> list[str]:
-        """Modules that the program needs and the interpreter does not find. Raises ConfigError."""
+        """Return the modules that the program needs and the interpreter does not find. Raises ConfigError."""
         try:
             done = subprocess.run(
                 [self._setting.python, "-c", _FIND, "torch", *program.needs], capture_output=True, text=True
@@ -46,10 +46,8 @@ class Bench:
         return done.stdout.split()
 
     def cold(self, program: Program, modes: Sequence[Mode], turns: int) -> dict[str, Any]:
-        """The document of a program, each of whose runs has a new node. Of several turns, the one of middle waits.
-
-        Raises CachefsError where it fails.
-        """
+        """Measure a program with a new node for each run. Of several turns, the one with the median wait counts. Raises
+        CachefsError if the program fails."""
         outcomes = {}
         for mode in modes:
             found = sorted((self._once(program, mode) for _ in range(turns)), key=lambda outcome: outcome.wait)
@@ -57,7 +55,7 @@ class Bench:
         return document(program, outcomes, self._setting.limits.bandwidth)
 
     def warm(self, program: Program, turns: int) -> dict[str, Any]:
-        """The document of a program whose data the page cache has, native and mounted in turns. Raises CachefsError."""
+        """Measure a program whose data is in the page cache, native and mounted in turns. Raises CachefsError."""
         buckets = self._datasets.buckets(program.data)
         work = self._new_directory()
         found: Mapping[Mode, list[Outcome]] = {mode: [] for mode in WARM_MODES}

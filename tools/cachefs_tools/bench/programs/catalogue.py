@@ -1,4 +1,4 @@
-"""Which programs there are: a script of tests/programs with its options, the data that it reads, and its aim."""
+"""The programs: a script of tests/programs with its options, its data, and its aim."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -8,16 +8,16 @@ from cachefs.errors import ConfigError
 
 
 class Access(StrEnum):
-    """How a program reads, which decides how many of its waits can go at best."""
+    """How a program reads, which bounds the share of its waits that can be removed."""
 
     MAP = "map-style"  # a loader asks a dataset for samples, each of which is a file
-    SCATTERED = "scattered"  # reads here and there in large files
-    STREAM = "stream"  # shards, from their beginnings to their ends
+    SCATTERED = "scattered"  # random parts of large files
+    STREAM = "stream"  # shards, from begin to end
     CHECKPOINT = "checkpoint"
-    WRONG = "wrong on purpose"  # what it seems to read is not what it reads
+    WRONG = "wrong on purpose"  # reads other files than it seems to
 
 
-# Share of the waits that are to be gone.
+# Share of the waits to remove.
 AIMS: Final = {Access.MAP: 0.9, Access.SCATTERED: 0.6, Access.STREAM: 0.6, Access.CHECKPOINT: 0.6, Access.WRONG: 0.0}
 
 
@@ -30,22 +30,22 @@ class Program:
     script: str  # in tests/programs, without .py
     data: str  # kind of tests/programs/make_dataset.py
     access: Access = Access.MAP
-    options: tuple[str, ...] = ()  # of the script
+    options: tuple[str, ...] = ()  # arguments of the script
     needs: tuple[str, ...] = ()  # modules beyond torch, torchdata, numpy and PIL, which the tests' environment has
 
     @property
     def aim(self) -> float:
-        """Share of the waits that is to be gone."""
+        """Share of the waits to remove."""
         return AIMS[self.access]
 
 
 def _here(*options: str) -> tuple[str, ...]:
-    """Without workers, so that the program itself reads."""
+    """Return options without workers, so that the program itself reads."""
     return ("--workers", "0", *options)
 
 
 def _records(*options: str) -> tuple[str, ...]:
-    """Of programs whose datasets have three records where others have a file."""
+    """Return options of programs whose datasets have three records for each file of the others."""
     return ("--milliseconds", "2", *options)
 
 
@@ -160,7 +160,7 @@ PROGRAMS: Final = (
 
 
 def chosen(names: str) -> list[Program]:
-    """The programs with the names, which have commas between them; all where there are none. Raises ConfigError."""
+    """Return the programs with these comma-separated names; all for an empty text. Raises ConfigError."""
     known = {program.name: program for program in PROGRAMS}
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     unknown = [name for name in wanted if name not in known]

@@ -1,4 +1,4 @@
-"""`cachefs-bench programs`: which programs, and how they are run."""
+"""`cachefs-bench programs`: chooses and runs programs."""
 
 import json
 import os
@@ -27,7 +27,7 @@ WARM_TURNS: Final = 5
 
 
 def modes_of(ctx: click.Context, param: click.Parameter, text: str) -> list[Mode]:
-    """The modes that are named, with commas between them."""
+    """Parse comma-separated modes."""
     try:
         return [Mode(name.strip()) for name in text.split(",")]
     except ValueError as error:
@@ -90,7 +90,7 @@ def programs_command(names: str, listing: bool, nothing: bool, as_json: bool, pa
             click.echo(f"{one.name:<20} {one.title:<38} {' '.join(one.needs)}".rstrip())
         return
     if kept is not None:
-        results.load(kept)  # a bad file is told before anything is measured
+        results.load(kept)  # report a bad file before the measurement
     documents = _measure(programs, **given)
     if kept is not None:
         documents = list(results.load(kept).values())
@@ -100,7 +100,7 @@ def programs_command(names: str, listing: bool, nothing: bool, as_json: bool, pa
 
 
 def _measure(programs: Sequence[Program], **given: Any) -> list[results.Document]:
-    """The documents of the programs that can run here. Each is told, and kept, as soon as it is there."""
+    """Measure the programs that can run here. Each document is printed and saved as soon as it is complete."""
     require_fuse()
     if not (given["scripts"] / "measuring.py").exists():
         raise ConfigError(f"there are no programs in {given['scripts']}; they come with the sources, or name --scripts")
@@ -131,7 +131,7 @@ def _measure(programs: Sequence[Program], **given: Any) -> list[results.Document
 def _bench(work: Path, **given: Any) -> Bench:
     milliseconds = 0.0 if given["warm"] and given["milliseconds"] is None else given["milliseconds"]
     own = () if milliseconds is None else ("--milliseconds", str(milliseconds))
-    # Each run has a directory of its own, so a path of the interpreter must not depend on where that is.
+    # Each run has its own directory, so a relative path of the interpreter would break.
     python = os.path.abspath(given["python"]) if os.sep in given["python"] else given["python"]
     setting = Setting(python, given["scripts"], given["epochs"], given["seed"], LIMITS, own)
     datasets = Datasets(given["data"] or work / "data", given["files"], python, given["scripts"])

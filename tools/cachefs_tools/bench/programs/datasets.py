@@ -1,4 +1,4 @@
-"""The datasets of the programs, which are made once and shared by all runs."""
+"""Datasets of the programs, which are made once and shared by all runs."""
 
 import subprocess
 from pathlib import Path
@@ -7,15 +7,15 @@ from cachefs.errors import CachefsError
 
 
 class Datasets:
-    """Makes datasets in a directory by tests/programs/make_dataset.py, where they are lacking."""
+    """Makes missing datasets in a directory, with tests/programs/make_dataset.py."""
 
     def __init__(self, directory: Path, files: int, python: str, scripts: Path) -> None:
-        """files: how many files datasets of small files have; the sizes of the others follow from that."""
+        """files: number of files of datasets of small files; the sizes of the others follow from it."""
         self._directory, self._files = directory.absolute(), files
         self._python, self._scripts = python, scripts
 
     def buckets(self, kind: str) -> Path:
-        """A directory whose only subdirectory, *kind*, is the dataset. Raises CachefsError."""
+        """Return a directory whose only subdirectory, *kind*, is the dataset. Raises CachefsError."""
         buckets = self._directory / f"{kind}-{self._files}"
         if not (buckets / kind).exists():
             buckets.mkdir(parents=True, exist_ok=True)
@@ -36,7 +36,7 @@ class Datasets:
 
 
 def read_all(directory: Path) -> None:
-    """Read all files, so that the page cache has them."""
+    """Read all files into the page cache."""
     for path in directory.rglob("*"):
         if path.is_file():
             with path.open("rb", buffering=0) as file:

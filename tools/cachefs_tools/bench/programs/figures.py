@@ -1,4 +1,4 @@
-"""What the runs of a program say together: equal results, shares of waits gone, and since when the order was known."""
+"""Combines the runs of a program: equal results, shares of waits removed, and the epoch whose order was known first."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -7,28 +7,29 @@ from typing import Any, Final
 from cachefs_tools.bench.programs.catalogue import Program
 from cachefs_tools.bench.programs.outcome import Mode, Outcome
 
-# Seconds of waits below which a share of them says nothing.
+# Seconds of waits below which a share of them is meaningless.
 LEAST_WAIT: Final = 0.5
-# A run may wait so much longer than an unpublished one before it counts as slower: noise of two runs.
+# A run counts as slower if it waits longer than an unpublished one by more than this noise of two runs.
 NOISE_SHARE: Final = 0.05
 NOISE_SECONDS: Final = 0.5
-# A program whose data is cached may take so much longer than on the local disk.
+# Allowed slowdown against the local disk of a program whose data is cached.
 WARM_AIM: Final = 1.03
 
 
 def share_gone(native: Outcome, reference: Outcome, outcome: Outcome) -> float | None:
-    """Of the waits that the reference had beyond those of the native run, the share that *outcome* is without."""
+    """Return the share of the reference's waits beyond the native run that *outcome* does not have; None below
+    LEAST_WAIT."""
     there = reference.wait - native.wait
     return 1 - (outcome.wait - native.wait) / there if there >= LEAST_WAIT else None
 
 
 def share_at_best(native: Outcome, mounted: Sequence[Outcome], bandwidth: float) -> float | None:
-    """Of the waits that the bare run had beyond those of the native run, the share that anything could take away which
-    begins when the program does: all bytes have to pass the link, and the program computes meanwhile. It cannot compute
-    before it has its first samples: what had come until then in the run that needed least has to come before. It is an
-    estimate, since another way of fetching may need less.
+    """Return the share of the bare run's waits beyond the native run that could be removed at best, starting with the
+    program: all bytes have to pass the link, while the program computes. The program cannot compute before its first
+    samples, so the least number of bytes of any run until then has to pass first. This is an estimate, since another
+    way of fetching may need fewer.
 
-    mounted: the bare run, and others. bandwidth: bytes per second of the link to the origin; 0 where it has no limit.
+    mounted: the bare run, and others. bandwidth: bytes per second of the link to the origin; 0: unlimited.
     """
     bare = mounted[0]
     there = bare.wait - native.wait
@@ -42,15 +43,13 @@ def share_at_best(native: Outcome, mounted: Sequence[Outcome], bandwidth: float)
 
 
 def known_from(outcome: Outcome) -> tuple[int, float] | None:
-    """The first epoch of the program, counted from 1, whose order was published before it ended.
-
-    Also which share of that epoch's time had passed then; 0 where the order was known before. None: none was known.
-    """
+    """Return the first epoch, counted from 1, whose order was published before it ended, and the share of its time that
+    had passed then (0: known before the epoch). None: no order was known."""
     firsts = [min(known.items()) for known in outcome.published.known.values() if known]
     found = []
     for first, when in firsts:
         for number, epoch in enumerate(outcome.epochs):
-            # A loader that publishes its order in parts counts these as epochs.
+            # A loader that publishes its order in parts counts each part as an epoch.
             if when < epoch.end and number >= min(first, len(outcome.epochs) - 1):
                 passed = (when - epoch.begin) / (epoch.end - epoch.begin)
                 found.append((number + 1, round(max(0.0, passed), 3)))
@@ -59,7 +58,7 @@ def known_from(outcome: Outcome) -> tuple[int, float] | None:
 
 
 def document(program: Program, outcomes: Mapping[Mode, Outcome], bandwidth: float = 0) -> dict[str, Any]:
-    """All figures of one program, as a JSON-serialisable document. bandwidth: see `share_at_best`."""
+    """Return all figures of one program as a JSON-serialisable document. bandwidth: see `share_at_best`."""
     result: dict[str, Any] = {
         **_names(program), "equal": len({outcome.digest for outcome in outcomes.values()}) == 1,
         "modes": {str(mode): _mode_document(outcome) for mode, outcome in outcomes.items()}, "gone": {},
@@ -82,7 +81,7 @@ def document(program: Program, outcomes: Mapping[Mode, Outcome], bandwidth: floa
 
 
 def warm_document(program: Program, outcomes: Mapping[Mode, Sequence[Outcome]]) -> dict[str, Any]:
-    """Medians of several runs of a program whose data the page cache has, and what they are of the native one."""
+    """Return the medians of several runs of a program with a warm page cache, and their ratios to the native one."""
     modes = {
         str(mode): {
             "epochs": statistics.median(outcome.seconds for outcome in runs),

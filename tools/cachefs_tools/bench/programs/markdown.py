@@ -1,4 +1,4 @@
-"""The table of docs/programs.md, between two marks, from results that were measured."""
+"""The table of docs/programs.md, written between two marks, from saved results."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,14 +17,14 @@ HEADINGS: Final = (
 
 
 def markdown(documents: Mapping[str, dict[str, Any]]) -> str:
-    """A row for each program. documents: by name of the program; what was not measured has empty cells."""
+    """Return a row for each program. documents: by program name; missing measurements give empty cells."""
     rows = [HEADINGS, ("---",) * len(HEADINGS)]
     rows += [_cells(program, documents.get(program.name, {})) for program in PROGRAMS]
     return "\n".join(f"| {' | '.join(row)} |".replace("|  |", "| |") for row in rows)
 
 
 def replaced(page: str, table: str) -> str:
-    """The page with the table between its marks. Raises ConfigError where it has none."""
+    """Return the page with the table replaced. Raises ConfigError for a page without the marks."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):

@@ -1,4 +1,4 @@
-"""What one run of a program has shown."""
+"""Results of one run of a program."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -7,9 +7,9 @@ from enum import StrEnum
 class Mode(StrEnum):
     """How a program is run."""
 
-    NATIVE = "native"  # on the local disk, whose pages are cached
-    BARE = "bare"  # mounted, nothing published, and the daemon guesses nothing
-    MOUNTED = "mounted"  # mounted, nothing published; the daemon's rules guess
+    NATIVE = "native"  # on the local disk, with cached pages
+    BARE = "bare"  # mounted, nothing published, without readahead
+    MOUNTED = "mounted"  # mounted, nothing published, with readahead by rules
     RUN = "run"  # under `cachefs run`
 
 
@@ -21,31 +21,31 @@ class Epoch:
     end: float
     wait: float  # seconds that the program waited for data
     samples: int
-    first: float = 0.0  # when it had its first samples and began to compute; 0: it did not tell
+    first: float = 0.0  # when it had its first samples and began to compute; 0: not reported
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What was published in a run, as the daemon told while it ran."""
+    """What a run published, according to the daemon."""
 
-    # Consumer -> its epochs, counted from 0, whose order was known, and when that was seen first (CLOCK_MONOTONIC).
+    # Consumer -> its epochs (from 0) with a known order, and when that was first seen (CLOCK_MONOTONIC).
     known: dict[str, dict[int, float]] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one run has shown."""
+    """Results of one run."""
 
     mode: Mode
-    digest: str  # of all that the program has read and computed
+    digest: str  # of everything that the program has read and computed
     epochs: tuple[Epoch, ...]
     wall: float  # seconds from the start of the process to its end
-    said: tuple[str, ...] = ()  # lines of cachefs on the program's standard error
+    said: tuple[str, ...] = ()  # cachefs's lines on the program's standard error
     origin_bytes: int = 0
-    stall_seconds: float = 0.0  # that reads waited for the origin, of all readers together
+    stall_seconds: float = 0.0  # waits of reads for the origin, sum of all readers
     published: Published = Published()
-    # Bytes that left the origin from the begin of the first epoch until that had its first samples.
+    # Bytes from the origin between the begin of the first epoch and its first samples.
     first_bytes: int = 0
 
     @property

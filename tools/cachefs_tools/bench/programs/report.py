@@ -23,7 +23,7 @@ process with its start. !: more than 1.03 of the epochs. #: results differ."""
 
 
 def table(documents: Sequence[dict[str, Any]]) -> str:
-    """All programs, one line each, and what the columns mean."""
+    """Return all programs, one line each, with a legend."""
     cold = [document for document in documents if "modes" in document]
     warm = [document for document in documents if "warm" in document]
     parts = []
@@ -35,7 +35,7 @@ def table(documents: Sequence[dict[str, Any]]) -> str:
 
 
 def row(document: dict[str, Any]) -> str:
-    """One program, cold."""
+    """Return the row of a cold program."""
     modes = document["modes"]
     waits = [f"{modes[name]['wait']:.1f}" if name in modes else "" for name in ("native", "bare", "mounted", "run")]
     fetched = f"{modes['run']['origin_bytes'] / 1e6:.0f}" if "run" in modes else ""
@@ -45,7 +45,7 @@ def row(document: dict[str, Any]) -> str:
 
 
 def warm_row(document: dict[str, Any]) -> str:
-    """One program whose data the page cache has."""
+    """Return the row of a program with a warm page cache."""
     of_native, warm = document["of_native"], document["warm"]
     seconds = [f"{warm[name]['epochs']:.2f}" for name in ("native", "mounted", "run")]
     ratios = [f"{of_native[what][name]:.3f}" for what in ("epochs", "wall") for name in ("mounted", "run")]
@@ -55,7 +55,7 @@ def warm_row(document: dict[str, Any]) -> str:
 
 
 def known(document: dict[str, Any]) -> str:
-    """The first epoch whose order was known, with a decimal for the part of it that was over; a dash where none was."""
+    """Return the first epoch with a known order, and the percentage of it that had passed; a dash if there is none."""
     if "run" not in document["modes"]:
         return ""
     epoch, passed = document["known_from_epoch"], document["known_after"]
@@ -63,7 +63,7 @@ def known(document: dict[str, Any]) -> str:
 
 
 def marks(document: dict[str, Any]) -> str:
-    """What is not as it should be."""
+    """Return marks for figures that miss their aims."""
     found = "" if document["equal"] else "#"
     if (share := share_of(document, "run")) is not None and share < document["aim"]:
         found += "!"
@@ -71,11 +71,12 @@ def marks(document: dict[str, Any]) -> str:
 
 
 def share_of(document: dict[str, Any], mode: str) -> float | None:
-    """Share of waits gone against a mount without rules; where that was not measured, against one with them."""
+    """Return the share of waits removed against a mount without rules, or if that was not measured, against one with
+    rules."""
     gone: dict[str, float | None] = document["gone"]
     return gone.get(f"{mode} of bare", gone.get(f"{mode} of mounted"))
 
 
 def percent(share: float | None) -> str:
-    """A share as the tables show it."""
+    """Format a share for the tables."""
     return "-" if share is None else f"{100 * share:.0f} %"

@@ -1,4 +1,4 @@
-"""A file of documents of programs, to which measurements are added one after the other."""
+"""A file of program documents, to which measurements are added one by one."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ Document = dict[str, Any]
 
 
 def load(path: Path) -> dict[str, Document]:
-    """Name of a program -> its document. Raises ConfigError."""
+    """Return documents by program name. Raises ConfigError."""
     if not path.exists():
         return {}
     try:
@@ -21,7 +21,7 @@ def load(path: Path) -> dict[str, Document]:
 
 
 def add(path: Path, document: Document) -> None:
-    """Replace the document of its program, or what it says anew of it, and keep all others."""
+    """Merge a document into that of its program, and keep all others."""
     documents = load(path)
     documents[document["program"]] = {**documents.get(document["program"], {}), **document}
     order = {program.name: number for number, program in enumerate(PROGRAMS)}

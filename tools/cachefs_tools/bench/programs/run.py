@@ -1,4 +1,4 @@
-"""One run of a program: on the local disk, or on the mount of a node whose tiers are new and whose origin is slow."""
+"""Runs a program: on the local disk, or on the mount of a node with new tiers and a slow origin."""
 
 import json
 import os
@@ -25,39 +25,40 @@ from cachefs_tools.scratch_node import SCRATCH, WITH_PARENT, daemon, memory_dire
 
 BUDGET: Final = 1 << 30
 SEGMENT_SIZE: Final = 64 << 20
-# A program that takes longer hangs.
+# A program that takes longer counts as hung.
 TIMEOUT_SECONDS: Final = 600.0
-# Seconds between two looks at what is published.
+# Seconds between queries of what is published.
 LOOK: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What all runs of a measurement have in common."""
+    """Settings shared by all runs of a measurement."""
 
     python: str  # the interpreter of the programs
     scripts: Path  # tests/programs
     epochs: int
     seed: int
     limits: Limits
-    options: tuple[str, ...] = ()  # for all programs
+    options: tuple[str, ...] = ()  # arguments for all programs
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node that shows a dataset."""
+    """A node with a mounted dataset."""
 
     client: DaemonClient
     socket: Path
     mountpoint: Path
-    throttle: Throttle  # before its origin
+    throttle: Throttle  # in front of its origin
 
 
 @contextmanager
 def mounted_node(limits: Limits, server: str, bucket: str, work: Path, *, guess: bool) -> Iterator[Node]:
-    """A new node with empty tiers, which hold everything. Its origin is a bucket of the S3 server behind the limits.
+    """Run a new node with empty tiers that can hold everything. Its origin is a bucket of the S3 server behind the
+    limits.
 
-    guess: whether it fetches ahead of programs that publish nothing.
+    guess: whether it reads ahead for programs that publish nothing.
     """
     mountpoint = work / "mnt"
     settings = NodeSettings(TierSettings(BUDGET, SEGMENT_SIZE), TierSettings(0), guess=guess)
@@ -73,16 +74,16 @@ def mounted_node(limits: Limits, server: str, bucket: str, work: Path, *, guess:
 
 
 def run_native(setting: Setting, one: Program, data: Path, work: Path) -> Outcome:
-    """On the local disk. Raises CachefsError where the program fails."""
+    """Run a program on the local disk. Raises CachefsError if the program fails."""
     document, wall, said = _finished(_command(setting, one, data), work, lambda: None)
     return Outcome(Mode.NATIVE, document["digest"], tuple(Epoch(**epoch) for epoch in document["epochs"]), wall, said)
 
 
 def run_on(node: Node, setting: Setting, one: Program, mode: Mode, work: Path) -> Outcome:
-    """On the mount of the node. Raises CachefsError where the program fails."""
+    """Run a program on the node's mount. Raises CachefsError if the program fails."""
     command = _command(setting, one, node.mountpoint)
     if mode is Mode.RUN:
-        # The processes of a job tell each other what they learn, so another benchmark's job must have another name.
+        # Processes of a job share what they learn, so another benchmark's job must have another name.
         command = [
             program("cachefs"),
             "run",
@@ -104,12 +105,12 @@ def run_on(node: Node, setting: Setting, one: Program, mode: Mode, work: Path) -
 
 
 def _stalled(client: DaemonClient) -> float:
-    """Seconds that reads of the node have waited so far. The mount reports them within a second or two."""
+    """Return the seconds that reads of the node have waited so far. The mount reports them within a second or two."""
     return sum(row.seconds for row in client.call(STALL_LIST, JobName(job="")).rows)
 
 
 def _command(setting: Setting, one: Program, data: Path) -> list[str]:
-    """What starts the program on the data."""
+    """Return the command that runs the program on the data."""
     script = setting.scripts / f"{one.script}.py"
     common = ("--seed", str(setting.seed), "--epochs", str(setting.epochs))
     return [setting.python, str(script), str(data), *common, *one.options, *setting.options]
@@ -118,7 +119,7 @@ def _command(setting: Setting, one: Program, data: Path) -> list[str]:
 def _finished(
     command: Sequence[str], work: Path, look: Callable[[], None]
 ) -> tuple[dict[str, Any], float, tuple[str, ...]]:
-    """Run the program to its end. Returns its line, its seconds, and what cachefs has said there."""
+    """Run the program to its end. Returns its result line, its seconds, and cachefs's lines."""
     output, errors = work / "program.out", work / "program.err"
     began = time.monotonic()
     with output.open("wb") as stdout, errors.open("wb") as stderr:
@@ -151,7 +152,7 @@ def _wait(process: subprocess.Popen[bytes], seconds: float) -> None:
 
 
 def _environment(work: Path) -> dict[str, str]:
-    """Libraries keep what they cache in the run's own directory, and ask nobody outside."""
+    """Return an environment in which libraries cache in the run's own directory and work offline."""
     cache = str(work / "cache")
     return {
         **os.environ, "HF_HOME": cache, "XDG_CACHE_HOME": cache, "YOLO_CONFIG_DIR": cache, "HF_HUB_OFFLINE": "1",
@@ -161,5 +162,5 @@ def _environment(work: Path) -> dict[str, str]:
 
 
 def is_complaint(line: str) -> bool:
-    """Is it a line of cachefs about a problem, or a loader that is not understood? All of these say so."""
+    """Return whether a line reports a problem of cachefs or an unknown loader; all such lines have this text."""
     return line.startswith("cachefs:") and "the job goes on" in line

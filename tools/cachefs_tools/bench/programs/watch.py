@@ -1,4 +1,4 @@
-"""Looks at what is published, and at what the origin gives, while a program runs."""
+"""Polls published sequences and the origin's counters while a program runs."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -10,23 +10,23 @@ from cachefs_tools.bench.programs.outcome import Epoch, Published
 
 
 class Watch:
-    """Remembers which epochs of which consumers were ever known. The daemon forgets those that are over."""
+    """Records which epochs of which consumers were ever known. The daemon forgets past epochs."""
 
     def __init__(self, client: DaemonClient, origin_bytes: Callable[[], int]) -> None:
         self._client, self._origin_bytes = client, origin_bytes
-        self._came: list[tuple[float, int]] = []  # bytes of the origin until then
+        self._came: list[tuple[float, int]] = []  # time and bytes from the origin until then
         self._known: dict[str, dict[int, float]] = {}
         self._problems: dict[str, None] = {}
 
     def look(self) -> None:
-        """Ask the daemon. Raises CachefsError where it does not answer."""
+        """Query the daemon. Raises CachefsError if it does not answer."""
         came, now = self._origin_bytes(), time.monotonic()
         self._came.append((now, came))
         for view in self._client.call(JOB_LIST, Empty()).jobs:
             self.note(view, now)
 
     def note(self, view: JobView, now: float) -> None:
-        """Remember what a view of a job says."""
+        """Record a view of a job."""
         for consumer in view.consumers:
             known = self._known.setdefault(consumer.consumer, {})
             for epoch in consumer.known_epochs:
@@ -35,10 +35,11 @@ class Watch:
                 self._problems[consumer.problem] = None
 
     def first_bytes(self, epochs: Sequence[Epoch]) -> int:
-        """Bytes that the origin gave in the first epoch until it had samples, from the first look in it to the last."""
+        """Return the bytes from the origin in the first epoch until its first samples, between the first and the last
+        query in that time."""
         sizes = [size for seen, size in self._came if epochs and epochs[0].begin <= seen <= epochs[0].first]
         return sizes[-1] - sizes[0] if sizes else 0
 
     def published(self) -> Published:
-        """What was seen so far."""
+        """Return the records so far."""
         return Published(self._known, tuple(self._problems))
