@@ -1,7 +1,7 @@
 """cachefs: a clairvoyant cache between training jobs and object storage, read as plain files.
 
-For training code: `publish` and `PublishedSampler` (see docs/publishing.md), the `SamplerSpec` they take, and
-`pure_sampler`.
+Public names for training code: `publish` and `PublishedSampler` (see docs/publishing.md), the `Publication` that
+`publish` returns, the `SamplerSpec` that it takes, and `pure_sampler`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ _PUBLIC = {
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are loaded when they are first used, since a mount and the daemon need none of them."""
+    """Import a public name on first use, since a mount and the daemon need none."""
     if name in _PUBLIC:
         from importlib import import_module
 

@@ -1,10 +1,10 @@
-"""Blocks: their names, their locations, and the checksums that prove their bytes right.
+"""Blocks: their keys, their locations, and the checksums that verify their bytes.
 
-A block is a whole file that is no larger than the snapshot's block size, else a part of a file of that size. Its key is
-made of what identifies the content, so equal content has one copy, whatever snapshot or job reads it. Every piece (128
-KiB) of a block has its own xxh3 checksum, so that a read of 128 KiB of a 4 MiB block verifies 128 KiB. The checksum is
-seeded with the block's key and the piece's number. So the right bytes of *another* block fail it too, and a wrong entry
-of the index is never a wrong read.
+A block is a whole file that is no larger than the snapshot's block size, else a part of a file of that size. Its key
+identifies the content, so equal content has one copy for all snapshots and jobs. Each piece (128 KiB) of a block has
+its own xxh3 checksum, so that a read of 128 KiB of a 4 MiB block verifies 128 KiB. The checksum is seeded with the
+block's key and the piece's number: the right bytes of *another* block fail verification too, and a wrong entry of the
+index never causes a wrong read.
 """
 
 import itertools
@@ -20,16 +20,16 @@ SSD: Final = 1
 TIER_NAMES: Final = ("memory", "ssd")
 
 PIECE_SIZE: Final = 128 * 1024
-# Bytes that the kernel asks a mount for at once, at most: 256 pages.
+# Maximum size in bytes of one read request of the kernel: 256 pages.
 MAX_READ: Final = 1 << 20
 KEY_SIZE: Final = 20
 CONTENT_ID_SIZE: Final = 16
 
-# Blocks of a file whose tier is told, those of 32 GiB at the default block size: they take some 15 ms to look up, and
-# their tiers as text take at most 58 of the 64 KiB that an extended attribute may have.
+# Maximum number of blocks of a file whose tiers are shown, those of 32 GiB at the default block size: looking them up
+# takes some 15 ms, and their text takes at most 58 of the 64 KiB that an extended attribute may have.
 MOST_LOCATED: Final = 8192
 
-# xxhash lets go of the interpreter lock for more bytes than that.
+# xxhash releases the interpreter lock for larger pieces of data (bytes).
 _LOCKED: Final = 64 * 1024
 
 _MASK = (1 << 64) - 1
@@ -42,17 +42,17 @@ _CHECKSUM = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where one copy of a block is."""
+    """The location of one copy of a block."""
 
     # MEMORY or SSD.
     tier: int
     # Number of the segment file in the tier.
     segment: int
-    # Where the block's first byte is in the segment file, in bytes from its start.
+    # Offset of the block's first byte in the segment file.
     offset: int
-    # Bytes of the block.
+    # Length of the block in bytes.
     length: int
-    # The checksums of its pieces, one after the other: 8 bytes each, little-endian.
+    # Checksums of the block's pieces, concatenated: 8 bytes each, little-endian.
     checksums: bytes
 
     def pack(self) -> bytes:
@@ -60,7 +60,7 @@ class Location:
 
     @classmethod
     def unpack(cls, record: bytes) -> "Location":
-        """Raises ValueError where *record* is not a whole, plausible location."""
+        """Return the location in a packed record. Raises ValueError where the record is cut off or implausible."""
         try:
             tier, segment, offset, length = _LOCATION.unpack_from(record)
         except struct.error as error:
@@ -72,14 +72,14 @@ class Location:
 
 
 def sealed(key: bytes, location: Location) -> bytes:
-    """*location* as the index stores it: packed, with 24 bits in it that prove that key and record belong together."""
+    """Return *location* as the index stores it: packed, with a seal of 24 bits that binds the record to the key."""
     record = bytearray(location.pack())
     record[_SEAL] = _seal(key, record)
     return bytes(record)
 
 
 def is_sealed(key: bytes, record: bytes) -> bool:
-    """Is *record* what was stored for *key*? False where a bit of either has changed, but for 1 in 16 million."""
+    """Return whether *record* was sealed for *key*. Misses a changed bit of either in 1 of 16 million cases."""
     return record[_SEAL] == _seal(key, bytearray(record))
 
 
@@ -89,19 +89,19 @@ def _seal(key: bytes, record: bytearray) -> bytes:
 
 
 def content_id(identity: bytes, version: bytes, size: int, block_size: int) -> bytes:
-    """The 16 bytes that name one version of one object that is cut into blocks of *block_size* bytes.
+    """Return the 16 bytes that identify one version of one object that is cut into blocks of *block_size* bytes.
 
-    identity: the object's full name at its origin; version: its ETag, or what stands in for one.
+    identity: the object's full name at its origin; version: its ETag, or a replacement for one.
     """
     total, of_block = b"%d" % size, b"%d" % block_size
     a, b, c, d = (len(identity), len(version), len(total), len(of_block))
-    # A loop over the parts takes twice as long, 1 us for each object of a snapshot that is built.
+    # Written out: a loop over the parts takes twice as long, 1 us more for each object of a snapshot that is built.
     pack = _LENGTH.pack
     return xxh3_128_digest(b"".join((pack(a), identity, pack(b), version, pack(c), total, pack(d), of_block)))
 
 
 def block_key(content: bytes, number: int) -> bytes:
-    """The key of block *number*. The keys of one content follow each other in order, so a file's blocks are a range."""
+    """Return the key of block *number*. Keys of one content sort by number, so a file's blocks are a range."""
     return content + _BLOCK_NUMBER.pack(number)
 
 
@@ -111,7 +111,7 @@ def block_number(key: bytes) -> int:
 
 
 def block_count(size: int, block_size: int) -> int:
-    """How many blocks a file of *size* bytes has; an empty one has none."""
+    """Return the number of blocks of a file of *size* bytes; 0 for an empty file."""
     return -(-size // block_size)
 
 
@@ -124,11 +124,11 @@ def piece_count(length: int) -> int:
 
 
 def piece_checksums(key: bytes, data: bytes | bytearray | memoryview, first_piece: int = 0) -> bytes:
-    """The checksums of the pieces of the block *key* from number *first_piece* on, whose bytes are *data*: 8 bytes for
-    each piece.
+    """Return the checksums, 8 bytes each, of the pieces of the block *key* from number *first_piece* on, whose bytes
+    are *data*.
 
-    It keeps the interpreter lock: 2.5 us for 128 KiB, where to give it away and wait for it took 300 beside a thread
-    that wanted it, and 2.3 us alone.
+    Keeps the interpreter lock: 2.5 us for 128 KiB. Releasing the lock took 2.3 us alone, and 300 beside a thread that
+    wanted the lock.
     """
     view, seed, digests = memoryview(data), xxh3_64_intdigest(key), []
     for piece, start in enumerate(range(0, len(view), PIECE_SIZE), first_piece):
@@ -140,7 +140,7 @@ def piece_checksums(key: bytes, data: bytes | bytearray | memoryview, first_piec
 
 
 def pieces_match(key: bytes, checksums: bytes, first_piece: int, data: memoryview) -> bool:
-    """Are *data* the pieces of the block *key* from number *first_piece* on?
+    """Return whether *data* has the right bytes of the pieces of the block *key* from number *first_piece* on.
 
     *data* ends where a piece or the block ends.
     """
@@ -155,10 +155,10 @@ def _digests(key: bytes, data: memoryview, first_piece: int) -> Iterator[int]:
 
 
 def describe_tiers(blocks: Iterable[Location | None], count: int) -> str:
-    """Say which tier each block of a file of *count* blocks is in, in runs: `memory` for a single block, or
-    `ssd*3 origin*2 memory` for several.
+    """Return the tier of each block of a file of *count* blocks, in runs: `memory` for a single block, or `ssd*3
+    origin*2 memory` for several.
 
-    blocks: where the first MOST_LOCATED of them are, None for one that is not on this node.
+    blocks: locations of the first MOST_LOCATED blocks, None for a block that is not on this node.
     """
     names = ("origin" if location is None else TIER_NAMES[location.tier] for location in blocks)
     runs = [(name, len(list(run))) for name, run in itertools.groupby(names)]

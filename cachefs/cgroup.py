@@ -1,17 +1,17 @@
-"""How much memory the control groups of this process allow, in both versions of control groups."""
+"""Finds the memory limits of this process's control groups, in both versions of control groups."""
 
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-# What a control group holds and the kernel cannot take back by dropping clean pages. tmpfs, so our memory tier, counts
-# as shmem.
+# Memory of a control group that the kernel cannot reclaim by dropping clean pages. tmpfs, and so the memory tier,
+# counts as shmem.
 _HELD_V2: Final = ("anon", "shmem", "slab_unreclaimable", "kernel_stack", "pagetables")
 _HELD_V1: Final = ("total_rss", "total_shmem")
 
 
 def memory_limits(proc: Path = Path("/proc"), sys: Path = Path("/sys/fs/cgroup")) -> Iterator[tuple[int, int]]:
-    """(limit, bytes held) of each control group with a limit that this process is in, parents included."""
+    """Yield (limit, bytes held) of each control group with a limit that this process is in, parents included."""
     try:
         lines = (proc / "self/cgroup").read_text().splitlines()
     except OSError:
@@ -32,7 +32,7 @@ def memory_limits(proc: Path = Path("/proc"), sys: Path = Path("/sys/fs/cgroup")
 
 
 def _with_parents(root: Path, path: str) -> Iterator[Path]:
-    """The directory of a control group, and those above it. In a container without a namespace of its own only *root*
+    """Yield the directory of a control group and its parents. In a container without a cgroup namespace only *root*
     exists."""
     directory = root / path.lstrip("/")
     while directory != root:

@@ -1,4 +1,4 @@
-"""The `cachefs` command: what a training environment needs of cachefs."""
+"""The `cachefs` command for training environments: mounts datasets, and runs trainings that publish their reads."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ import cachefs
 from cachefs.extras import DISTRIBUTION
 
 HELPER: Final = "mount.cachefs"
-# mount(8) looks only there, and not into $PATH.
+# mount(8) looks only in /sbin, not in $PATH.
 HELPER_LINK: Final = Path("/sbin") / HELPER
 
 
@@ -79,7 +79,7 @@ def install_mount_helper(force: bool) -> None:
 
 
 def _helper_script() -> Path:
-    """This environment's mount.cachefs. Raises ClickException."""
+    """Return the path of this environment's mount.cachefs. Raises ClickException."""
     script = Path(sysconfig.get_path("scripts")) / HELPER
     if not script.exists():
         raise click.ClickException(f"{script} is missing; reinstall {DISTRIBUTION} with the pip of {sys.executable}")

@@ -1,4 +1,4 @@
-"""Numbers of things, lists of names and lengths of time, as people read them."""
+"""Formats counts, lists of names and durations for people."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -7,18 +7,19 @@ _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """A number with its noun, such as `1 read` and `1,024 reads`. plural: where that is not the noun with an `s`."""
+    """Return a number with its noun, such as `1 read` and `1,024 reads`. plural: where it is not the noun with an
+    `s`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def shown_names(names: Sequence[str], most: int) -> str:
-    """Return the first names, and how many more there are, such as `a, b and 3 more`."""
+    """Return the first names, and the number of the rest, such as `a, b and 3 more`."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def duration(seconds: float) -> str:
-    """A time in its two largest units, such as `3 h 20 min`; one of less than a second with a decimal."""
+    """Return a time in its two largest units, such as `3 h 20 min`; less than a second with a decimal."""
     if 0.05 <= seconds < 1:
         return f"{seconds:.1f} s"
     rest = max(0, int(seconds))

@@ -1,4 +1,4 @@
-"""Lengths of time as people write them: `90s`, `5m`, `12h`, `7d`."""
+"""Parses durations as users write them: `90s`, `5m`, `12h`, `7d`."""
 
 import re
 from typing import Final
@@ -8,7 +8,7 @@ _DURATION: Final = re.compile(r"\s*(\d{1,9}(?:\.\d{1,9})?)\s*(s|m|min|h|d)\s*", 
 
 
 def parse_duration(text: str) -> float:
-    """Seconds, more than 0. Raises ValueError saying how to write it."""
+    """Return the duration in seconds, more than 0. Raises ValueError with the expected format."""
     found = _DURATION.fullmatch(text)
     if found is None or not float(found[1]):
         raise ValueError(f"{text[:60]!r} is no time such as 90s, 30min, 12h or 7d")

@@ -1,7 +1,7 @@
 """Errors that reach a user or a reader.
 
-Each has one line of text that names the thing and the way out, and the errno with which a read through the mount fails.
-A daemon sends the name of the class to its clients. A client that does not know the name raises CachefsError.
+Each has one line of text that names the thing and the way out, and the errno of a failed read through the mount. A
+daemon sends the name of the class to its clients. A client that does not know the name raises CachefsError.
 """
 
 import errno
@@ -11,8 +11,11 @@ from cachefs.secrets_in_text import without_secrets
 
 
 class CachefsError(Exception):
-    """Base of every error that cachefs raises on purpose; `str(error)` is one line fit for a terminal, without
-    credentials of URLs: logs, `cachectl`, the web page and jobs repeat it."""
+    """Base of every error that cachefs raises on purpose.
+
+    `str(error)` is one line fit for a terminal, without credentials of URLs: logs, `cachectl`, the web page and jobs
+    repeat it.
+    """
 
     errno = errno.EIO
 
@@ -33,25 +36,25 @@ class NotFound(CachefsError):
 
 
 class AlreadyExists(CachefsError):
-    """Something else has the name already."""
+    """The name belongs to something else already."""
 
     errno = errno.EEXIST
 
 
 class Busy(CachefsError):
-    """Another process or operation uses the thing."""
+    """Another process or operation uses the resource."""
 
     errno = errno.EBUSY
 
 
 class AccessDenied(CachefsError):
-    """A user has no right to use the daemon's socket, or a client no right to what it asks for."""
+    """A user may not use the daemon's socket, or a client may not make the request."""
 
     errno = errno.EACCES
 
 
 class Unidentified(AccessDenied):
-    """The daemon does not know who calls; see cachefs.identity."""
+    """The daemon does not know the caller; see cachefs.identity."""
 
 
 class DaemonUnavailable(CachefsError):
@@ -73,10 +76,10 @@ class OriginError(CachefsError):
 
 
 class OriginUnavailable(OriginError):
-    """The origin was unreachable, throttled or broken until the deadline; a later try may succeed."""
+    """The origin was unreachable, throttled or broken until the deadline; a later attempt may succeed."""
 
 
-# What helps where an object is not the one that was listed; and where its dataset was refreshed after it was listed.
+# Advice where an object differs from the listed one, and where its dataset was refreshed after the listing.
 REFRESH: Final = "refresh the dataset"
 MOUNT_AGAIN: Final = (
     "the dataset was refreshed since, so mount it again (on a mount that follows refreshes, open the file again)"
@@ -84,12 +87,12 @@ MOUNT_AGAIN: Final = (
 
 
 class ObjectChanged(OriginError):
-    """The object is no longer the one that the snapshot lists: it was changed, replaced or deleted."""
+    """The object differs from the one that the snapshot lists: it was changed, replaced or deleted."""
 
     errno = errno.ESTALE
 
     def of_older_snapshot(self) -> "ObjectChanged":
-        """Returns the error of a reader whose mount shows an older snapshot, which another refresh would not help."""
+        """Return the error for a mount of an older snapshot, whose reader another refresh would not help."""
         return ObjectChanged(str(self).replace(REFRESH, MOUNT_AGAIN))
 
 

@@ -1,4 +1,4 @@
-"""Names the distribution's extras, and says how to install one where a command lacks its packages."""
+"""Tells users which extra of the distribution to install where a command lacks its packages."""
 
 import contextlib
 import json
@@ -12,17 +12,17 @@ from urllib.parse import unquote, urlsplit
 if TYPE_CHECKING:
     from importlib.metadata import Distribution
 
-# The name of the distribution. The import package is called `cachefs`, a name that another project has on PyPI.
+# The name of the distribution. The name of the import package, `cachefs`, belongs to another project on PyPI.
 DISTRIBUTION: Final = "cachefsd"
 USAGE: Final = 2
 _OWN: Final = ("cachefs", "cachefs_daemon", "cachefs_scheduler", "cachefs_tools")
 
 
 def way_out(extra: str, installed: "Distribution | None" = None) -> str:
-    """Returns the command that installs an extra, as the end of a message.
+    """Return the command that installs an extra, as the end of a message.
 
-    cachefs is on no package index, so pip needs the directory or file from which it was installed, which pip notes
-    (PEP 610). installed: the distribution to look at; None: this one.
+    cachefs is on no package index, so pip needs the directory or file from which it was installed, which pip records
+    (PEP 610). installed: the distribution to examine; None for this one.
     """
     options, source = _installed_from(installed)
     if source:
@@ -31,8 +31,8 @@ def way_out(extra: str, installed: "Distribution | None" = None) -> str:
 
 
 def _installed_from(installed: "Distribution | None") -> tuple[str, str]:
-    """Returns options for pip, and the path from which it has installed the distribution; "" where that is gone."""
-    # Imported here: it takes 20 ms, which a command that lacks nothing does not pay.
+    """Return pip's options and the path from which it installed the distribution; "" where the path is gone."""
+    # A late import, which takes 20 ms: a command that lacks nothing does not need it.
     from importlib.metadata import PackageNotFoundError, distribution
 
     with contextlib.suppress(PackageNotFoundError, ValueError, AttributeError):
@@ -46,8 +46,7 @@ def _installed_from(installed: "Distribution | None") -> tuple[str, str]:
 
 @contextlib.contextmanager
 def needs_extra(extra: str, command: str) -> Iterator[None]:
-    """Wraps the imports of a command: where a package of the extra is not installed, says in one line how to install
-    it, and ends the process."""
+    """Wrap the imports of a command: where a package of the extra is missing, print how to install it, and exit."""
     try:
         yield
     except ModuleNotFoundError as error:

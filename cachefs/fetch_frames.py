@@ -1,8 +1,8 @@
-"""What goes over the daemon's fetch channel, a unix socket beside its own: mounts ask there for blocks.
+"""Frames of the daemon's fetch channel, a unix socket beside its own, where mounts request blocks.
 
-A frame is a length of four bytes (big-endian) and so many bytes of msgpack. Both sides begin with a Hello. Then the
-mount sends `Asked`, as many as it likes at once, and the daemon answers each with one `Answered`, in any order. The
-kernel tells the daemon who has connected (SO_PEERCRED), so a mount need not say who it is.
+A frame is a length of four bytes (big-endian) and this number of bytes of msgpack. Both sides begin with a Hello. Then
+the mount sends any number of `Asked`, without waiting, and the daemon answers each with one `Answered`, in any order.
+The kernel tells the daemon who has connected (SO_PEERCRED), so a mount need not identify itself.
 """
 
 from collections.abc import Callable
@@ -14,14 +14,14 @@ import msgspec
 from cachefs.errors import CachefsError
 from cachefs.messages import Fetch, FetchedBlock, Message
 
-# Of the socket's path: that of the daemon's own, and this.
+# Suffix of the daemon's socket path for that of the fetch channel.
 FETCH_SUFFIX: Final = ".ch"
-# Of what follows the Hello. Another number where one side could not understand the other.
+# Version of the frames after the Hello. It changes where one side could not understand the other.
 VERSION: Final = 1
-# Bytes of a frame, at most: of what a mount sends (3,000 blocks), and of what the daemon answers.
+# Maximum size in bytes of a frame from a mount (3,000 blocks), and from the daemon.
 MOST_ASKED: Final = 256 << 10
 MOST_ANSWERED: Final = 128 << 20
-# Seconds within which a Hello must come.
+# Timeout for the Hello.
 HELLO_SECONDS: Final = 5.0
 
 _LENGTH: Final = 4
@@ -31,33 +31,33 @@ _encode_into = msgspec.msgpack.Encoder().encode_into
 
 
 class BadFrame(CachefsError):
-    """The other side does not keep to the frames."""
+    """The other side violates the protocol."""
 
 
 class Hello(Message, frozen=True):
-    """The first frame in both directions. Its fields are never changed, only added to."""
+    """The first frame in both directions. Its fields never change; new ones may be added."""
 
     version: int
-    # Why the daemon hangs up: name of the error's class, and one line of text. Empty where it does not.
+    # Why the daemon hangs up: name of the error's class, and one line of text; "" where it does not.
     kind: str = ""
     refusal: str = ""
 
 
 class Asked(Message, frozen=True, array_like=True):
-    """What a mount asks for."""
+    """A mount's request."""
 
-    # The answer has the same number.
+    # The response has the same number.
     number: int
     fetch: Fetch
 
 
 class Answered(Message, frozen=True, array_like=True):
-    """What the daemon answers."""
+    """The daemon's response."""
 
     number: int
-    # One for each block that was asked for, in the same order; none for blocks that nobody waits for.
+    # One for each requested block, in the same order; empty where the mount does not wait for the blocks.
     blocks: list[FetchedBlock]
-    # Why the daemon does not take the request: name of the error's class, and one line of text.
+    # Why the daemon rejects the request: name of the error's class, and one line of text.
     kind: str = ""
     message: str = ""
 
@@ -67,7 +67,7 @@ def fetch_socket(daemon_socket: Path) -> Path:
 
 
 def frame(message: Message) -> bytearray:
-    """Raises UnicodeEncodeError for a text that is not UTF-8."""
+    """Return the frame of a message. Raises UnicodeEncodeError for a text that is not UTF-8."""
     data = bytearray(_LENGTH)
     _encode_into(message, data, _LENGTH)
     data[:_LENGTH] = (len(data) - _LENGTH).to_bytes(_LENGTH, "big")
@@ -75,7 +75,7 @@ def frame(message: Message) -> bytearray:
 
 
 def decoder(kind: type[Body]) -> Callable[[bytes | memoryview], Body]:
-    """What makes a message out of a body. It raises BadFrame."""
+    """Return a function that decodes the body of a frame. It raises BadFrame."""
     decode = msgspec.msgpack.Decoder(kind).decode
 
     def read(body: bytes | memoryview) -> Body:
@@ -88,15 +88,15 @@ def decoder(kind: type[Body]) -> Callable[[bytes | memoryview], Body]:
 
 
 class Frames:
-    """Cuts bytes as they come into the bodies of frames."""
+    """Splits a stream of bytes into the bodies of frames."""
 
     def __init__(self, most: int) -> None:
-        """most: bytes that a body may have."""
+        """most: maximum size of a body in bytes."""
         self._most = most
         self._kept = bytearray()
 
     def feed(self, data: bytes | memoryview) -> list[bytes | memoryview]:
-        """The bodies that end in *data*, some of them as views into it. Raises BadFrame."""
+        """Return the bodies that end in *data*, some of them as views into it. Raises BadFrame."""
         kept, begin = self._kept, 0
         if not kept and 0 < len(data) - _LENGTH == int.from_bytes(data[:_LENGTH], "big") <= self._most:
             return [memoryview(data)[_LENGTH:]]

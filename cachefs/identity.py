@@ -1,8 +1,9 @@
-"""Who calls the daemon: the client's side.
+"""The client's side of identifying the caller to the daemon.
 
-gRPC does not tell a server which user is at the other end of a unix socket. So the daemon has a second socket beside
-its own. The kernel says who connects to it (SO_PEERCRED, unix(7)), and whoever does gets a line of text, the identity,
-which goes along with each call. Only the daemon can make one, and each run of the daemon makes its own.
+gRPC does not tell a server which user is at the other end of a unix socket, so the daemon has a second socket beside
+its own. The kernel tells it who connects there (SO_PEERCRED, unix(7)), and each client receives a line of text, the
+identity, which it sends along with each call. Only the daemon can make identities, and each run of the daemon makes its
+own.
 """
 
 import os
@@ -11,18 +12,18 @@ import stat
 from pathlib import Path
 from typing import Final
 
-# Of the second socket's path: that of the first, and this.
+# Suffix of the daemon's socket path for that of the second socket.
 IDENTITY_SUFFIX: Final = ".id"
-# The metadata of a call that holds the caller's identity.
+# Metadata key of the caller's identity.
 IDENTITY_KEY: Final = "cachefs-identity"
-# In front of the identity of a mount that passes on what its control file says, and cannot tell who has written it.
+# Prefix of the identity of a mount that forwards calls of its control file, whose writer the mount does not know.
 FOR_SOMEBODY: Final = "somebody."
-# Between a job's name and whose it is, where that is not the user that the daemon runs as. No name that a user may give
-# has this character.
+# Separates a job's name from its owner, where that is not the daemon's user. No name given by a user contains this
+# character.
 OWNER_MARK: Final = "~"
-# Whose the jobs of somebody unknown are.
+# Owner of the jobs of unknown users.
 UNKNOWN_OWNER: Final = "control"
-# The daemon answers at once, without looking at anything but the connection.
+# Timeout: the daemon answers at once, since it examines nothing but the connection.
 _SECONDS: Final = 5.0
 _MAX_BYTES: Final = 256
 
@@ -32,8 +33,8 @@ def identity_socket(daemon_socket: Path) -> Path:
 
 
 def ask_identity(daemon_socket: Path) -> str | None:
-    """This process's identity; an empty text where there is no second socket, None where nobody answers there: the
-    daemon that was asked has gone, or has no time."""
+    """Return this process's identity; "" where there is no second socket, None where it does not answer, as the daemon
+    has ended, or is too busy."""
     answer = b""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
@@ -55,9 +56,9 @@ def ask_identity(daemon_socket: Path) -> str | None:
 
 
 def _may_ask(daemon_socket: Path, asked: os.stat_result) -> bool:
-    """Is the second socket that of whoever has the first? Else somebody could have our identity for another daemon
-    sent to himself: it would be enough to have a link to that daemon's second socket beside a socket of his own.
-    Nobody but root, its owner and we may be able to exchange either of the two."""
+    """Return whether the second socket belongs to the owner of the first, and only root, the owner and this user may
+    replace either. Otherwise another user could link the second socket of a daemon beside a socket of their own, and
+    receive our identity for that daemon."""
     trusted = (0, asked.st_uid, os.geteuid())
     above = daemon_socket.absolute().parent.resolve()
     return stat.S_ISSOCK(asked.st_mode) and all(

@@ -1,7 +1,7 @@
-"""The node's block index as its readers see it: block key -> Location, in one LMDB file that only the daemon writes.
+"""Read access to the node's block index: block key -> Location, in one LMDB file that only the daemon writes.
 
-A look-up measured 1.3 us including the transaction, so a mount asks the index at each read and keeps no state. A
-damaged entry reads as none: the caller then asks the daemon, which fetches the block anew.
+A look-up takes 1.3 us including the transaction, so a mount asks the index at each read and keeps no state. A damaged
+entry reads as absent: the caller then asks the daemon, which fetches the block again.
 """
 
 import contextlib
@@ -16,14 +16,15 @@ from cachefs.block import Location
 from cachefs.errors import CachefsError
 
 BLOCKS_DB: Final = b"blocks"
-# Address space only, since LMDB files are sparse. 64 GiB of index are about half a billion blocks.
+# Address space only, since LMDB files are sparse. 64 GiB of index hold about half a billion blocks.
 MAP_SIZE: Final = 64 << 30
 MAX_READERS: Final = 1024
 MAX_DBS: Final = 8
 
 
 class IndexReader:
-    """Read-only view of the index. LMDB allows one environment per file in a process, and none to survive a fork."""
+    """A read-only view of the index. LMDB allows one environment per file in a process, which must not survive a
+    fork."""
 
     def __init__(self, path: Path) -> None:
         """Raises CachefsError."""
@@ -57,10 +58,8 @@ class IndexReader:
             return None
 
     def blocks_of(self, content: bytes) -> Iterator[tuple[bytes, Location]]:
-        """All cached blocks of one content, in the order of their numbers.
-
-        The iteration must be short, since it holds a read transaction.
-        """
+        """Yield all cached blocks of one content, sorted by number. Holds a read transaction, so the iteration must be
+        short."""
         with self._env.begin(db=self._blocks) as txn, txn.cursor() as cursor:
             found = cursor.set_range(content)
             while found and cursor.key().startswith(content):
@@ -69,13 +68,13 @@ class IndexReader:
                 found = cursor.next()
 
     def is_current(self) -> bool:
-        """False once the file was deleted or replaced, or this reader closed."""
+        """Return whether the file still is the one that was opened, and this reader is open."""
         try:
             return self.is_open and os.path.samestat(self._opened, os.stat(self.path))
         except FileNotFoundError:
             return False
 
     def close(self) -> None:
-        # A new file may get the inode number of the one we have let go.
+        # A new file may get the inode number of the closed one.
         self.is_open = False
         self._env.close()

@@ -1,12 +1,12 @@
-"""How the inode numbers of a mount are made: `slot << 40 | entry`.
+"""Inode numbers of a mount: `slot << 40 | entry`.
 
-An entry is the number of a file or directory in its snapshot. The slot comes from the snapshot's id. So an inode number
-is the same on every node and in every process, and different for every snapshot: what the kernel caches for an inode
-never becomes stale. Inode 1 is the root of the mount, whatever the mount shows there.
+An entry is the number of a file or directory in its snapshot, and the slot follows from the snapshot's id. An inode
+number is therefore the same on every node and in every process, and different for every snapshot: the kernel's caches
+of an inode never become stale. Inode 1 is the root of the mount, whether of one dataset or several.
 
-The root of each dataset in a mount has a symbolic link of the name IDENTITY_NAME, which is not listed. It names the
-snapshot, and its inode number has the snapshot's slot. So a program finds both without the daemon. A mount of an older
-version has no such link, but the extended attribute OLD_ATTRIBUTE.
+The root of each dataset in a mount has a symbolic link named IDENTITY_NAME, which is not listed. Its target is the id
+of the snapshot, and its inode number has the snapshot's slot, so that a program finds both without the daemon. A mount
+of an older version has the extended attribute OLD_ATTRIBUTE instead of the link.
 """
 
 import errno
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ROOT: Final = 1
 ENTRY_BITS: Final = 40
 ENTRY_MASK: Final = (1 << ENTRY_BITS) - 1
-# The entry number of the link that names the snapshot, which no file has.
+# Entry number of the link to the snapshot's id, which no file has.
 IDENTITY: Final = ENTRY_MASK
 IDENTITY_NAME: Final = b".cachefs-snapshot"
 OLD_ATTRIBUTE: Final = "user.cachefs.snapshot"
@@ -31,7 +31,7 @@ SLOTS: Final = 1 << 22
 
 
 def is_identity(inode: int) -> bool:
-    """Is it the link that names a snapshot?"""
+    """Return whether the inode is the link that names a snapshot."""
     return inode & ENTRY_MASK == IDENTITY
 
 
@@ -42,14 +42,14 @@ def shown_snapshot(root: str | bytes | os.PathLike[str]) -> tuple[int, str]:
         link = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return _shown_by_old_mount(os.fsencode(root))
-    try:  # both of one link, whatever the name stands for by then
+    try:  # both of one link, even if the name refers to another one by then
         return slot_and_entry(os.fstat(link).st_ino)[0], os.readlink("", dir_fd=link)
     finally:
         os.close(link)
 
 
 def _shown_by_old_mount(root: bytes) -> tuple[int, str]:
-    """The same of a mount that was started before there was the link. Raises OSError."""
+    """Return the same for a mount of an older version, without the link. Raises OSError."""
     directory = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         snapshot = os.getxattr(directory, OLD_ATTRIBUTE)
@@ -68,14 +68,14 @@ def _shown_by_old_mount(root: bytes) -> tuple[int, str]:
 
 @functools.cache
 def _log_old_mount(root: bytes) -> None:
-    """Logs it once per mount."""
+    """Log once per mount that it is of an older version."""
     import logging
 
     logging.getLogger(__name__).info("the mount at %s is of an older version of cachefs", os.fsdecode(root))
 
 
 def slot_of(snapshot_id: str) -> int:
-    """The slot, 1 to SLOTS, that a snapshot has unless another snapshot of the mount has it already.
+    """Return the slot, 1 to SLOTS, of a snapshot, unless another snapshot of the mount occupies the slot.
 
     snapshot_id: 32 hex digits. Two snapshots hardly ever have the same slot.
     """
@@ -83,22 +83,22 @@ def slot_of(snapshot_id: str) -> int:
 
 
 def next_slot(slot: int) -> int:
-    """The slot to try where *slot* is taken by another snapshot."""
+    """Return the slot to try where *slot* is taken by another snapshot."""
     return slot % SLOTS + 1
 
 
 def inode_of(slot: int, entry: int) -> int:
-    """The inode number of entry number *entry* of the snapshot in *slot*."""
+    """Return the inode number of entry number *entry* of the snapshot in *slot*."""
     return slot << ENTRY_BITS | entry
 
 
 def slot_and_entry(inode: int) -> tuple[int, int]:
-    """The reverse of `inode_of`."""
+    """Return slot and entry of an inode number; the reverse of `inode_of`."""
     return inode >> ENTRY_BITS, inode & ENTRY_MASK
 
 
 def slots_and_entries(
     inodes: "NDArray[numpy.int64]",
 ) -> "tuple[NDArray[numpy.int64], NDArray[numpy.int64]]":
-    """`slot_and_entry` of each of *inodes*: three arrays of shape (n,) and dtype int64."""
+    """Return `slot_and_entry` of each of *inodes*, as two arrays: shape (n,), int64."""
     return inodes >> ENTRY_BITS, inodes & ENTRY_MASK

@@ -1,8 +1,8 @@
-"""How far a job is, how long it still takes, and how much of its time it has waited for data: plain arithmetic.
+"""Computes a job's progress, its remaining time, and the share of its time that it has waited for data.
 
-A job has loaders: all consumers of its ranks that read by one line of the program, or one consumer that says nothing
-of a loader. What is shown of a loader is that of the rank which is behind all others, but for rates and times of
-waiting, which are sums over the ranks.
+A job has loaders: all consumers of its ranks that read by one line of the program, or one consumer without a known
+loader. Figures of a loader are those of its slowest rank, except rates and waiting times, which are sums over the
+ranks.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from typing import Final
 from cachefs.job_messages import ConsumerView, JobView
 from cachefs.publishing.waiting import Waited, reason
 
-# States of jobs and consumers, as the daemon says them.
+# States of jobs and consumers in the daemon's messages.
 RUNNING: Final = "running"
 ENDED: Final = "ended"
 LEARNING: Final = "learning"
@@ -20,14 +20,14 @@ LEARNING: Final = "learning"
 
 @dataclass(frozen=True, slots=True)
 class Loader:
-    """The consumers of a job that read by one loader, one of each rank or more."""
+    """The consumers of a job that read by one loader, one or more of each rank."""
 
     name: str
     consumers: Sequence[ConsumerView]
 
     @property
     def slowest(self) -> ConsumerView:
-        """The consumer that is behind all others, of those that have not ended, if any has not."""
+        """The consumer that is behind all others, of those that have not ended, if there are any."""
         left = [one for one in self.consumers if one.state != ENDED] or self.consumers
         return min(left, key=lambda one: (epoch_of(one), done_of(one) or 0.0))
 
@@ -37,38 +37,38 @@ class Loader:
 
     @property
     def state(self) -> str:
-        """The state of the slowest; what is wrong with one comes first."""
+        """The state of the slowest consumer, unless another consumer has a problem."""
         states = [one.state for one in self.consumers]
         return next((bad for bad in ("not followed", "standing still", LEARNING) if bad in states), self.slowest.state)
 
     @property
     def epoch(self) -> int:
-        """Which epoch the slowest is in, counted from 1."""
+        """The epoch of the slowest consumer, counted from 1."""
         return epoch_of(self.slowest)
 
     @property
     def epochs(self) -> int:
-        """How many epochs there will be; 0 where nobody knows."""
+        """The number of all epochs; 0 where unknown."""
         return planned_of(self.slowest)
 
     @property
     def done(self) -> float | None:
-        """How much of its epoch the slowest has read, from 0 to 1; None while nobody knows."""
+        """The part of its epoch that the slowest consumer has read, from 0 to 1; None where unknown."""
         return done_of(self.slowest)
 
     @property
     def rate(self) -> float:
-        """Samples per second, of all ranks."""
+        """Samples per second of all ranks."""
         return sum(map(rate_of, self.consumers))
 
     @property
     def epoch_left(self) -> float | None:
-        """Seconds until the slowest is through with its epoch, at the pace of this epoch; None while nobody knows."""
+        """Seconds until the slowest consumer ends its epoch, at the rate of this epoch; None where unknown."""
         return epoch_left_of(self.slowest)
 
     @property
     def left(self) -> float | None:
-        """Seconds until the slowest is through with all of its epochs; None while nobody knows."""
+        """Seconds until the slowest consumer ends all its epochs; None where unknown."""
         one = self.slowest
         rest, whole = epoch_left_of(one), epoch_seconds_of(one)
         epochs = planned_of(one) - epoch_of(one)
@@ -76,7 +76,7 @@ class Loader:
 
     @property
     def waited(self) -> Waited:
-        """How long the loop has waited for it, in all ranks."""
+        """The time that the loop has waited for the loader, in all ranks."""
         views = [one.loader for one in self.consumers if one.loader is not None]
         stalled: dict[str, float] = {}
         for one in self.consumers:
@@ -97,7 +97,7 @@ class Loader:
 
 
 def loaders_of(consumers: Iterable[ConsumerView]) -> list[Loader]:
-    """The loaders of a job that has these consumers, in the order in which they came."""
+    """Return the loaders of a job with these consumers, in order of appearance."""
     named: dict[str, list[ConsumerView]] = {}
     for one in consumers:
         named.setdefault(one.loader.name if one.loader is not None else one.consumer, []).append(one)
@@ -109,22 +109,24 @@ def ranks_of_job(view: JobView) -> int:
 
 
 def share_waited(loaders: Iterable[Loader]) -> float | None:
-    """Which part of its time the job has waited for data, from 0 to 1; None where no loader tells that."""
+    """Return the part of its time that the job has waited for data, from 0 to 1; None where no loader reports its
+    times."""
     times = [loader.waited for loader in loaders]
     busy = sum(one.busy for one in times)
     return min(1.0, sum(one.waited for one in times) / busy) if busy else None
 
 
 def time_left(loaders: Sequence[Loader]) -> float | None:
-    """Seconds until the job ends: its loaders take turns. None unless the number of epochs is known of all."""
+    """Return the seconds until the job ends, where its loaders take turns; None unless all loaders' epochs are
+    known."""
     left = [loader.left for loader in loaders if loader.state != ENDED]
     known = [seconds for seconds in left if seconds is not None]
     return sum(known) if known and len(known) == len(left) else None
 
 
 def why(loaders: Sequence[Loader], processors: int = 0, *, has_full_tier: bool = False) -> str:
-    """Why the job has waited, and what would help: of the loader that it has waited for longest. processors: that the
-    node has; 0: unknown. has_full_tier: see `reason`."""
+    """Return why the job has waited longest, and what would help. processors: number of the node's; 0 where unknown.
+    has_full_tier: see `reason`."""
     longest = max(loaders, key=lambda loader: loader.waited.waited, default=None)
     if longest is None or not longest.waited.waited:
         return ""
@@ -136,12 +138,13 @@ def why(loaders: Sequence[Loader], processors: int = 0, *, has_full_tier: bool =
 
 
 def epoch_of(view: ConsumerView) -> int:
-    """Counted from 1."""
+    """Return the current epoch, counted from 1."""
     return view.loader.epochs if view.loader is not None and view.loader.epochs else view.epoch + 1
 
 
 def planned_of(view: ConsumerView) -> int:
-    """The number of all epochs; 0 where nobody knows. What a loader publishes of its sampler has no end."""
+    """Return the number of all epochs; 0 where unknown, as for a loader's sampler, which is published without an
+    end."""
     planned = view.loader.planned if view.loader is not None else view.epochs
     return planned if planned >= epoch_of(view) else 0
 
@@ -150,12 +153,13 @@ def done_of(view: ConsumerView) -> float | None:
     loader = view.loader
     if loader is not None and loader.epochs:
         return loader.epoch_samples / loader.epoch_length if loader.epoch_length else None
-    # Nobody knows of the last samples of one that has ended, and told nothing, whether they were read.
+    # Of a consumer that has ended without a loader's report, it is unknown whether the last samples were read.
     return view.position / view.epoch_length if view.epoch_length and view.state != ENDED else None
 
 
 def rate_of(view: ConsumerView) -> float:
-    """Samples per second in this epoch; of one that tells nothing, those that it would read if it never waited."""
+    """Return the samples per second in this epoch; without a loader's report, the samples read if reads never
+    waited."""
     if view.state == ENDED:
         return 0.0
     loader = view.loader
@@ -177,7 +181,7 @@ def epoch_left_of(view: ConsumerView) -> float | None:
 
 
 def epoch_seconds_of(view: ConsumerView) -> float | None:
-    """How long a whole epoch takes: as the epochs after the first took, on average, else as this one."""
+    """Return the duration of a whole epoch: the average after the first epoch, else at the rate of this epoch."""
     loader, rate = view.loader, rate_of(view)
     if loader is None or not loader.epochs:
         return view.epoch_length / rate if rate and view.epoch_length else None

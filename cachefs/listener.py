@@ -1,4 +1,4 @@
-"""Which process listens at a unix socket, and whether it runs: the kernel tells, although nobody may answer there."""
+"""Finds the process that listens at a unix socket, and whether it is stopped, from the kernel alone."""
 
 import os
 import socket
@@ -8,15 +8,17 @@ from pathlib import Path
 from typing import Final
 
 _SECONDS: Final = 1.0
-# Seconds between two looks at a process that may be stopped for a moment only.
+# Seconds between two looks at a process that may be stopped only for a moment.
 _LOOK_AGAIN: Final = 0.2
 _CREDENTIALS: Final = struct.Struct("iII")  # of SO_PEERCRED: process, user, group
 
 
 def listening_process(path: Path, seconds: float = _SECONDS) -> int | None:
-    """The process that listens at *path*; None where nobody does, where this user may not ask, or where the process is
-    in a container from which it cannot be seen. The kernel makes the connection, so a process that is stopped is found
-    as well. seconds: to wait where more connections wait for the process than it takes."""
+    """Return the process that listens at *path*; None where there is none, where this user may not ask, or where the
+    process is in a container that hides its number. The kernel makes the connection, so a stopped process is found too.
+
+    seconds: timeout where more connections are pending than the process accepts.
+    """
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
             connection.settimeout(seconds)
@@ -28,7 +30,7 @@ def listening_process(path: Path, seconds: float = _SECONDS) -> int | None:
 
 
 def is_stopped(process: int, proc: Path = Path("/proc")) -> bool:
-    """Has somebody stopped the process (SIGSTOP, Ctrl-Z, a debugger)?"""
+    """Return whether the process is stopped (SIGSTOP, Ctrl-Z, a debugger)."""
     try:
         text = (proc / str(process) / "stat").read_text(errors="replace")
     except OSError:
@@ -37,16 +39,16 @@ def is_stopped(process: int, proc: Path = Path("/proc")) -> bool:
 
 
 def why_silent(path: Path) -> str:
-    """What keeps whoever listens at the socket from answering, with the way out; empty where nobody can tell."""
+    """Return why the listener at the socket does not answer, with the way out; "" where it is unknown."""
     process = listening_process(path)
     return _way_out(process) if process is not None and is_stopped(process) else ""
 
 
 def why_unanswered(path: Path, proc: Path = Path("/proc")) -> str:
-    """Tells before a call why the listener at the socket will not answer, with the way out; empty where it may answer.
+    """Return before a call why the listener at the socket will not answer, with the way out; "" where it may answer.
 
-    A process that a debugger or cpulimit stops for a moment answers. So the process must be stopped by a signal at two
-    looks, and must not have run between them.
+    A process that a debugger or cpulimit stops for a moment answers. The process must therefore be stopped by a signal
+    at two looks, and must not have run between them.
     """
     process = listening_process(path, 0)
     if process is None or "State:\tT (stopped)" not in (first := _scheduling(process, proc)):
@@ -56,7 +58,8 @@ def why_unanswered(path: Path, proc: Path = Path("/proc")) -> str:
 
 
 def _scheduling(process: int, proc: Path) -> list[str]:
-    """Returns the lines of the kernel with the state of the process, and with how often it gave its processor up."""
+    """Return the kernel's lines with the state of the process, and with the number of times that it gave its processor
+    up."""
     try:
         lines = (proc / str(process) / "status").read_text(errors="replace").splitlines()
     except OSError:

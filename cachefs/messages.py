@@ -1,6 +1,6 @@
 """Messages between mounts, cachectl and the daemon; cachefs.rpc sends them.
 
-Messages are msgspec structs and not protobuf: they are typed, need no generated code, and ignore unknown fields. So a
+Messages are msgspec structs and not protobuf: they are typed, need no generated code, and ignore unknown fields. A
 newer and an older side understand each other, if every new field has a default.
 """
 
@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 from msgspec import UNSET, UnsetType
 
-# Datasets of which one call asks what is cached.
+# Maximum number of datasets in one call for their cached bytes.
 MOST_NAMES: Final = 64
 
 
@@ -30,25 +30,25 @@ class DatasetView(Message, frozen=True):
     snapshot: str
     # Path of the snapshot file on this node.
     path: str
-    # How many files and directories (without the root) are in the snapshot, and the bytes of all files.
+    # Number of files and directories (without the root) in the snapshot, and the bytes of all files.
     files: int
     directories: int
     bytes: int
     # When the snapshot was made: unix time in nanoseconds.
     created_ns: int
-    # Keys of the origin that are not in the snapshot.
+    # Keys of the origin that are missing from the snapshot.
     problems: int = 0
-    # Files that could not be read when they were listed, before they are restored from an archive.
+    # Files that could not be read when they were listed, unless they are restored from an archive.
     archived: int = 0
-    # Part of each tier that the dataset may take.
+    # Part of each tier that the dataset may use.
     share: float = 1.0
     # Seconds that blocks stay after their last read; 0 for no limit.
     ttl: float = 0.0
-    # Bytes of each tier that the dataset may take; 0 for no limit.
+    # Bytes of each tier that the dataset may use; 0 for no limit.
     most: int = 0
-    # Ids of its other snapshots on this node, which mounts may still show.
+    # Ids of the dataset's other snapshots on this node, which mounts may still show.
     others: list[str] = msgspec.field(default_factory=list)
-    # Where its origin is, in few words: the endpoint or account and whatever else it was given; empty for the defaults.
+    # Short description of the origin: the endpoint or account and other options; "" for the defaults.
     reached: str = ""
 
 
@@ -58,28 +58,28 @@ class Stall(Message, frozen=True, array_like=True):
     # Key of the block.
     key: bytes
     seconds: float
-    # What it waited for: `origin`, `ssd`, `daemon`, or `peer NAME`.
+    # What the read waited for: `origin`, `ssd`, `daemon`, or `peer NAME`.
     source: str
 
 
-# A worker of a mount reports at once where it has read such a share of what the tiers hold, but no sooner than so many
-# seconds after its last report. Blocks stay in the tiers that a reader has passed unseen.
+# A worker of a mount reports at once after reading this share of the tiers' bytes, but not within this number of
+# seconds after its last report. Without the report, blocks that a reader has passed would stay in the tiers.
 REPORT_SHARE: Final = 1 / 64
 SHORTEST_REPORT_SECONDS: Final = 0.02
 
 
 class MountReport(Message, frozen=True):
-    """What a worker of a mount reports: at the start, ten times a second while anything changes, up to 50 times where
-    much is read, at least every 10 s, and at the end."""
+    """The report of a mount's worker: at the start, ten times a second while anything changes, up to 50 times during
+    heavy reading, at least every 10 s, and at the end."""
 
-    # Id of the mount, a different one each time that something is mounted.
+    # Id of the mount, which is new for each mounting.
     id: str
     mountpoint: str
-    # What is mounted (cachefs.mount_spec).
+    # The SPEC of the mount (cachefs.mount_spec).
     spec: str
     # Number of the process that lives as long as the mount.
     pid: int
-    # What the worker has counted since its process started, by name (see cachefs.mount.counters).
+    # Counters since the worker's process started, by name (see cachefs.mount.counters).
     counters: dict[str, int] = {}
     # Keys of the blocks that were read from a tier since the last report, oldest first.
     accessed: list[bytes] = []
@@ -89,19 +89,19 @@ class MountReport(Message, frozen=True):
     stalls: list[Stall] = []
     # Number of the worker among the mount's workers.
     worker: int = 0
-    # The worker's process. Another process in the place of this worker has counters of its own.
+    # Number of the worker's process. A process that replaces the worker has counters of its own.
     worker_pid: int = 0
-    # The daemon that has answered this worker's last report (NodeView.instance); empty where none has.
+    # Instance of the daemon that has answered this worker's last report (NodeView.instance); "" without an answer.
     heard_from: str = ""
-    # Id of the snapshot that is shown where one dataset is mounted; else empty.
+    # Id of the snapshot where one dataset is mounted; else "".
     snapshot: str = ""
-    # Of cachefs; empty: of a mount before 0.2.
+    # Version of cachefs; "" for a mount before 0.2.
     version: str = ""
-    # A signal has asked the mount to end: it waits until no program uses it, for its grace at most.
+    # Whether a signal has asked the mount to end: it waits until no program uses it, for its grace at most.
     ending: bool = False
-    # Ids of the snapshots of which files were read since the last report; None of a mount of an earlier release.
+    # Ids of the snapshots whose files were read since the last report; None for a mount of an earlier release.
     snapshots_read: list[str] | None = None
-    # The kernel's number of the FUSE connection; 0 before it is mounted, and of a mount of an earlier release.
+    # The kernel's number of the FUSE connection; 0 before mounting, and for a mount of an earlier release.
     connection: int = 0
 
 
@@ -111,27 +111,27 @@ class MountElsewhere(Message, frozen=True):
     # Name of the node.
     node: str
     mountpoint: str
-    # Id of the snapshot that the mount stays at.
+    # Id of the snapshot that the mount keeps showing.
     snapshot: str
 
 
 class NodeView(Message, frozen=True):
-    """What a mount must know of its node."""
+    """The facts about a node that its mounts need."""
 
-    # Names this run of the daemon: another text for each start.
+    # Identifies this run of the daemon; changes with each start.
     instance: str
     # Path of the LMDB index.
     index: str
-    # Name of a tier -> directory of its segments.
+    # Tier name -> directory of its segments.
     tiers: dict[str, str]
     # All datasets.
     datasets: list[DatasetView]
-    # Bytes of all tiers together: what they may take, and what they take.
+    # Bytes that all tiers together may hold, and bytes that they hold.
     capacity: int
     used: int
-    # Seconds that a read may wait in all.
+    # Maximum seconds that a read may wait.
     read_deadline: float
-    # Ids of users who ask which process reads which file (cachefs.read_messages).
+    # Ids of users who want to know which process reads which file (cachefs.read_messages).
     asking: list[int] = []
 
 
@@ -144,51 +144,53 @@ class BlockRef(Message, frozen=True, array_like=True):
     entry: int
     # Number of the block in the file.
     number: int
-    # The packed Location whose bytes failed verification, or could not be had; empty where none has failed.
+    # The packed Location whose bytes failed verification, or could not be read; empty without a failure.
     bad: bytes = b""
-    # The bytes of the block that the reader waits for: it takes them out of the reply where no tier can hold the block.
-    # With a size of 0 it does not.
+    # The range of the block that the reader waits for, returned in the reply where no tier can hold the block; none
+    # with a size of 0.
     start: int = 0
     size: int = 0
-    # The tier at *bad* does not answer: take the bytes from the origin, and do not wait for it either.
+    # Whether the tier at *bad* does not answer: take the bytes from the origin, without waiting for the tier.
     slow: bool = False
 
 
 class Fetch(Message, frozen=True):
-    """Bring blocks to the node (cachefs.fetch_frames sends it)."""
+    """A request to fetch blocks to the node (sent by cachefs.fetch_frames)."""
 
     blocks: list[BlockRef]
-    # Nobody waits for these blocks. They come after blocks that a reader waits for, and the reply comes at once, empty.
+    # No reader waits for these blocks. They are fetched after blocks that readers wait for, and an empty reply comes at
+    # once.
     ahead: bool = False
     # Seconds from now within which the reply is needed.
     deadline: float = 60.0
-    # Id of the node that asks: only the daemon's own peer servers ask for others. And whether nobody there waits for
-    # the blocks yet; whether it would take them from the origin itself.
+    # Id of the requesting node, set only by the daemon's own peer servers; whether no reader there waits for the blocks
+    # yet; and whether the node would fetch them from the origin itself.
     peer: str = ""
     unhurried: bool = False
     may_take: bool = False
-    # Whether the request waits for a snapshot that is on its way here.
+    # Whether the request waits for a snapshot that is being sent to this node.
     await_snapshot: bool = True
 
 
 class FetchedBlock(Message, frozen=True, array_like=True):
-    """What came of a block."""
+    """The result of the fetch of one block."""
 
     # The packed Location; empty where the fetch has failed, and where no tier can hold the block.
     location: bytes
-    # Why it has failed: for the reader, and as one line of text.
+    # Why the fetch has failed: errno for the reader, and one line of text.
     errno: int = 0
     message: str = ""
-    # Where no tier has the block, or has it yet: the whole pieces around the bytes that the reader waits for, and the
+    # Where no tier holds the block, or not yet: the whole pieces around the bytes that the reader waits for, and the
     # checksums of all pieces of the block.
     data: memoryview = memoryview(b"")
     checksums: bytes = b""
-    # For a node that asks: it is to take the block from the origin itself; or to ask others, as it is not here.
+    # For a requesting node: it is to fetch the block from the origin itself; or to ask others, as the block is not
+    # here.
     take_it: bool = False
     not_here: bool = False
-    # Where it came from, if that was just now: `peer NAME`, or empty for its origin.
+    # Source of a block that was just fetched: `peer NAME`, or "" for its origin.
     source: str = ""
-    # For a node that asks: the next node is to bring it, since this one does not have the snapshot.
+    # For a requesting node: it is to ask the next node, since this one does not have the snapshot.
     lacks_snapshot: bool = False
 
 
@@ -196,7 +198,7 @@ class FetchedBlock(Message, frozen=True, array_like=True):
 
 
 class Empty(Message, frozen=True):
-    """Nothing needs to be said."""
+    """A message without content."""
 
 
 class SettingChange(Message, frozen=True):
@@ -204,54 +206,55 @@ class SettingChange(Message, frozen=True):
 
     # Section and name, as in `memory.budget`.
     key: str
-    # Its values as texts; `none` where it has none.
+    # Values as texts; `none` where there is none.
     before: str
     now: str
 
 
 class Reloaded(Message, frozen=True):
-    """What came of reading the configuration again."""
+    """The result of reloading the configuration."""
 
-    # What has taken effect, and what takes a restart.
+    # Changes that have taken effect, and changes that need a restart.
     applied: list[SettingChange]
     restart: list[SettingChange]
 
 
 class LogLevel(Message, frozen=True):
-    """A level of the daemon's log: debug, info, warning or error; in a request, empty to ask for it only."""
+    """A level of the daemon's log: debug, info, warning or error; in a request, "" to leave the level as it is."""
 
     level: str
 
 
 class TierStatus(Message, frozen=True):
-    """One tier."""
+    """The state of one tier."""
 
     name: str
     directory: str
-    # Bytes that it may take; *limit* is the part of it that control groups and free space allow now.
+    # Bytes that the tier may hold by its budget; *limit* is the part that control groups and free space allow now.
     budget: int
     limit: int
-    # Bytes that it takes.
+    # Bytes that the tier holds.
     used: int
     blocks: int
     segments: int
-    # Reads that were answered from it, and their bytes.
+    # Reads answered from the tier, and their bytes.
     hits: int
     hit_bytes: int
-    # Blocks that were evicted from it since the daemon started.
+    # Blocks evicted from the tier since the daemon started.
     evicted: int
     policy: str
-    # Why it cannot be used, or not fully; empty where nothing is wrong.
+    # Why the tier cannot be used, or not fully; "" without a problem.
     problem: str = ""
 
     @property
     def is_cut_short(self) -> bool:
-        """Is the disk or the control group too full for its budget? A tier keeps a little of its budget back."""
+        """Whether the disk or the control group is too full for the budget. A tier keeps a little of its budget
+        back."""
         return self.limit < 0.95 * self.budget
 
 
 class MountView(Message, frozen=True):
-    """A mount, as its reports describe it."""
+    """A mount, as described by its reports."""
 
     id: str
     mountpoint: str
@@ -260,122 +263,122 @@ class MountView(Message, frozen=True):
     alive: bool
     seconds_since_report: float
     counters: dict[str, int]
-    # It is mounted nowhere any more, and serves those who still have files of it open.
+    # Whether the mount was detached, and serves only processes that still have its files open.
     detached: bool = False
-    # Id of the snapshot that it shows, where one dataset is mounted and the mount has said so; else empty.
+    # Id of the snapshot, where one dataset is mounted and the mount has reported it; else "".
     snapshot: str = ""
-    # It stays at that snapshot, and the dataset has a newer one.
+    # Whether the mount keeps showing its snapshot although the dataset has a newer one.
     behind: bool = False
-    # Of cachefs; empty where it has not reported since the daemon started.
+    # Version of cachefs; "" where the mount has not reported since the daemon started.
     version: str = ""
-    # A signal has asked it to end: it waits until no program uses it, for its grace at most.
+    # Whether a signal has asked the mount to end: it waits until no program uses it, for its grace at most.
     ending: bool = False
 
 
 class ErrorView(Message, frozen=True):
-    """A failure that somebody should know of."""
+    """A failure that users should know of."""
 
-    # When it happened last: unix time in seconds.
+    # When the failure happened last: unix time in seconds.
     when: float
     # How often the failure has happened.
     count: int
-    # To what it happened, such as an object, and what went wrong.
+    # What failed, such as an object, and what went wrong.
     subject: str
     message: str
-    # When it happened first, in the same unit; 0 where that is unknown.
+    # When the failure happened first: unix time in seconds; 0 where unknown.
     first: float = 0.0
 
 
 class ErrorCause(Message, frozen=True):
-    """Failures that have one cause."""
+    """Failures with one cause."""
 
     # When the first and the last one happened: unix time in seconds.
     first: float
     last: float
     count: int
-    # What the names of all that failed begin with, such as a bucket; or the thing, where only one has failed.
+    # Common prefix of the names of all that failed, such as a bucket; or the name of the only one.
     where: str
-    # What went wrong, with … in place of what differs.
+    # What went wrong, with … in place of the parts that differ.
     message: str
-    # To what it happened last.
+    # What failed last.
     example: str
 
 
 class Trouble(Message, frozen=True):
-    """Something that keeps reads waiting, makes them fail, or leaves the node with less than it is to have.
+    """A problem that keeps reads waiting, makes them fail, or leaves the node with less than it should have.
 
-    cachefs.troubles puts it into words, the same ones everywhere.
+    cachefs.troubles has the texts for users.
     """
 
     # One of cachefs.troubles.Cause.
     cause: str
-    # What is in trouble, as people call it: a server, a dataset, a node, a tier.
+    # The affected server, dataset, node or tier, by its name for users.
     subject: str
-    # When it began, and when it was last seen: unix time in seconds.
+    # When the trouble began, and when it was last seen: unix time in seconds.
     since: float
     last: float
-    # What was said of it, or by it.
+    # The error message.
     reason: str = ""
-    # Blocks that reads wait for because of it now, and seconds that the first of these reads has waited.
+    # Blocks that reads wait for now because of the trouble, and seconds that the first of these reads has waited.
     waiting: int = 0
     longest: float = 0.0
-    # Blocks that reads have waited for and that could not be had.
+    # Blocks that reads have waited for and that could not be fetched.
     failed: int = 0
-    # Where it is shown as a job's: how many of these may be of another job, since it is not known which one has read.
+    # In the trouble of a job: how many of the failed blocks may be another job's, since their reader is unknown.
     unattributed: int = 0
-    # Ids of the snapshots whose reads it concerns; empty: those of all.
+    # Ids of the snapshots whose reads are affected; empty for all.
     snapshots: list[str] = []
 
 
 class EndpointStatus(Message, frozen=True):
-    """What was learned of one server that has datasets."""
+    """The state of one server that has datasets."""
 
     name: str
-    # Requests that may be under way at once now, and at most.
+    # Concurrent requests allowed now, and at most.
     width: int
     most: int
-    # Requests refused since there were too many.
+    # Requests that the server refused as too many.
     throttled: int
-    # Requests per second that the server takes, where it limits them, of the prefix that may have the fewest; else 0.
+    # Requests per second that the server takes, where it limits them, for the prefix with the lowest limit; else 0.
     rate: float
-    # Requests that were sent a second time since they were late, and those of them that answered first.
+    # Requests that were sent a second time since they were late, and second ones that were answered first.
     hedged: int
     hedges_won: int
-    # Bytes from which on larger requests are hardly quicker; 0 until that is known.
+    # Bytes from which on larger requests are hardly faster; 0 while unknown.
     request_size: int
-    # Seconds that it has not answered although it was asked; 0 where it answers. Then also: seconds since it was last
-    # asked, and why that has failed.
+    # Seconds without an answer although the server was asked; 0 where it answers. Without answers also: seconds since
+    # the last request, and why that failed.
     silent: float = 0.0
     last_asked: float = 0.0
     reason: str = ""
 
 
 class FetchProcessStatus(Message, frozen=True):
-    """A process that brings blocks for the daemon."""
+    """A process that fetches blocks for the daemon."""
 
     pid: int
-    # That it has written since its start, and that it is bringing now.
+    # Blocks that the process has written since its start, and blocks that it is fetching now.
     blocks: int
     in_flight: int
 
 
 class GuessCounts(Message, frozen=True):
-    """What was fetched since readers seemed to come to it, although nobody had published that."""
+    """Counts of readahead without a published sequence."""
 
-    # Blocks since the daemon started: all of them, those that were read since, those that were not.
+    # Blocks since the daemon started: all, those read since, and those not read.
     blocks: int = 0
     right: int = 0
     wrong: int = 0
-    # Bytes of each of these.
+    # Bytes of all, of those read since, and of those not read.
     bytes: int = 0
     right_bytes: int = 0
     wrong_bytes: int = 0
 
 
 class ClusterBrief(Message, frozen=True):
-    """The cluster in a line."""
+    """A summary of the cluster."""
 
-    # Of the cluster; none, static, etcd or kubernetes.
+    # Name of the cluster; its source is none, static, etcd or kubernetes.
     name: str = ""
     source: str = "none"
     epoch: int = 0
@@ -385,28 +388,28 @@ class ClusterBrief(Message, frozen=True):
 
 
 class PeerCounts(Message, frozen=True):
-    """What this node and the others of its cluster have given each other since the daemon started."""
+    """Blocks exchanged between this node and others of its cluster since the daemon started."""
 
-    # Blocks and bytes that came from other nodes. They count for no origin.
+    # Blocks and bytes received from other nodes, which count for no origin.
     blocks: int = 0
     bytes: int = 0
-    # Blocks and bytes that others were given; of these blocks, those that were brought from the origin for them.
+    # Blocks and bytes sent to other nodes; of these blocks, those that were fetched from the origin for them.
     served_blocks: int = 0
     served_bytes: int = 0
     served_fetched: int = 0
-    # Questions to other nodes for one block each; those that were answered without the block; those that failed.
+    # Requests to other nodes for one block each; those answered without the block; those that failed.
     asked: int = 0
     not_here: int = 0
     failed: int = 0
-    # Questions to a second node, and reads of an origin, that came beside a node that was late.
+    # Requests to a second node, and reads of an origin, that were made because a node was late.
     hedged: int = 0
-    # The same beside a node that gave no sign of life.
+    # Requests made because a node sent no heartbeat.
     silent: int = 0
-    # Blocks that this node has brought from the origin in place of a home that was behind; and that others have brought
+    # Blocks that this node has fetched from the origin in place of a home that was behind; and that others have fetched
     # for this one.
     taken: int = 0
     given: int = 0
-    # Blocks that came to fill this node up, and for nobody who reads them now.
+    # Blocks fetched to bring this node up to its share, without a present reader.
     filled: int = 0
 
 
@@ -421,43 +424,44 @@ class Status(Message, frozen=True):
     state_dir: str
     tiers: list[TierStatus]
     datasets: int
-    # All counts are of the time since the daemon started. Reads that had to wait for a fetch.
+    # Reads that had to wait for a fetch. All counts are since the daemon started.
     misses: int
-    # That came from origins.
+    # Blocks and bytes from origins.
     fetched_blocks: int
     fetched_bytes: int
-    # Requests for bytes of objects, of all datasets, those that are gone included; and those that failed.
+    # Requests for bytes of objects, of all datasets, including removed ones; and failed requests.
     origin_requests: int
     origin_errors: int
     in_flight_blocks: int
     in_flight_bytes: int
-    # Blocks whose bytes were found wrong, and which were dropped.
+    # Blocks dropped because their bytes were wrong.
     repairs: int
     mounts: list[MountView]
     warmups: int
     index_blocks: int
     errors: list[ErrorView] = []
-    # The same failures by their causes, those that happened last first.
+    # The same failures by cause, the latest first.
     causes: list[ErrorCause] = []
-    # Blocks that no tier had room for, and that went straight to their readers.
+    # Blocks that bypassed the tiers, as none had room for them.
     passed_blocks: int = 0
-    # Reads of origins that took a slower way than they usually do (S3: through aiobotocore).
+    # Reads of origins that took a slower way than usual (S3: through aiobotocore).
     origin_detours: int = 0
-    # Of all servers that have datasets.
+    # All servers that have datasets.
     endpoints: list[EndpointStatus] = []
     guessed: GuessCounts = GuessCounts()
     fetch_processes: list[FetchProcessStatus] = []
     peers: PeerCounts = PeerCounts()
     cluster: ClusterBrief = ClusterBrief()
-    # What is wrong now, the worst first.
+    # Present troubles, the worst first.
     troubles: list[Trouble] = []
 
 
 class OriginOptions(Message, frozen=True):
-    """How to reach an origin where the daemon's defaults do not fit. Credentials come from the daemon's environment."""
+    """Options for an origin that needs other than the daemon's defaults. Credentials come from the daemon's
+    environment."""
 
     endpoint_url: str | None = None
-    # Of Azure storage.
+    # Account of Azure storage.
     account: str | None = None
     region: str | None = None
     addressing_style: str | None = None
@@ -465,14 +469,14 @@ class OriginOptions(Message, frozen=True):
     anonymous: bool = False
     # Tell versions of files apart by size and mtime only, not by ctime and inode.
     mtime_only: bool = False
-    # Say in each request that who sends it pays for it (S3).
+    # Declare in each request that the sender pays for it (S3).
     requester_pays: bool = False
     # Project that pays for requests (Google).
     user_project: str | None = None
 
 
 class DatasetAdd(Message, frozen=True):
-    """List an origin, and call it *name*."""
+    """A request to list an origin, and add it as the dataset *name*."""
 
     name: str
     url: str
@@ -480,7 +484,7 @@ class DatasetAdd(Message, frozen=True):
 
 
 class OriginChange(Message, frozen=True):
-    """Options to change: as OriginOptions, and what is UNSET stays as it was."""
+    """Options to change, as in OriginOptions. An option that is UNSET stays as it was."""
 
     endpoint_url: str | UnsetType | None = UNSET
     account: str | UnsetType | None = UNSET
@@ -494,21 +498,21 @@ class OriginChange(Message, frozen=True):
 
 
 class DatasetSet(Message, frozen=True):
-    """Reach the origin of a dataset in another way."""
+    """A request to change the options of a dataset's origin."""
 
     name: str
     change: OriginChange
-    # Also where nothing of what is there now is as it was listed, or where nobody can tell.
+    # Make the change even where no object is as it was listed, or where this is unknown.
     unchecked: bool = False
 
 
 class DatasetReached(Message, frozen=True):
-    """How a dataset is reached from now on."""
+    """The result of DatasetSet."""
 
     dataset: DatasetView
     before: OriginOptions
     now: OriginOptions
-    # Objects that were looked at in the new way, and those of them that are as they were listed.
+    # Objects examined with the new options, and those of them that are as they were listed.
     looked_at: int = 0
     alike: int = 0
 
@@ -520,7 +524,7 @@ class DatasetName(Message, frozen=True):
 
 
 class DatasetLimit(Message, frozen=True):
-    """Limit what a dataset may take. A field that is None stays as it was."""
+    """A request to limit the room of a dataset. A field that is None stays as it was."""
 
     name: str
     # Part of each tier; 1 for no limit.
@@ -538,25 +542,25 @@ class DatasetList(Message, frozen=True):
 
 
 class DatasetNames(Message, frozen=True):
-    """Some datasets: MOST_NAMES at most."""
+    """The names of up to MOST_NAMES datasets."""
 
     names: list[str]
 
 
 class DatasetCached(Message, frozen=True):
-    """About how much of a dataset's current snapshot is on this node."""
+    """The approximate part of a dataset's current snapshot that is on this node."""
 
     name: str
-    # Of the snapshot, and of it in each tier.
+    # Bytes of the snapshot, and its bytes in each tier.
     bytes: int
     memory: int
     ssd: int
-    # Only a sample of the blocks was looked at.
+    # Whether only a sample of the blocks was looked up.
     is_estimate: bool
 
 
 class DatasetsCached(Message, frozen=True):
-    """Of those that were asked for and are there."""
+    """The cached parts of the requested datasets that exist."""
 
     datasets: list[DatasetCached]
 
@@ -578,41 +582,41 @@ class Problem(Message, frozen=True, array_like=True):
 
 
 class DatasetDetail(Message, frozen=True):
-    """All about a dataset."""
+    """All facts about a dataset."""
 
     dataset: DatasetView
     block_size: int
     options: OriginOptions
-    # Name of a tier -> bytes of the current snapshot in it.
+    # Tier name -> bytes of the current snapshot in the tier.
     cached: dict[str, int]
-    # Paths that are pinned, relative to the dataset.
+    # Pinned paths, relative to the dataset.
     pinned: list[bytes]
     problems: list[Problem]
-    # Ids of the snapshots that are still on disk, newest first.
+    # Ids of the snapshots still on disk, newest first.
     snapshots: list[str]
 
 
 class ListingPhase(StrEnum):
-    """What a listing does now."""
+    """A phase of a listing."""
 
-    LISTING = "listing"  # asks the origin what there is
+    LISTING = "listing"  # lists the origin's objects
     BUILDING = "building"  # writes the snapshot
 
 
 class ListingProgress(Message, frozen=True):
-    """How far a listing is."""
+    """The progress of a listing."""
 
     phase: ListingPhase
     objects: int
     bytes: int
-    # Of these, those that an interrupted listing had found, with which this one goes on.
+    # How many of these came from an interrupted listing that this one continues.
     resumed: int = 0
-    # How many objects there may be in all: those of the snapshot before; 0 where nobody knows.
+    # Expected number of objects, that of the previous snapshot; 0 where unknown.
     expected: int = 0
-    # The dataset as it is now, and what has changed: both only in the last message, *diff* only after a refresh.
+    # The dataset with its new snapshot, and the changes: only in the last message, *diff* only after a refresh.
     dataset: DatasetView | None = None
     diff: SnapshotDiff | None = None
-    # The mounts of other nodes that go on with an older snapshot: only in the last message of a refresh.
+    # Mounts of other nodes that keep an older snapshot: only in the last message of a refresh.
     behind_elsewhere: list[MountElsewhere] = []
 
 
@@ -641,7 +645,7 @@ class DirectoryEntry(Message, frozen=True, array_like=True):
 
 
 class DirectoryEntries(Message, frozen=True):
-    """One page of a stream: entries in the order of their names' bytes."""
+    """One page of a stream: entries sorted by the bytes of their names."""
 
     entries: list[DirectoryEntry]
 
@@ -652,41 +656,41 @@ class FilePath(Message, frozen=True):
     dataset: str
     # Relative to the dataset's root, which is b"".
     path: bytes = b""
-    # The first digits of a snapshot's id; none: the current one.
+    # The first digits of a snapshot's id; "" for the current one.
     snapshot: str = ""
 
 
 class FileInfo(Message, frozen=True):
-    """What the daemon knows of a file or directory."""
+    """The daemon's facts about a file or directory."""
 
     dataset: str
     snapshot: str
     path: bytes
     directory: bool
     size: int
-    # Modification time, as nanoseconds of unix time.
+    # Modification time: unix time in nanoseconds.
     mtime_ns: int
-    # The version that the snapshot lists, such as an ETag; empty of a directory.
+    # The version that the snapshot lists, such as an ETag; empty for a directory.
     etag: bytes
-    # In which tier each block is (cachefs.block.describe_tiers); empty of a directory and of an empty file.
+    # The tier of each block (cachefs.block.describe_tiers); "" for a directory and for an empty file.
     tiers: str
 
 
 class Warmup(Message, frozen=True):
-    """Fetch files of a dataset, selected as in Selection."""
+    """A request to fetch files of a dataset, selected as in Selection."""
 
     dataset: str
     paths: list[bytes] = []
-    # The part of the selected files to fetch: the first ones, in the order of their paths.
+    # The part of the selected files to fetch: the first ones, sorted by path.
     fraction: float = 1.0
     # Stream progress until all is done.
     wait: bool = True
-    # Leave out paths that are not in the snapshot, where at least one is there.
+    # Ignore paths that are not in the snapshot, if at least one is.
     leave_out_missing: bool = False
 
 
 class WarmupProgress(Message, frozen=True):
-    """How far a warmup is."""
+    """The progress of a warmup."""
 
     id: int
     state: str
@@ -700,32 +704,30 @@ class WarmupProgress(Message, frozen=True):
     failed: int = 0
     message: str = ""
     dataset: str = ""
-    # Paths that were asked for and are not in the snapshot, and the first of them.
+    # Number of requested paths that are not in the snapshot, and the first of them.
     missing: int = 0
     first_missing: str = ""
 
 
 class WarmupId(Message, frozen=True):
-    """A warmup."""
-
     id: int
 
 
 class WarmupList(Message, frozen=True):
-    """The warmups that run, and the last ones that have ended; oldest first."""
+    """The running warmups, and the last ones that have ended; oldest first."""
 
     warmups: list[WarmupProgress]
 
 
 class Freed(Message, frozen=True):
-    """What was evicted."""
+    """The amount that was evicted."""
 
     blocks: int
     bytes: int
 
 
 class Held(Message, frozen=True):
-    """Something of a dataset: whole files, and blocks and bytes, of which some may be parts of other files."""
+    """An amount of a dataset: whole files; blocks and bytes, which may include parts of other files."""
 
     files: int
     blocks: int
@@ -733,9 +735,9 @@ class Held(Message, frozen=True):
 
 
 class WarmupForecast(Message, frozen=True):
-    """What a warmup would do."""
+    """The forecast of a warmup."""
 
-    # All that was asked for, and what of it is on the node already.
+    # Everything requested, and the part that is on the node already.
     wanted: Held
     here: Held
     # Bytes that the tiers can take without evicting anything.
@@ -743,21 +745,21 @@ class WarmupForecast(Message, frozen=True):
 
 
 class EvictForecast(Message, frozen=True):
-    """What an eviction would free, and what of that is pinned."""
+    """The forecast of an eviction: the amount it would free, and the part of it that is pinned."""
 
     here: Held
     pinned: Held
 
 
 class Pinned(Message, frozen=True):
-    """What was pinned, or is not any more."""
+    """The amount that was pinned or unpinned."""
 
     files: int
     bytes: int
 
 
 class CachedFile(Message, frozen=True, array_like=True):
-    """How much of a file is on this node."""
+    """The part of a file that is on this node."""
 
     path: bytes
     size: int
@@ -773,7 +775,7 @@ class CachedFiles(Message, frozen=True):
 
 
 class VerifyProgress(Message, frozen=True):
-    """How far a verification of all blocks is."""
+    """The progress of a verification of all blocks."""
 
     blocks: int
     blocks_total: int
