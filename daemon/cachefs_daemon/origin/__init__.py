@@ -1,4 +1,4 @@
-"""Where datasets live: one class per kind of origin, and how failed requests are tried again.
+"""Origins: one class per kind of store that holds datasets, and retries of failed requests.
 
 May import runtime and config.
 """

@@ -26,16 +26,16 @@ _PAGE: Final = "5000"
 
 
 class _Page(NamedTuple):
-    """One answer to a listing."""
+    """One page of a listing."""
 
-    # With keys relative to the prefix that was asked for.
+    # Keys are relative to the requested prefix.
     blobs: list[ListedObject]
-    # Asks for the next page; empty: this is the last one.
+    # Token for the next page; "" on the last one.
     marker: str
 
 
 class AzureStore:
-    """See cachefs_daemon.origin.web.Store."""
+    """Azure Blob Storage (see cachefs_daemon.origin.web.Store)."""
 
     def __init__(self, url: str, options: OriginOptions) -> None:
         """Raises ConfigError."""
@@ -109,11 +109,11 @@ class AzureStore:
 
 
 def _listed(blob: ET.Element, prefix: str) -> ListedObject:
-    """A blob of a listing. Raises ValueError, TypeError."""
+    """Parse a blob of a listing. Raises ValueError, TypeError."""
     name = blob.find("Name")
     if name is None or not name.text:
         raise ValueError("a blob has no name")
-    # Characters that XML cannot have.
+    # XML cannot represent every character of a name.
     key = unquote(name.text) if name.get("Encoded") == "true" else name.text
     of = blob.find("Properties")
     if of is None:

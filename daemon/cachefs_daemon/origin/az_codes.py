@@ -56,7 +56,6 @@ _CODES: Final[Meanings] = {
     "InvalidResourceName": _BAD_NAME,
     "InvalidUri": _BAD_NAME,
     "OutOfRangeInput": _BAD_NAME,
-    # Rights.
     "AuthenticationFailed": _REFUSED,
     "InvalidAuthenticationInfo": _REFUSED,
     "NoAuthenticationInformation": _REFUSED,
@@ -79,7 +78,7 @@ _CODES: Final[Meanings] = {
     "KeyVaultEncryptionKeyNotFound": _KEY,
     "KeyVaultAccessTokenCannotBeAcquired": _KEY,
     "KeyVaultVaultNotFound": _KEY,
-    # Too much, or not now.
+    # Overload.
     "ServerBusy": THROTTLED,
     "OperationTimedOut": BUSY,
     "InternalError": BUSY,

@@ -1,6 +1,6 @@
-"""Which Azure account is asked, and what proves to it who asks: its key, a shared access signature, or a token.
+"""The Azure account of a dataset, and its credentials: account key, shared access signature, or token.
 
-A key or a signature of the environment belongs to the account of the environment, and no other account gets it.
+A key or a signature of the environment belongs to the environment's account, and is sent to no other account.
 """
 
 import base64
@@ -27,9 +27,9 @@ class AzureAccount:
     """A storage account."""
 
     name: str
-    # URL of its blobs, without a slash at the end.
+    # URL of the blob service, without a slash at the end.
     endpoint: str
-    # Its key and a shared access signature; empty where there is none.
+    # Account key and shared access signature; empty without one.
     key: bytes = b""
     signature: str = ""
 
@@ -38,7 +38,7 @@ class AzureAccount:
 
 
 def find_account(options: OriginOptions, environment: Mapping[str, str]) -> AzureAccount:
-    """Raises ConfigError."""
+    """Find the account in the options and the environment. Raises ConfigError."""
     text = environment.get("AZURE_STORAGE_CONNECTION_STRING", "")
     parts = dict(part.partition("=")[::2] for part in text.split(";") if part)
     own = environment.get("AZURE_STORAGE_ACCOUNT") or parts.get("AccountName", "")
@@ -64,7 +64,7 @@ def find_account(options: OriginOptions, environment: Mapping[str, str]) -> Azur
 
 
 class AzureCredentials:
-    """Makes requests that an account takes. Used on one event loop."""
+    """Makes requests with the account's credentials. Used on one event loop."""
 
     def __init__(self, account: AzureAccount, *, anonymous: bool) -> None:
         self._account = account
@@ -74,7 +74,7 @@ class AzureCredentials:
 
     @property
     def kind(self) -> str:
-        """Where they come from, for people."""
+        """The source of the credentials, for people."""
         if self._anonymous:
             return "none: the dataset is added as anonymous"
         if self._account.key:
@@ -82,7 +82,7 @@ class AzureCredentials:
         return "AZURE_STORAGE_SAS_TOKEN" if self._account.signature else "azure-identity"
 
     async def request(self, path: str, query: Mapping[str, str], headers: Headers) -> Request:
-        """path: below the endpoint, percent-encoded. Raises CachefsError."""
+        """Prepare a GET. path: below the endpoint, percent-encoded. Raises CachefsError."""
         url = f"{self._account.endpoint}{path}" + (f"?{urlencode(query)}" if query else "")
         if self._anonymous:
             return Request(url, headers)
@@ -100,8 +100,8 @@ class AzureCredentials:
 
 
 def _sign(account: AzureAccount, path: str, query: Mapping[str, str], headers: Headers) -> str:
-    """The signature of a GET without a body."""
-    # Encoding, language, length, MD5 and type of the body; the date, which x-ms-date says; If-Modified-Since.
+    """Return the signature of a GET without a body."""
+    # Encoding, language, length, MD5 and type of the body; the date, which x-ms-date gives; If-Modified-Since.
     lines = ["GET", *[""] * 7, headers.get("If-Match", ""), "", "", headers.get("Range", "")]
     lines += [f"{name}:{value}" for name, value in sorted(headers.items()) if name.startswith("x-ms-")]
     lines += [f"/{account.name}{path}", *(f"{name}:{value}" for name, value in sorted(query.items()))]
@@ -110,7 +110,7 @@ def _sign(account: AzureAccount, path: str, query: Mapping[str, str], headers: H
 
 
 def _find_token() -> Token:
-    """A token of the first identity that azure-identity finds. Raises CachefsError."""
+    """Return a token of the first identity that azure-identity finds. Raises CachefsError."""
     try:
         from azure.core.exceptions import ClientAuthenticationError
         from azure.identity import CredentialUnavailableError, DefaultAzureCredential

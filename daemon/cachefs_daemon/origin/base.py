@@ -1,8 +1,8 @@
-"""Origins: where datasets live.
+"""The interface of origins, and the function that opens one for a URL.
 
-A new kind of origin is a class that follows `Origin`, in a module of its own; a function here that opens one; and that
-function's entry in _KINDS, by the scheme of its URLs. Where the kind has settings of its own, they are fields of
-cachefs.messages.OriginOptions and options of `cachectl dataset add`.
+A new kind of origin needs a class that follows `Origin`, in its own module; a function here that opens it; and that
+function's entry in _KINDS, by the scheme of its URLs. Settings of a kind are fields of cachefs.messages.OriginOptions
+and options of `cachectl dataset add`.
 """
 
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -17,31 +17,32 @@ from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.origin.key_ranges import ListingPlace
 from cachefs_daemon.origin.patience import Patience
 
-# Bytes of an object. Nobody changes them any more.
+# Bytes of an object. They are not changed any more.
 Data = bytes | bytearray | memoryview
-Report = Callable[[bytes, str], None]  # told of (key, reason) for what cannot be listed
+Report = Callable[[bytes, str], None]  # called with (key, reason) for an object that cannot be listed
 
 
-# What is said where an answer has the version that was listed, and other bytes: to list the origin again does not help.
+# The hint where a response has the listed version but other bytes: refreshing the listing does not help.
 ALTERED: Final = "a proxy may unpack or change what it passes on: name the endpoint of the store itself"
 
 
 def no_directory(url: str) -> NotFound:
-    """The error for a URL that names one object."""
+    """Return the error for a URL that names an object instead of a directory."""
     return NotFound(
         f"{url} is an object, and a dataset is a directory of objects; name the one it is in: {url.rpartition('/')[0]}"
     )
 
 
 def no_proof(version: bytes) -> str:
-    """Why the ETag of an object cannot tell whether its bytes have changed; empty where it can."""
+    """Return why the ETag of an object cannot prove that its bytes are unchanged, or ""."""
     if not version:
         return "is listed without an ETag, so a change of it could not be noticed"
     return "is listed with a weak ETag, which may stand for other bytes too" if version.startswith(b"W/") else ""
 
 
 def is_weak_form(etag: str, version: bytes) -> bool:
-    """Whether an ETag is that of the *version*, weakened (W/"...") by a server or proxy that has changed the bytes."""
+    """Return whether an ETag is that of *version* in weak form (W/"..."), as a server or proxy sends it after it
+    changed the bytes."""
     return etag.startswith("W/") and etag.removeprefix("W/").strip('"').encode() == version
 
 
@@ -49,32 +50,32 @@ def is_weak_form(etag: str, version: bytes) -> bool:
 class OriginSettings:
     """Limits of one origin."""
 
-    # Requests that are under way at once, at most.
+    # Most concurrent requests.
     max_connections: int = 64
-    # Seconds that connecting may take, per attempt.
+    # Timeout of connecting in seconds, per attempt.
     connect_timeout: float = 5
-    # Seconds that may pass without a byte, per attempt.
+    # Most seconds without a byte, per attempt.
     read_timeout: float = 20
     # Bytes of a block: larger files are read in parts.
     block_size: int = 4 << 20
-    # Directories of which one must have a file:// dataset in it; empty: any.
+    # Directories, one of which must contain a file:// dataset; empty: any directory will do.
     file_roots: tuple[str, ...] = ()
-    # Whether links in a file:// dataset are followed where they lead out of it.
+    # Whether symbolic links in a file:// dataset are followed out of it.
     follow_symlinks: bool = False
-    # Requests that may be sent a second time since they are late, as a share of all.
+    # Most hedged requests, as a share of all.
     hedge_share: float = 0.02
-    # Bytes of one request for several neighbouring blocks, at most; 0: there are none.
+    # Most bytes of one request for several neighbouring blocks; 0: one block per request.
     max_request: int = 16 << 20
-    # Bytes of an index, packed and unpacked, and of one listing of gs://, az:// and hf://.
+    # Most bytes of an index, packed and unpacked, and of one listing of gs://, az:// and hf://.
     max_listing: int = 16 << 30
-    # Pages of one listing.
+    # Most pages of one listing.
     max_pages: int = 100_000
-    # Directory in which an index is kept while it is read; empty: the system's for temporary files.
+    # Directory that holds an index while it is read; empty: the system's for temporary files.
     scratch: str = ""
 
 
 def too_many_pages(where: str, most: int) -> ConfigError:
-    """What is said of a listing that has more pages than it may have. where: what is listed, for people."""
+    """Return the error for a listing with too many pages. where: name of the listing, for people."""
     return ConfigError(
         f"{where}: the listing has more than {most} pages, or no end; if it is right, raise origin.max_pages"
     )
@@ -82,13 +83,13 @@ def too_many_pages(where: str, most: int) -> ConfigError:
 
 @dataclass(frozen=True, slots=True)
 class ObjectRange:
-    """Bytes [offset, offset + length) of one version of one object."""
+    """The bytes [offset, offset + length) of one version of one object."""
 
     # Key of the object, relative to the origin's URL.
     key: bytes
-    # Version of the object as it was listed.
+    # Version of the object in the listing.
     version: bytes
-    # Bytes of the whole object, as it was listed.
+    # Size of the whole object in the listing, in bytes.
     size: int
     offset: int
     length: int
@@ -99,39 +100,39 @@ class Origin(Protocol):
 
     @property
     def url(self) -> str:
-        """As the dataset was added, without a slash at the end."""
+        """URL of the dataset, without a slash at the end."""
 
     @property
     def requests(self) -> int:
-        """Sent so far, every attempt counted."""
+        """Number of requests sent so far, retries included."""
 
     @property
     def errors(self) -> int:
-        """Attempts that failed so far."""
+        """Number of attempts that failed so far."""
 
     @property
     def detours(self) -> int:
-        """Reads so far that took a slower way than they usually do."""
+        """Number of reads so far that took a slower path than usual."""
 
     @property
     def endpoint(self) -> Endpoint:
-        """Its server, which it may share with other origins. What asks nobody over a network has one of its own."""
+        """The origin's server, which other origins may share. An origin without a network has its own endpoint."""
 
     def identity(self, key: bytes) -> bytes:
-        """The name of the object *key*, which is unique among the objects of all origins."""
+        """Return the name of the object *key*, unique among the objects of all origins."""
 
     def list(self, report: Report) -> AsyncIterator[list[ListedObject]]:
-        """Everything there is, in batches and in any order.
+        """Yield all objects, in batches and in any order.
 
-        report: called with (key, reason) for what is there but cannot be listed.
-        Raises NotFound, OriginAccessDenied, OriginUnavailable, ConfigError.
+        report: called with (key, reason) for each object that cannot be listed. Raises NotFound, OriginAccessDenied,
+        OriginUnavailable, ConfigError.
         """
 
     async def read(self, wanted: ObjectRange, patience: Patience) -> Data:
-        """The *wanted* bytes of the object as it was listed, and never any others.
+        """Return the *wanted* bytes of the object as it was listed, and never other bytes.
 
-        Where the origin may come back, it is asked again as long as the *patience* lasts. Raises ObjectChanged,
-        OriginAccessDenied, OriginUnavailable, ConfigError.
+        Transient failures are retried until *patience* ends. Raises ObjectChanged, OriginAccessDenied,
+        OriginUnavailable, ConfigError.
         """
 
     async def close(self) -> None:
@@ -140,27 +141,27 @@ class Origin(Protocol):
 
 @runtime_checkable
 class ResumableOrigin(Protocol):
-    """An origin that can go on with a listing that was interrupted."""
+    """An origin that can resume an interrupted listing."""
 
     def list_from(self, report: Report, place: ListingPlace) -> AsyncIterator[list[ListedObject]]:
-        """As Origin.list, beginning at *place*, which always tells what is left after the last batch."""
+        """List as Origin.list does, beginning at *place*, which is kept up to date after each batch."""
 
 
 @runtime_checkable
 class RangeOrigin(Protocol):
-    """An origin that can bring neighbouring parts of an object with one request."""
+    """An origin that can read neighbouring parts of an object with one request."""
 
     @property
     def reads_ranges(self) -> bool:
-        """Whether it can do so now."""
+        """Whether the origin can do so now."""
 
     async def read_parts(
         self, wanted: ObjectRange, lengths: Sequence[int], arrived: Callable[[int, Data], None]
     ) -> None:
-        """Read the *wanted* bytes, and call *arrived* with the number and the bytes of each part as it comes.
+        """Read the *wanted* bytes, and call *arrived* with the number and the bytes of each part as it arrives.
 
-        lengths: of the parts, which are the wanted bytes together. A part may come twice. There is one attempt only;
-        what has come before it fails is right. Raises as `Origin.read` does.
+        lengths: of the parts, which together are the wanted bytes. A part may arrive twice. There is one attempt only;
+        parts that arrive before it fails are right. Raises as `Origin.read` does.
         """
 
 
@@ -169,7 +170,8 @@ class PreparedOrigin(Protocol):
     """An origin whose first read takes longer than others."""
 
     async def prepare(self) -> None:
-        """Open what the first read would wait for. Raises what a read raises, and what it would try again after."""
+        """Open what the first read would wait for. Raises what a read raises, including errors that a read would
+        retry."""
 
 
 def _file(url: str, options: OriginOptions, settings: OriginSettings) -> Origin:
@@ -216,7 +218,7 @@ _KINDS = {"file": _file, "s3": _s3, "gs": _gs, "az": _az, "http": _http, "https"
 
 
 def open_origin(url: str, options: OriginOptions, settings: OriginSettings) -> Origin:
-    """The origin that *url* names. It connects to nothing yet. Raises ConfigError."""
+    """Return the origin that *url* names, without connecting. Raises ConfigError."""
     if has_secrets(url):
         raise ConfigError(
             "the URL must have no user, password or signature in it, since everybody on this node can see it; set "

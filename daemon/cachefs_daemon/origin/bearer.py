@@ -1,4 +1,4 @@
-"""Tokens that prove to a store who asks: found in a thread, kept while they are good, and found anew when refused."""
+"""Bearer tokens of a store: found in a thread, cached until they expire, and renewed when refused."""
 
 import asyncio
 import contextlib
@@ -9,18 +9,18 @@ from typing import Final, NamedTuple
 
 from cachefs.errors import CachefsError
 
-# Seconds before its end from which another token is looked for.
+# Seconds before a token's end from which a new one is looked for.
 _MARGIN: Final = 60.0
-# Seconds that a request waits for it while the one that is there is still good.
+# Seconds that a request waits for the new token while the old one is valid.
 PATIENCE_SECONDS: Final = 1.0
-# Seconds between two looks for another token than a refused one.
+# Seconds between two searches for another token after one was refused.
 RENEW_SECONDS: Final = 1.0
 
 
 class Token(NamedTuple):
-    """A token."""
+    """A bearer token, or the absence of one."""
 
-    # Empty: none is needed.
+    # Empty if requests need no token.
     text: str
     # Unix time.
     expires: float = math.inf
@@ -30,14 +30,14 @@ class Bearer:
     """The token of one origin. Used on one event loop."""
 
     def __init__(self, find: Callable[[], Token]) -> None:
-        """find: called in a thread; it raises CachefsError."""
+        """find: called in a thread; raises CachefsError."""
         self._find = find
         self._token: Token | None = None
         self._finding: asyncio.Task[Token] | None = None
         self._looked = -math.inf  # monotonic seconds
 
     async def headers(self) -> dict[str, str]:
-        """What a request is sent with. Raises CachefsError."""
+        """Return the headers that carry the token. Raises CachefsError."""
         token, now = self._token, time.time()
         if token is None or now >= token.expires:
             token = await self._search()
@@ -48,15 +48,15 @@ class Bearer:
         return _header(token)
 
     def _search(self) -> "asyncio.Future[Token]":
-        """One search for all who wait, and it goes on when they do not wait any more: it may hang."""
+        """Return one search shared by all waiting requests. Since it may hang, it goes on when they no longer wait."""
         if self._finding is None:
             self._finding = asyncio.create_task(asyncio.to_thread(self._find))
             self._finding.add_done_callback(self._found)
         return asyncio.shield(self._finding)
 
     def refused(self, headers: Mapping[str, str]) -> bool:
-        """A server has refused what a request was sent with. Returns whether there is another token, or another look
-        for one may help, since the last one was not just now."""
+        """Handle the refusal of *headers* by a server. Return whether a retry may succeed, with another token or after
+        a new search; False if the last search was a moment ago."""
         if self._token is None or headers != _header(self._token):
             return True
         if time.monotonic() - self._looked < RENEW_SECONDS:

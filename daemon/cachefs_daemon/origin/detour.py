@@ -1,7 +1,7 @@
-"""When the requests of an origin go through aiobotocore instead of our own client, and what the log says of it.
+"""Circuit breaker from our own S3 client to aiobotocore, the fallback client, and its log lines.
 
-Each answer that our client does not take costs a second request. Where a server gives nothing else, our client is not
-asked for a while.
+Each response that our client rejects costs a second request. If a server sends nothing else, our client is not used for
+a while.
 """
 
 import logging
@@ -11,37 +11,38 @@ from typing import Final
 
 log = logging.getLogger(__name__)
 
-# Unusual answers in a row after which our client is not asked: for so many seconds first, and twice as long each time.
+# Rejected responses in a row after which our client is not used; and for how many seconds: first, doubling up to the
+# longest.
 _ENOUGH: Final = 16
 _SHORTEST: Final = 1.0
 _LONGEST: Final = 300.0
-# Seconds between two lines in the log.
+# Seconds between two log lines.
 _TOLD_EVERY: Final = 3600.0
 
 
 class Detour:
-    """Used on the event loop."""
+    """The state of the fallback for one server. Used on the event loop."""
 
     def __init__(self, name: str) -> None:
-        """name: how a person calls the origin."""
+        """name: of the origin, for people."""
         self._name = name
         self._in_a_row = 0
         self._all = 0
         self._pause = 0.0
-        self._until = 0.0  # monotonic seconds; 0: it is not taken
+        self._until = 0.0  # monotonic seconds; 0: the fallback is off
         self._told = -math.inf  # monotonic seconds
 
     @property
     def is_taken(self) -> bool:
-        """Whether our own client is not to be asked."""
+        """Whether the fallback client is to be used."""
         return self._until > 0 and time.monotonic() < self._until
 
     def usual(self) -> None:
-        """Our client has taken an answer."""
+        """Record a response that our client accepted."""
         self._in_a_row, self._pause, self._until = 0, 0.0, 0.0
 
     def unusual(self, reason: str) -> None:
-        """Our client has not taken an answer, or could not ask for it."""
+        """Record a response that our client rejected, or a request that it could not send."""
         now = time.monotonic()
         self._in_a_row += 1
         self._all += 1

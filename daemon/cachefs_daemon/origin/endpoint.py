@@ -1,7 +1,7 @@
-"""What is learned of one server from its answers: how many requests it takes at once and how often, which requests are
-late, and how large they should be.
+"""What responses of one server teach: how many requests to send at once and how often, which requests are late, and how
+large requests should be.
 
-All origins that one server has share one. The decisions are made in cachefs.planning.requests.
+All origins of one server share one endpoint. The decisions are made in cachefs.planning.requests.
 """
 
 import asyncio
@@ -27,21 +27,21 @@ from cachefs_daemon.origin.retry import Failure
 
 log = logging.getLogger(__name__)
 
-# Seconds without a refusal after which requests may be sent twice again.
+# Seconds without a refusal after which requests may be hedged again.
 _CALM: Final = 5.0
-# Seconds between two lines in the log.
+# Seconds between two log lines.
 _TOLD_EVERY: Final = 60.0
-# Requests at once are enough for a rate where they are so many times what the rate takes on average.
+# Concurrent requests suffice for a rate if they are this many times what the rate takes on average.
 _ENOUGH: Final = 1.5
-# Seconds after which the curve of throughput is fitted again. That takes 0.2 ms.
+# Seconds after which the throughput curve is fitted again, which takes 0.2 ms.
 _FITTED_EVERY: Final = 10.0
-# Options for which one server has several endpoints.
+# Options that give one server several endpoints.
 _TELLING: Final = ("account", "region", "addressing_style", "profile", "anonymous", "requester_pays", "user_project")
 
 
 @dataclass(slots=True)
 class Totals:
-    """What all endpoints of this process have counted since it started, those that are gone included."""
+    """Sums over all endpoints of this process since it started, closed ones included."""
 
     throttled: int = 0
     hedged: int = 0
@@ -52,21 +52,18 @@ TOTALS: Final = Totals()
 
 
 class Endpoint:
-    """One server. Used on the event loop.
-
-    It has more than 12 attributes: what is learned, and what is counted for `cachectl status`.
-    """
+    """One server. Used on the event loop."""
 
     def __init__(
         self, name: str, most: int, *, hedge_share: float = 0.0, largest: int = 0, is_remote: bool = True
     ) -> None:
-        """name: how a person calls it. most: requests at once. hedge_share: second requests, as a share of all.
-        largest: bytes of a request for several blocks, at most; 0: there are none. is_remote: it tells what it has
-        answered (see `answered`), and has a link that its requests share."""
+        """name: of the server, for people. most: most concurrent requests. hedge_share: most hedged requests, as a
+        share of all. largest: most bytes of a request for several blocks; 0: one block per request. is_remote:
+        responses are reported by `answered`, and requests share a network link."""
         self.name = name
-        self.throttled = 0  # requests refused as there were too many
-        self.hedged = 0  # second requests sent
-        self.hedges_won = 0  # of them, those that answered first
+        self.throttled = 0  # requests refused as too many
+        self.hedged = 0  # hedged requests sent
+        self.hedges_won = 0  # hedged requests that were answered first
         self._concurrency = Concurrency(most)
         self._ahead = AheadBytes() if is_remote else None
         self._rates = RequestRates()
@@ -75,39 +72,40 @@ class Endpoint:
         self._largest = largest
         self._throughput: Throughput | None = None
         self._fitted = self._told = -math.inf  # monotonic seconds
-        self._refused = -math.inf  # monotonic seconds of the last refusal
-        self._last: RecentTimes | None = None  # of requests such as the last one that was answered
-        self._untold = 0  # refusals that the log does not tell yet
-        self._outage: Outage | None = None  # of the origin that has failed last
+        self._refused = -math.inf  # monotonic time of the last refusal
+        self._last: RecentTimes | None = None  # of requests similar to the last answered one
+        self._untold = 0  # refusals that are not logged yet
+        self._outage: Outage | None = None  # of the origin that failed last
 
     @property
     def width(self) -> int:
-        """Requests that may be under way at once now."""
+        """Number of requests that may be in flight now."""
         return self._concurrency.width
 
     @property
     def ahead_bytes(self) -> float:
-        """Bytes that reads ahead may have under way; one read may be larger where there is no other."""
+        """Bytes that readahead may have in flight; a single read may exceed them if it is alone."""
         return self._ahead.most if self._ahead is not None else math.inf
 
     def request_size(self, block: int) -> int:
-        """Bytes that a request for neighbouring blocks of *block* bytes should have."""
+        """Return how many bytes a request for neighbouring blocks of *block* bytes should have."""
         if not self._largest:
             return block
         now = time.monotonic()
         if now - self._fitted >= _FITTED_EVERY:
             self._fitted, self._throughput = now, fit(self._times.known())
         if self._throughput is None:
-            return 2 * block  # with two sizes the curve becomes known
+            return 2 * block  # a second size lets the curve be fitted
         return self._throughput.good_size(block, self._largest)
 
     @property
     def is_limited(self) -> bool:
-        """Must requests wait for their `turn`?"""
+        """Whether requests must wait for their `turn`."""
         return self._rates.is_limited
 
     async def turn(self, prefix: str) -> float:
-        """Wait until a request for a key with the *prefix* may be sent. Returns when that is, in monotonic seconds."""
+        """Wait until a request for a key with *prefix* may be sent. Return the time of its sending, in monotonic
+        seconds."""
         now = time.monotonic()
         if self.is_limited and (seconds := self._rates.when(prefix, now) - now) > 0:
             await asyncio.sleep(seconds)
@@ -115,16 +113,16 @@ class Endpoint:
         return now
 
     def sent(self, size: int) -> RecentTimes:
-        """A first request for *size* bytes is sent. Returns the times of comparable ones."""
+        """Count a first request for *size* bytes. Return the times of similar requests."""
         self._budget.sent()
         return self._times.of(size)
 
     def late_after(self, size: int) -> float:
-        """Seconds after which a request for *size* bytes is late; inf while that is not known."""
+        """Return the seconds after which a request for *size* bytes is late; inf while unknown."""
         return self._times.of(size).late_after
 
     def answered(self, prefix: str, size: int, began: float) -> None:
-        """A request was answered as it should be, that was sent when it was *began*, in monotonic seconds."""
+        """Record a good response to a request that was sent at *began*, in monotonic seconds."""
         now = time.monotonic()
         self._last = times = self._times.of(size)
         if times.add(size, now - began, now):
@@ -137,7 +135,7 @@ class Endpoint:
             self._rates.accepted(prefix, now)
 
     def refused(self, prefix: str, reason: str) -> None:
-        """A request was refused, as there are too many."""
+        """Record a request that the server refused as one too many."""
         now = time.monotonic()
         self._refused = now
         self.throttled += 1
@@ -154,7 +152,7 @@ class Endpoint:
             self._told, self._untold = now, 0
 
     def failed(self, prefix: str, failure: Failure, outage: Outage) -> None:
-        """An attempt has failed. It is told to the *outage* of its origin where that is no refusal."""
+        """Record a failed attempt. A transient failure that is no refusal counts for the *outage* of its origin."""
         if failure.throttled:
             self.refused(prefix, str(failure.error))
         elif failure.transient:
@@ -162,25 +160,25 @@ class Endpoint:
             outage.failed(str(failure.error))
 
     def may_hedge(self) -> bool:
-        """Whether a request may be sent a second time now; if so, it is counted."""
+        """Return whether a request may be hedged now. If so, count it."""
         if time.monotonic() - self._refused < _CALM or not self._budget.take():
             return False
         self.hedges(1, 0)
         return True
 
     def won(self) -> None:
-        """A second request was the first to be answered."""
+        """Record that a hedged request was answered first."""
         self.hedges(0, 1)
 
     def hedges(self, sent: int, won: int) -> None:
-        """So many second requests were sent, here or by a fetch process, and were the first to be answered."""
+        """Count hedged requests of this process or a fetch process: *sent* were sent, *won* of them answered first."""
         self.hedged += sent
         self.hedges_won += won
         TOTALS.hedged += sent
         TOTALS.hedges_won += won
 
     def status(self) -> EndpointStatus:
-        """As `cachectl status` shows it."""
+        """Return the endpoint's state for `cachectl status`."""
         rate, curve, outage = self._rates.lowest, self._throughput, self._outage
         return EndpointStatus(
             name=self.name,
@@ -198,8 +196,8 @@ class Endpoint:
 
 
 def told_apart(found: Sequence[tuple[EndpointStatus, OriginOptions]]) -> list[EndpointStatus]:
-    """What is known of endpoints, each with the options of its origins: in names that several have, the options that
-    differ are added."""
+    """Return the statuses of endpoints, each paired with options of its origins: names that several share get the
+    differing options added."""
     alike: dict[str, list[OriginOptions]] = defaultdict(list)
     for status, options in found:
         alike[status.name].append(options)

@@ -1,8 +1,8 @@
 """Origin `file:///directory`: a tree of files, such as a network file system.
 
-Symbolic links to files are followed where they stay beneath the directory, or anywhere if security.follow_symlinks says
-so. Links to directories, which may form loops, and special files are left out and reported. A file's version is checked
-on the open file before and after each read (see cachefs_daemon.origin.file_version).
+Symbolic links to files are followed if they stay beneath the directory, or always if security.follow_symlinks is set.
+Links to directories, which may form loops, and special files are left out and reported. A file's version is checked on
+the open file before and after each read (see cachefs_daemon.origin.file_version).
 """
 
 import asyncio
@@ -35,35 +35,36 @@ from cachefs_daemon.origin.outage import Outage
 from cachefs_daemon.origin.patience import Patience
 from cachefs_daemon.origin.retry import Failure, retrying
 
-# Entries per portion of a directory: one of a million files is to show progress, and not to fill the memory.
+# Entries per portion of a directory, so that the listing of a directory with a million files shows progress and stays
+# small in memory.
 _PORTION: Final = 5000
 _PARALLEL_SCANS: Final = 16
 _READ: Final = HERE.of("file")
 _LINK: Final = "is a symbolic link that leads out of the dataset, and security.follow_symlinks is not set"
-# What the path of a file that is gone, or is none any more, can fail with.
+# Errors of a path whose file is gone, or is no file any more.
 _GONE: Final = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO)
 
 
 class _Scan(NamedTuple):
-    """A directory that is being read."""
+    """A directory while it is listed."""
 
     # Key of the directory, with a slash at the end; empty for the root.
     prefix: bytes
-    # Its descriptor. It stays open as long as there are entries, which are examined through it.
+    # Descriptor of the directory, through which entries are examined. It stays open until the last entry.
     fd: int
-    # Entries still to come.
+    # Entries that are left.
     entries: "Iterator[os.DirEntry[str]]"
 
 
 class _Portion(NamedTuple):
-    """What a part of a directory contains."""
+    """A listed portion of a directory."""
 
     objects: list[ListedObject]
     # (key, reason) of entries that cannot be listed.
     problems: list[tuple[bytes, str]]
-    # Prefixes of the directories in it, which are still to be read.
+    # Prefixes of its subdirectories, which are still to be listed.
     directories: list[bytes]
-    # The entries that are left of the directory; None at its end.
+    # The rest of the directory; None at its end.
     rest: _Scan | None
 
 
@@ -87,7 +88,7 @@ class FileOrigin:
         root = os.path.normpath(path).replace(b"//", b"/")
         self._tree = FileTree(root, settings.file_roots, follow_symlinks=settings.follow_symlinks)
         self._versions = FileVersions(mtime_only=options.mtime_only)
-        # Threads of its own, so that a file server that hangs delays no reads of another one.
+        # Each origin has its own threads, so that a hanging file server delays no reads of another one.
         self._threads = IdleThreads(settings.max_connections, "file-origin")
         self._outage = Outage(self.url)
 
@@ -127,7 +128,7 @@ class FileOrigin:
         return await retrying(attempt, self._judge, subject, patience)
 
     async def close(self) -> None:
-        """Nothing is waited for: a thread may hang in a dead network file system."""
+        """Return at once: a thread may hang in a dead network file system."""
 
     def _judge(self, error: Exception) -> Failure:
         self.errors += 1
@@ -172,7 +173,7 @@ class FileOrigin:
         return found
 
     def _examine(self, entry: "os.DirEntry[str]", key: bytes, found: _Portion) -> None:
-        """Add what *entry* is to what was *found*."""
+        """Add *entry* to *found*."""
         try:
             is_link = entry.is_symlink()
             status = self._status_of_target(key) if is_link else entry.stat(follow_symlinks=False)
@@ -210,9 +211,9 @@ class FileOrigin:
     # --- reading, in threads ---
 
     def _read(self, wanted: ObjectRange) -> bytes:
-        """All bytes come from one open file, whose version is the same before and after.
+        """Read all bytes from one open file whose version is the same before and after.
 
-        Raises OriginUnavailable where another try may succeed, else another CachefsError.
+        Raises OriginUnavailable for a transient failure, else another CachefsError.
         """
         try:
             fd = self._tree.open(wanted.key, os.O_RDONLY | os.O_NONBLOCK)
@@ -254,7 +255,7 @@ def _outcome_of(error: BaseException) -> Outcome:
 
 
 def _why_no_directory(error: OSError) -> str | None:
-    """Why a directory is left out; None where that would hide files that are there."""
+    """Return why a directory is left out; None if leaving it out would hide existing files."""
     if isinstance(error, PermissionError):
         return "is a directory the daemon may not read"
     if isinstance(error, FileNotFoundError | NotADirectoryError) or error.errno == errno.EXDEV:
@@ -272,7 +273,7 @@ def _why_no_status(error: OSError) -> str:
 
 
 def _pread(fd: int, length: int, offset: int) -> bytes:
-    """*length* bytes from *offset* on; fewer only at the end of the file."""
+    """Read *length* bytes from *offset* on; fewer only at the end of the file."""
     data = os.pread(fd, length, offset)
     while len(data) < length and (more := os.pread(fd, length - len(data), offset + len(data))):
         data += more

@@ -1,7 +1,7 @@
-"""The files of one `file://` dataset: opened beneath its root, and nowhere else.
+"""Opens the files of one `file://` dataset beneath its root.
 
-The root is opened for each look at it. A descriptor that stays open would keep its file system from being unmounted,
-and show the old one after another was mounted. It costs 2 us.
+The root is opened for each access, which costs 2 us. A descriptor kept open would keep the file system from being
+unmounted, and show the old one after another was mounted.
 """
 
 import contextlib
@@ -14,11 +14,11 @@ from cachefs_daemon.origin.beneath import open_beneath
 
 
 class FileTree:
-    """Used in any thread."""
+    """The root of a dataset and its access rules. Used in any thread."""
 
     def __init__(self, root: bytes, allowed: Sequence[str], *, follow_symlinks: bool) -> None:
-        """allowed: directories of which one must have the root in it, and what is opened through links; empty: any.
-        follow_symlinks: also those that lead out of the root."""
+        """allowed: directories, one of which must contain the root and every target of a link; empty: any.
+        follow_symlinks: also links that lead out of the root."""
         self.root = root
         self._allowed = [os.fsencode(os.path.normpath(path)) for path in allowed]
         self._follow = follow_symlinks
@@ -27,10 +27,10 @@ class FileTree:
         return os.path.join(self.root, key) if key else self.root
 
     def open(self, key: bytes, flags: int) -> int:
-        """A descriptor of the object *key*; empty for the root.
+        """Return a descriptor of the object *key*; "" for the root.
 
-        Raises OSError, with EXDEV where a link leads where it must not, and OriginAccessDenied where the root itself
-        is not in an allowed directory.
+        Raises OSError, with EXDEV if a link leads to a forbidden place, and OriginAccessDenied if the root itself is in
+        no allowed directory.
         """
         with self._opened_root() as root:
             if not self._follow:
@@ -42,8 +42,8 @@ class FileTree:
         return fd
 
     def is_there(self) -> bool:
-        """Whether the root is a directory with anything in it. A dataset is never empty. So an empty root is the mount
-        point of a file system that is not mounted."""
+        """Return whether the root is a directory with any entry. As a dataset is never empty, an empty root is the
+        mount point of a file system that is not mounted."""
         try:
             with os.scandir(self.root) as entries:
                 return next(entries, None) is not None

@@ -1,12 +1,12 @@
-"""What tells two versions of a file apart: size, mtime, ctime and inode.
+"""Versions of files: size, mtime, ctime and inode.
 
-Size and mtime are not enough. `cp -p`, `rsync -t` and tar set an mtime of their choice, and a file could then be put
-together from blocks of two versions. The ctime cannot be set, and a file that is renamed into the place of another one
-has another inode. What remains is a file that is written in place within the tick of the file system's clock (at most
-10 ms) in which it was listed.
+Size and mtime alone do not suffice: `cp -p`, `rsync -t` and tar set any mtime, so that a file could be put together
+from blocks of two versions. The ctime cannot be set, and a file that is renamed over another one has another inode. The
+remaining gap is a file that is written in place within the clock tick of the file system (at most 10 ms) in which it
+was listed.
 
-A version is a text, `size-mtime-ctime-inode`, which is kept in snapshots and is a part of a block's name in the cache.
-It may end early: then what it lacks is not compared. Snapshots of earlier releases have `size-mtime`.
+A version is a text, `size-mtime-ctime-inode`, which is kept in snapshots and is part of a block's name in the cache. A
+version may end early: missing parts are not compared. Snapshots of earlier releases have `size-mtime`.
 """
 
 import os
@@ -14,7 +14,7 @@ from typing import Final
 
 from cachefs.mount_table import file_system_kinds
 
-# Their inode numbers may be made up by the client, and differ after the next mount or even the next look.
+# Clients of these file systems may make up inode numbers, which differ after the next mount or even the next access.
 _MADE_UP: Final = ("fuse", "cifs", "smb", "9p", "overlay")
 
 
@@ -22,9 +22,9 @@ class FileVersions:
     """Makes the versions of one listing."""
 
     def __init__(self, *, mtime_only: bool) -> None:
-        """mtime_only: as in cachefs.messages.OriginOptions."""
+        """mtime_only: see cachefs.messages.OriginOptions."""
         self._mtime_only = mtime_only
-        self._steady: dict[int, bool] = {}  # by device: whether its inode numbers last
+        self._steady: dict[int, bool] = {}  # by device: whether its inode numbers are stable
 
     def version(self, status: os.stat_result) -> bytes:
         if self._mtime_only:
@@ -40,7 +40,7 @@ class FileVersions:
 
 
 def is_version(status: os.stat_result, version: bytes) -> bool:
-    """Whether an open file is the *version* that was listed, as far as that says."""
+    """Return whether an open file is the listed *version*, as far as the version tells."""
     whole = _whole(status)
     return whole == version or whole.startswith(version + b"-")
 

@@ -1,7 +1,7 @@
 """Origin `gs://bucket/prefix`: Google Cloud Storage, by its JSON API.
 
-The version of an object is its generation, a number that each upload makes anew. Objects are read as they are stored:
-one with `Content-Encoding: gzip` would else be unpacked by the server, and have another length than the listing says.
+The version of an object is its generation, a number that each upload renews. Objects are read as they are stored: the
+server would otherwise unpack objects with `Content-Encoding: gzip`, and their length would differ from the listing.
 """
 
 import base64
@@ -32,7 +32,7 @@ _FIELDS: Final = "nextPageToken,items(name,size,generation,updated)"
 
 
 class _Item(msgspec.Struct, frozen=True):
-    """An object in an answer."""
+    """An object in a listing."""
 
     name: str
     # Numbers in quotes.
@@ -43,15 +43,15 @@ class _Item(msgspec.Struct, frozen=True):
 
 
 class _Page(msgspec.Struct, frozen=True):
-    """One answer to a listing."""
+    """One page of a listing."""
 
     items: list[_Item] = []
-    # Asks for the next page; empty: this is the last one.
+    # Token for the next page; "" on the last one.
     nextPageToken: str = ""  # Google's name
 
 
 class GoogleStore:
-    """See cachefs_daemon.origin.web.Store."""
+    """Google Cloud Storage (see cachefs_daemon.origin.web.Store)."""
 
     def __init__(self, url: str, options: OriginOptions) -> None:
         """Raises ConfigError."""
@@ -120,7 +120,7 @@ class GoogleStore:
         return said.encode() == wanted.version if said else None
 
     def checksum(self, wanted: ObjectRange, answer: Answer) -> Checksum | None:
-        """Objects that were composed of others have no MD5. For CRC-32C there is no library in a plain installation."""
+        """Return the MD5. Composed objects have none, and a plain installation has no library for CRC-32C."""
         for value in ",".join(answer.headers.getall("x-goog-hash", [])).split(","):
             kind, _, said = value.strip().partition("=")
             if kind == "md5":
@@ -148,7 +148,7 @@ class GoogleStore:
 
 
 def md5_of(text: str) -> Checksum | None:
-    """What a header says in base64; None where that is none."""
+    """Parse a header with an MD5 in base64; None if it is invalid."""
     try:
         expected = base64.b64decode(text, validate=True)
     except binascii.Error:
@@ -164,12 +164,12 @@ def _endpoint(options: OriginOptions) -> str:
     """Raises ConfigError."""
     named = options.endpoint_url or os.environ.get("STORAGE_EMULATOR_HOST") or _GOOGLE
     if "://" not in named:
-        named = f"http://{named}"  # as Google's own libraries take it
+        named = f"http://{named}"  # Google's libraries accept this form too
     return checked_endpoint(named, _GOOGLE)
 
 
 def _find_token() -> Token:
-    """A token for what Google calls the application's default credentials. Raises CachefsError."""
+    """Return a token for Google's application default credentials. Raises CachefsError."""
     try:
         import google.auth
         from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, TransportError
@@ -194,5 +194,5 @@ def _find_token() -> Token:
             raise OriginUnavailable("the server that gives tokens for gs:// is overloaded or down") from None
         raise OriginAccessDenied(f"the daemon's Google credentials are refused ({type(error).__name__})") from None
     expiry = credentials.expiry
-    # It is in UTC, and does not say so.
+    # The time is in UTC, but has no time zone set.
     return Token(credentials.token, expiry.replace(tzinfo=UTC).timestamp() if expiry else math.inf)

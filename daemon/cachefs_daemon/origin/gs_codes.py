@@ -1,5 +1,5 @@
 """The error codes of Google Cloud Storage: the reasons of its JSON API, and codes of its XML API that emulators and
-proxies send too."""
+proxies also send."""
 
 from typing import Final
 
@@ -49,7 +49,7 @@ _CODES: Final[Meanings] = {
     "requestedRangeNotSatisfiable": SHORTER,
     "InvalidRange": SHORTER,
     "NoSuchBucket": _NO_BUCKET,
-    # Who pays.
+    # Requester pays.
     "userProjectMissing": _PAYER,
     "UserProjectMissing": _PAYER,
     "AuthenticationRequiredRequesterPays": _REFUSED,
@@ -68,7 +68,7 @@ _CODES: Final[Meanings] = {
     "AccessDenied": _REFUSED,
     401: _REFUSED,
     403: _REFUSED,
-    # Google says with 400 and the reason "required" too that a project is missing that pays.
+    # Google also answers 400 with the reason "required" if the paying project is missing.
     400: Meaning(
         OriginAccessDenied,
         "{where}: Google does not take the request",
@@ -90,7 +90,7 @@ _CODES: Final[Meanings] = {
     "resourceIsEncryptedWithCustomerEncryptionKey": _CUSTOMER_KEY,
     "ResourceIsEncryptedWithCustomerEncryptionKey": _CUSTOMER_KEY,
     "customerEncryptionKeyIsIncorrect": _CUSTOMER_KEY,
-    # Too much, or not now. Google says some of these with status 403.
+    # Overload. Google sends some of these with status 403.
     "rateLimitExceeded": THROTTLED,
     "userRateLimitExceeded": THROTTLED,
     "usageLimits.rateLimitExceeded": THROTTLED,

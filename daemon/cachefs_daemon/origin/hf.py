@@ -1,9 +1,9 @@
 """Origin `hf://datasets/owner/name[@revision][/directory]`: a dataset on the Hugging Face hub. A slash in the name of a
 revision is written %2F; `refs/convert/parquet` and `refs/pr/3` may be written as they are.
 
-A listing finds the commit that the revision (`main` unless it is named) means, and all files are read at that commit,
-which never changes. The hub says of each file either the SHA-256 of its content (LFS) or the SHA-1 that git gives it.
-These identify the content, so what a later commit has not changed stays cached, and whole files are checked with them.
+A listing resolves the revision (`main` by default) to a commit, and all files are read at that commit, which never
+changes. The hub gives the SHA-256 of each file's content (LFS) or its git SHA-1. These identify the content, so that
+files that a later commit leaves unchanged stay cached, and whole files are checked with them.
 """
 
 import functools
@@ -29,7 +29,7 @@ from cachefs_daemon.origin.web_client import Answer, BrokenAnswer, Headers, Requ
 
 _HUB: Final = "https://huggingface.co"
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
-# A revision in the form that the hub's own library writes, with slashes, is one of the hub's references.
+# A revision with slashes, as the hub's own library writes it, is one of the hub's references.
 _REPOSITORY: Final = re.compile(
     r"([^/@]*)(?:(@)(refs/(?:convert/\w+|pr/[0-9]+)(?=/|$)|[^/]*))?(?:/(.*))?", re.DOTALL | re.ASCII
 )
@@ -41,27 +41,27 @@ _NEXT: Final = re.compile(r'<([^<>]+)>;\s*rel="?next"?')
 
 
 class _Lfs(msgspec.Struct, frozen=True):
-    """What the hub says of a large file."""
+    """The hub's data of a large file."""
 
-    # SHA-256 of its content.
+    # SHA-256 of the content.
     oid: str
     size: int
 
 
 class _Item(msgspec.Struct, frozen=True):
-    """A file or directory in an answer."""
+    """A file or directory in a listing."""
 
     type: str
     # Relative to the repository.
     path: str
-    # SHA-1 of what git has of it.
+    # The git SHA-1.
     oid: str = ""
     size: int = 0
     lfs: _Lfs | None = None
 
 
 class _Revision(msgspec.Struct, frozen=True):
-    """What a revision means."""
+    """A resolved revision."""
 
     # The commit.
     sha: str
@@ -69,7 +69,7 @@ class _Revision(msgspec.Struct, frozen=True):
 
 
 class HubStore:
-    """See cachefs_daemon.origin.web.Store."""
+    """The Hugging Face hub (see cachefs_daemon.origin.web.Store)."""
 
     def __init__(self, url: str, options: OriginOptions) -> None:
         """Raises ConfigError."""
@@ -145,7 +145,7 @@ class HubStore:
 
     def _listed(self, item: _Item, commit: str, mtime_ns: int, report: Report) -> ListedObject | None:
         if f"{item.path}/" == self._prefix:
-            return None  # the directory that the dataset is
+            return None  # the dataset's own directory
         key = item.path[len(self._prefix) :].encode()
         if item.type == "directory":
             return ListedObject(key + b"/", 0, mtime_ns, b"")
@@ -164,7 +164,7 @@ def _decoded(body: bytes, kind: type[Result]) -> Result:
 
 
 def _find_token() -> Token:
-    """The token that huggingface_hub would use. Raises OriginAccessDenied."""
+    """Return the token that huggingface_hub would use. Raises OriginAccessDenied."""
     if text := os.environ.get("HF_TOKEN", "").strip():
         return Token(text)
     home = os.environ.get("HF_HOME") or os.path.join(

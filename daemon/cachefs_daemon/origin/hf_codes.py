@@ -1,11 +1,11 @@
-"""The error codes of the Hugging Face hub, which are in the header X-Error-Code."""
+"""The error codes of the Hugging Face hub, from the header X-Error-Code."""
 
 from typing import Final
 
 from cachefs.errors import NotFound, OriginAccessDenied
 from cachefs_daemon.origin.refusals import GONE, THROTTLED, ErrorTable, Meaning, Meanings
 
-# The hub does not say whether a private repository exists.
+# The hub does not tell whether a private repository exists.
 _REFUSED: Final = Meaning(
     OriginAccessDenied,
     "{url} is not at {endpoint}, or is private and the daemon's token has no access to it",

@@ -1,7 +1,7 @@
-"""One HTTP/1.1 connection that asks for one thing at a time.
+"""One HTTP/1.1 connection with one request at a time.
 
-An answer is received into one buffer: first its head, then its body, which is handed out where it lies. Whatever was
-not expected, and whoever stops waiting, aborts the connection, so no answer is ever taken for that to another request.
+A response is received into one buffer, first its head, then its body, which is handed out in place. Anything
+unexpected, and a cancelled wait, aborts the connection, so that a response is never taken for that to another request.
 """
 
 import asyncio
@@ -22,58 +22,55 @@ IDLE_SECONDS: Final = 12.0
 _INTERIM: Final = range(100, 200)
 _SWITCHING: Final = 101
 SUCCESS: Final = range(200, 300)
-# Only bytes of objects are read in this way, and only from S3.
+# This client only reads objects from S3.
 LEDGER: Final = HERE.of("s3")
-# Where a byte goes that comes while nobody waits. It is never looked at.
+# Receives a byte that arrives outside of a request, and is never read.
 _UNASKED: Final = memoryview(bytearray(1))
 
 
 def _nothing() -> None:
-    """Nobody holds anything."""
+    """Return None, as a dead weak reference does."""
 
 
 class ClosedUnanswered(Exception):
-    """The connection was closed before the first byte of the answer."""
+    """The connection was closed before the first byte of the response."""
 
 
 class CutOff(Exception):
-    """The connection was closed within the answer, or more bytes came than belong to it."""
+    """The connection was closed within the response, or surplus bytes arrived."""
 
 
 class Silent(Exception):
-    """Nothing has come for too long."""
+    """The server was silent for too long."""
 
 
 class Answer(NamedTuple):
-    """The answer to a request."""
+    """A response."""
 
     head: Head
-    # None where it was not received: it has no length, or comes in chunks, or has more bytes than there was room for.
+    # None if the body was not received: it has no length, comes in chunks, or exceeds the buffer.
     body: memoryview | None
-    # Its connection, where that had answered other requests before; None where it was new.
+    # The connection, if it had served other requests before; None for a new one.
     used: "HttpConnection | None" = None
 
 
 class Asked:
-    """A request, and which connection it is on."""
+    """A request, and the connection that it is on."""
 
     __slots__ = ("connection", "handed", "sent", "waiter")
 
-    # Where it is a method, it is called with the head and what there is of the body, whenever more has come.
+    # A subclass may define it as a method: it is called with the head and the body so far, whenever more bytes arrive.
     receive: "Callable[[Head, memoryview], None] | None" = None
 
     def __init__(self) -> None:
-        self.connection: HttpConnection | None = None  # None before it was sent
-        self.waiter: asyncio.Future[Answer] | None = None  # who waits there
-        self.handed = 0  # bytes of the body that it has handed on
+        self.connection: HttpConnection | None = None  # None before the request is sent
+        self.waiter: asyncio.Future[Answer] | None = None  # receives the response
+        self.handed = 0  # bytes of the body that were passed on
         self.sent = math.inf  # loop time
 
 
 class HttpConnection(asyncio.BufferedProtocol):
-    """One connection. Belongs to its event loop.
-
-    It has more than 12 attributes: half of them are of the connection, and half of the answer that is received.
-    """
+    """One connection. Belongs to its event loop."""
 
     def __init__(
         self,
@@ -81,8 +78,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         gone: Callable[["HttpConnection"], None],
         proven: Callable[[asyncio.BaseTransport], None],
     ) -> None:
-        """read_timeout: seconds that may pass without a byte while somebody waits. gone: called when it is closed.
-        proven: called with its transport when it has received its first answer."""
+        """read_timeout: most seconds without a byte during a request. gone: called when the connection is closed.
+        proven: called with the transport after the first response."""
         self.open = False
         self._read_timeout = read_timeout
         self._gone = gone
@@ -91,31 +88,31 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._last = 0.0  # loop time of the last byte sent or received
-        self._waiter: asyncio.Future[Answer] | None = None  # None while nobody waits for an answer
-        self._memory: npt.NDArray[np.uint8] | None = None  # of the last answer
-        self._handed: Callable[[], object] = _nothing  # its body, as long as anybody holds that
-        self._view = _UNASKED  # where the answer goes
-        self._filled = 0  # bytes of the answer received so far
+        self._waiter: asyncio.Future[Answer] | None = None  # None while no request waits for a response
+        self._memory: npt.NDArray[np.uint8] | None = None  # memory of the last response
+        self._handed: Callable[[], object] = _nothing  # returns the last body while it is in use
+        self._view = _UNASKED  # buffer for the response
+        self._filled = 0  # bytes of the response received so far
         self._head: Head | None = None
-        self._begin = 0  # where in the buffer the head, or the body once the head is there, begins
+        self._begin = 0  # where the head begins in the buffer, or the body once the head is parsed
         self._end = 0  # where the body ends
         self._receive: Callable[[Head, memoryview], None] | None = None  # see Asked
-        self._asked: Asked | None = None  # what is received for
-        self._is_counted = True  # the end of the last request
+        self._asked: Asked | None = None  # the current request
+        self._is_counted = True  # whether the end of the last request is counted
 
     @property
     def was_used(self) -> bool:
-        """Has it answered a request?"""
+        """Whether the connection has served a request."""
         return self._proven is None
 
     def send(self, request: bytes, room: int, asked: Asked | None = None) -> "asyncio.Future[Answer]":
-        """Send the *request*. Whoever does not wait for the answer to the end must call `abort`.
+        """Send *request*. A caller that does not wait for the response to the end must call `abort`.
 
-        room: bytes of a body for which there is room, at least. asked: is told of it. The answer is one of
-        ClosedUnanswered, CutOff, Silent, Malformed where there is none.
+        room: least bytes to reserve for a body. asked: receives the connection and the waiter. The future raises
+        ClosedUnanswered, CutOff, Silent or Malformed if there is no response.
         """
         waiter = self._waiter = self._loop.create_future()
-        # One byte more than may come, so that surplus is seen.
+        # One byte more than allowed, so that surplus is noticed.
         self._view = self._room(MOST_BYTES + room + 1)
         self._filled = self._begin = 0
         self._head = None
@@ -135,7 +132,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         return waiter
 
     def outdo(self, asked: Asked, answer: Answer) -> bool:
-        """Give who waits for what was *asked* an *answer* that has come in another way. False where nobody does."""
+        """Answer the request *asked* with a response from elsewhere. Return False if it does not wait any more."""
         waiter = self._waiter
         if waiter is None or waiter is not asked.waiter or waiter.done():
             return False
@@ -145,7 +142,7 @@ class HttpConnection(asyncio.BufferedProtocol):
         return True
 
     def _count(self, outcome: Outcome) -> None:
-        """The request has ended."""
+        """Count the end of the request, once."""
         if self._is_counted:
             return
         self._is_counted = True
@@ -153,8 +150,8 @@ class HttpConnection(asyncio.BufferedProtocol):
         LEDGER.end(outcome, received, self._asked.handed if self._asked is not None else 0)
 
     def abort(self) -> None:
-        """Close it at once."""
-        self._count(Outcome.CANCELLED)  # where it has ended it is counted already
+        """Close the connection at once."""
+        self._count(Outcome.CANCELLED)  # a request that has ended is counted already
         self.open = False
         self._receive = None
         if self._timer is not None:
@@ -176,7 +173,7 @@ class HttpConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         waiter = self._waiter
         if waiter is None or waiter.done():
-            self.abort()  # nobody has asked for it
+            self.abort()  # unrequested bytes
             return
         self._filled += nbytes
         self._last = self._loop.time()
@@ -201,13 +198,11 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._gone(self)
 
     def _room(self, size: int) -> memoryview:
-        """Memory for an answer: that of the last one, once nobody holds it any more.
-
-        The kernel would have to clear new memory page by page, which takes half of the time of a GET of 4 MiB.
-        """
+        """Return memory for a response: that of the last one, once it is unused. The kernel would have to clear new
+        memory page by page, which takes half of the time of a GET of 4 MiB."""
         memory = self._memory
         if memory is None or not size <= len(memory) <= 2 * size or self._handed() is not None:
-            import numpy as np  # takes 0.04 s, and a listing process never gets this far
+            import numpy as np  # takes 0.04 s, and a listing process never gets here
 
             memory = self._memory = np.empty(size, np.uint8)
         return memory.data[:size]
@@ -226,7 +221,7 @@ class HttpConnection(asyncio.BufferedProtocol):
                 self._head = head
                 self._end = self._begin + (head.length or 0)
                 if self._end >= len(self._view):
-                    self._end = 0  # there is no room for it
+                    self._end = 0  # the buffer is too small
 
     def _finish(self, head: Head, waiter: "asyncio.Future[Answer]") -> None:
         if head.length is None or not self._end:
@@ -241,15 +236,15 @@ class HttpConnection(asyncio.BufferedProtocol):
         self._waiter = None
         self._count(Outcome.ANSWERED if head.status in SUCCESS else Outcome.REFUSED)
         assert self._memory is not None
-        # What is made of it holds this array, and so says whether the memory is in use. Counts of references differ
-        # between versions of Python.
+        # Everything made from this array holds it, so that the weak reference tells whether the memory is in use.
+        # Reference counts differ between versions of Python.
         body = self._memory[self._begin : self._end]
         self._handed = weakref.ref(body)
         waiter.set_result(Answer(head, body.data, self if self.was_used else None))
-        # Whoever has the answer has the memory from now on.
+        # The memory belongs to the holder of the response from now on.
         self._view, self._filled = _UNASKED, 0
         if self._receive is not None:
-            self._receive = self._memory = None  # it is larger than others, and not to stay with the connection
+            self._receive = self._memory = None  # larger than others: the connection does not keep it
         if self._proven is not None and self._transport is not None:
             self._proven(self._transport)
             self._proven = None
@@ -275,11 +270,11 @@ class HttpConnection(asyncio.BufferedProtocol):
         self.abort()
 
     def _look(self) -> None:
-        """One timer for all requests of the connection, which looks how long nothing has come."""
+        """Check how long the connection has been silent. One timer serves all requests of the connection."""
         patience = IDLE_SECONDS if self._waiter is None else self._read_timeout
         now = self._loop.time()
         if now < self._last + patience:
-            # A request may begin at any time, and is not to wait for the end of an idle time.
+            # A request may begin at any time, and must not wait for the end of an idle period.
             when = min(self._last + patience, now + min(self._read_timeout, IDLE_SECONDS))
             self._timer = self._loop.call_at(when, self._look)
         elif self._waiter is None:

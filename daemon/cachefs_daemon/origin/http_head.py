@@ -1,42 +1,43 @@
-"""The head of an HTTP/1.1 answer: its status line and headers, parsed strictly.
+"""Strict parser of the head of an HTTP/1.1 response: its status line and headers.
 
-What two programs may read differently is refused, since between us and a server there may be others: folded lines, bare
-CR or LF, blanks before a colon, two values where there may be one. Whoever asked repeats the request in another way.
+Input that two programs may read differently is refused, since there may be proxies between us and a server: folded
+lines, bare CR or LF, blanks before a colon, two values of a single header. The caller then repeats the request in
+another way.
 """
 
 import functools
 from typing import Final, NamedTuple
 
-# Bytes that the heads of one answer may have, those of interim answers included, and header lines of one head.
+# Most bytes of the heads of one response, interim responses included, and most header lines of one head.
 MOST_BYTES: Final = 8 << 10
 MOST_LINES: Final = 100
 END: Final = b"\r\n\r\n"
 
 _VERSION: Final = b"HTTP/1.1 "
 _NAME: Final = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-# Of these there may be one only, or several that say the same.
+# Headers with a single value, which may be repeated unchanged.
 _SINGLE: Final = frozenset(
     (b"content-length", b"content-range", b"etag", b"transfer-encoding", b"connection", b"content-encoding")
 )
-# More digits are no length of anything.
+# More digits are no valid length.
 _LONGEST_NUMBER: Final = 18
-# No body follows these, whatever length their heads give.
+# Responses without a body, whatever their heads say.
 _BODILESS: Final = frozenset((204, 304))
 # Control characters besides the tab.
 _CONTROLS: Final = bytes({*range(32), 127} - {9})
 
 
 class Malformed(Exception):
-    """The head is not what HTTP/1.1 allows."""
+    """The head violates HTTP/1.1."""
 
 
 class Head(NamedTuple):
-    """The head of an answer."""
+    """The head of a response."""
 
     status: int
     # By name in lower case; several values are joined with commas.
     headers: dict[bytes, bytes]
-    # Bytes of the body; None where the server does not say so, sends it in chunks, or sends none.
+    # Length of the body; None if it is unknown, chunked, or absent.
     length: int | None
 
     @property
@@ -47,7 +48,7 @@ class Head(NamedTuple):
 
 
 def parse_head(text: bytes) -> Head:
-    """text: the head without the empty line at its end. Raises Malformed."""
+    """Parse a head, given without the empty line at its end. Raises Malformed."""
     lines = text.split(b"\r\n")
     count = len(lines) - 1
     if count > MOST_LINES:
@@ -60,13 +61,13 @@ def parse_head(text: bytes) -> Head:
 
 
 def parse_lines(lines: list[bytes]) -> dict[bytes, bytes]:
-    """Header lines without their ends, by name in lower case. Raises Malformed."""
+    """Parse header lines without their ends, and return them by name in lower case. Raises Malformed."""
     headers = dict(map(_parse_line, lines))
     return headers if len(headers) == len(lines) else _joined(lines)
 
 
 def _joined(lines: list[bytes]) -> dict[bytes, bytes]:
-    """The headers where some come more than once."""
+    """Parse headers of which some are repeated."""
     headers: dict[bytes, bytes] = {}
     for line in lines:
         name, value = _parse_line(line)
@@ -79,7 +80,7 @@ def _joined(lines: list[bytes]) -> dict[bytes, bytes]:
     return headers
 
 
-# Most lines are the same in all answers of a server. Remembering them halves the time.
+# Most lines are the same in all responses of a server: the cache halves the time.
 @functools.lru_cache(16)
 def _parse_start(line: bytes) -> int:
     if not line.startswith(_VERSION) or not line[9:12].isdigit() or line[12:13] not in (b" ", b""):
@@ -90,7 +91,7 @@ def _parse_start(line: bytes) -> int:
 @functools.lru_cache(256)
 def _parse_line(line: bytes) -> tuple[bytes, bytes]:
     name, colon, value = line.partition(b":")
-    # An empty remainder means that all are characters of names; a folded line begins with a blank, which is none.
+    # An empty remainder proves that all characters are valid in names; a folded line begins with a blank, which is not.
     if not colon or not name or name.translate(None, _NAME) or len(line.translate(None, _CONTROLS)) != len(line):
         raise Malformed(f"one of its lines is {line[:40]!r}")
     return name.lower(), value.strip(b" \t")

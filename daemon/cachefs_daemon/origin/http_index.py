@@ -1,8 +1,8 @@
-"""Origin `http(s)://host/path/`: files on a web server, of which an index says what there is.
+"""Origin `http(s)://host/path/`: files on a web server, listed by an index.
 
 The index is `index.jsonl` or `index.jsonl.gz` below the URL, or the file that the URL names. Each of its lines is a
-JSON object with `path` and `size`, and `sha256` or `etag` or both; `mtime` (unix time in seconds) may be there. A file
-that is larger than a block is read in parts, and no checksum of the whole proves a part, so it needs an ETag.
+JSON object with `path` and `size`, and `sha256` or `etag` or both; `mtime` (unix time in seconds) is optional. A file
+larger than a block is read in parts, which a checksum of the whole cannot prove, so it needs an ETag.
 """
 
 import codecs
@@ -27,10 +27,10 @@ from cachefs_daemon.origin.web_client import Answer, Request, is_plain, quoted, 
 _INDEX: Final = "index.jsonl"
 _INDEXES: Final = (".jsonl", ".jsonl.gz")
 _GZIP: Final = b"\x1f\x8b"
-# Bytes of a line, at most.
+# Most bytes of a line.
 _LONGEST_LINE: Final = 64 << 10
 _CHUNK: Final = 1 << 20
-# A time that is further from 1970 is taken for this one, in 2255, as its nanoseconds have no room in 64 bits.
+# Times further from 1970 are clipped to this one, in 2255, as their nanoseconds exceed 64 bits.
 _MOST_SECONDS: Final = 9e9
 _BATCH: Final = 5000
 _SHA256: Final = re.compile(r"[0-9a-fA-F]{64}")
@@ -52,7 +52,7 @@ _ERRORS: Final = ErrorTable(
 
 
 class IndexLine(msgspec.Struct, frozen=True):
-    """A file on the server."""
+    """A line of the index: a file on the server."""
 
     # Relative to the directory of the index, not percent-encoded.
     path: str
@@ -64,7 +64,7 @@ class IndexLine(msgspec.Struct, frozen=True):
 
 
 class IndexedStore:
-    """See cachefs_daemon.origin.web.Store."""
+    """A web server with an index (see cachefs_daemon.origin.web.Store)."""
 
     def __init__(self, url: str, settings: OriginSettings) -> None:
         """Raises ConfigError."""
@@ -120,7 +120,7 @@ class IndexedStore:
     def is_version(self, wanted: ObjectRange, answer: Answer) -> bool | None:
         etag, said = _etag(wanted.version), answer.headers.get("ETag", "")
         if not etag:
-            return True  # its checksum says it
+            return True  # its checksum proves the version
         return said == f'"{etag}"' if said else None
 
     def checksum(self, wanted: ObjectRange, answer: Answer) -> Checksum | None:
@@ -133,7 +133,7 @@ class IndexedStore:
         return False
 
     async def _fetch_index(self, ask: Ask, index: BinaryIO) -> str:
-        """The URL of the index, which is written to *index*."""
+        """Write the index to *index*, and return its URL."""
         for where in self._indexes:
             try:
                 await ask(functools.partial(_request, where), index)
@@ -145,7 +145,7 @@ class IndexedStore:
         raise AssertionError("there is at least one")
 
     def _unreadable(self, line: IndexLine) -> str | None:
-        """Why a file could not be read; None where it can."""
+        """Return why a file could not be read; None if it can."""
         if line.size < 0:
             return "has a negative size"
         if line.sha256 and not _SHA256.fullmatch(line.sha256):
@@ -181,7 +181,7 @@ def _listed(line: IndexLine) -> ListedObject:
 
 
 def _bare(etag: str) -> str:
-    """Without its quotation marks."""
+    """Strip the quotation marks of an ETag."""
     return etag.removeprefix('"').removesuffix('"')
 
 
@@ -192,7 +192,7 @@ def _etag(version: bytes) -> str:
 
 
 def _lines(index: BinaryIO, where: str, most: int) -> Iterator[bytes]:
-    """The lines of an index, unpacked, which has so many bytes at most. Raises ConfigError."""
+    """Yield the lines of an index with at most *most* unpacked bytes. Raises ConfigError."""
     rest, size = b"", 0
     for chunk in _unpacked(index, where):
         if not size:
@@ -208,7 +208,7 @@ def _lines(index: BinaryIO, where: str, most: int) -> Iterator[bytes]:
 
 
 def _unpacked(index: BinaryIO, where: str) -> Iterator[bytes]:
-    """The content in portions of bounded size, however well it is packed."""
+    """Yield the unpacked content in portions of bounded size, whatever the compression ratio."""
     chunk = index.read(_CHUNK)
     if not chunk.startswith(_GZIP):
         while chunk:
@@ -220,7 +220,7 @@ def _unpacked(index: BinaryIO, where: str) -> Iterator[bytes]:
         while chunk:
             yield unpacker.decompress(chunk, _CHUNK)
             chunk, is_whole = unpacker.unconsumed_tail, unpacker.eof
-            if is_whole:  # there may be several parts, one after another
+            if is_whole:  # gzip files may have several members
                 chunk, unpacker = unpacker.unused_data, zlib.decompressobj(wbits=31)
             chunk = chunk or index.read(_CHUNK)
     except zlib.error as error:

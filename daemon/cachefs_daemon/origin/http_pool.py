@@ -1,4 +1,4 @@
-"""Connections to one HTTP server: how many, which of them are free, and how a new one is made."""
+"""The pool of connections to one HTTP server."""
 
 import asyncio
 import contextlib
@@ -16,20 +16,20 @@ from cachefs_daemon.origin.base import OriginSettings
 from cachefs_daemon.origin.http_connection import LEDGER, SUCCESS, Answer, Asked, ClosedUnanswered, HttpConnection
 from cachefs_daemon.origin.http_tls import Tls, noticed
 
-# Seconds that the addresses of a name are remembered, so that many new connections ask the name server once.
+# Seconds for which resolved addresses are cached, so that many new connections resolve the name once.
 _ADDRESSES_KEPT: Final = 10.0
-# One spare connection for so many of the usual ones: for requests that are sent a second time.
+# One spare connection for this many regular ones: for hedged requests.
 _SPARE: Final = 16
-# Seconds after which the next address is tried too, while one has not answered.
+# Seconds after which the next address is tried in parallel.
 _NEXT_ADDRESS: Final = 0.25
-# What this machine lacks; it says nothing of the server.
+# Errors that mean a lack of resources on this machine, and tell nothing of the server.
 _SHORT_HERE: Final = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS, errno.EADDRNOTAVAIL))
 _Addresses = list[tuple[Any, ...]]  # as socket.getaddrinfo returns them
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where a server is."""
+    """The address of a server."""
 
     host: str
     port: int
@@ -38,13 +38,13 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Without a path."""
+        """URL of the server, without a path."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http{'s' if self.tls else ''}://{host}:{self.port}"
 
 
 def drop(answer: Answer) -> None:
-    """Nobody takes its body."""
+    """Count the unused body of a response."""
     if answer.head.status in SUCCESS and answer.body is not None:
         LEDGER.drop(len(answer.body))
 
@@ -54,35 +54,35 @@ async def _answer_to(waiter: "asyncio.Future[Answer]") -> Answer:
         return await waiter
     except asyncio.CancelledError:
         if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-            drop(waiter.result())  # it came at the same moment
+            drop(waiter.result())  # the response arrived at the same moment
         raise
 
 
 class HttpPool:
-    """Connections to one server, used on one event loop."""
+    """Connections to one server. Used on one event loop."""
 
     def __init__(self, server: Server, settings: OriginSettings, tls: Tls) -> None:
         self._server = server
         self._settings = settings
         self._tls = tls
-        self._free: list[HttpConnection] = []  # the last one used is the last one
+        self._free: list[HttpConnection] = []  # the last one was used last
         self._all: set[HttpConnection] = set()
-        self._coming = 0  # connections that are being made
-        self._waiting: deque[asyncio.Future[None]] = deque()  # who waits for a connection that others use
+        self._coming = 0  # connections being opened
+        self._waiting: deque[asyncio.Future[None]] = deque()  # requests that wait for a connection
         self._addresses: asyncio.Future[_Addresses] | None = None
         self._addresses_until = 0.0  # loop time
 
     @property
     def has_spare(self) -> bool:
-        """Is there a connection for a request that is sent a second time?"""
+        """Whether a hedged request can get a connection."""
         return bool(self._free) or len(self._all) + self._coming < self._most(spare=True)
 
     async def ask(self, request: bytes, room: int, asked: Asked | None = None, *, spare: bool = False) -> Answer:
-        """Send the *request* and return its answer, for whose body there is room for *room* bytes at least.
+        """Send *request* and return its response. room: least bytes to reserve for the body.
 
-        asked: is told on which connection it is. spare: it is sent a second time, and may have one connection more.
-        Raises what HttpConnection.send gives, what aiobotocore raises where there is no connection, and OSError where
-        this machine cannot make one.
+        asked: receives the connection. spare: the request is a hedge, and may use a spare connection. Raises the errors
+        of HttpConnection.send, those of aiobotocore if no connection can be made, and OSError for a lack of resources
+        here.
         """
         connection = self._free.pop() if self._free else await self._obtain(spare=spare)
         while True:
@@ -92,7 +92,7 @@ class HttpPool:
             except ClosedUnanswered:
                 if not connection.was_used:
                     raise
-                # The server closed it just now, and has not seen the request.
+                # The server closed the idle connection just now, before it saw the request.
             except BaseException:
                 connection.abort()
                 raise
@@ -113,7 +113,7 @@ class HttpPool:
         return most + 1 + most // _SPARE if spare else most
 
     async def _obtain(self, *, new: bool = False, spare: bool = False) -> HttpConnection:
-        """A connection, once there is one for this request. new: one that was just made."""
+        """Return a connection as soon as one is available. new: a newly opened one."""
         while new or not self._free:
             if len(self._all) + self._coming < self._most(spare=spare):
                 return await self._connect()
@@ -130,7 +130,7 @@ class HttpPool:
         return self._free.pop()
 
     def _wake(self) -> None:
-        """There may be a connection for somebody who waits."""
+        """Let a waiting request try again to get a connection."""
         while self._waiting:
             waiter = self._waiting.popleft()
             if not waiter.done():

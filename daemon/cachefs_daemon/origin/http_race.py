@@ -1,6 +1,6 @@
-"""A request that is late is sent a second time, on another connection (hedging): the first good answer counts.
+"""Hedging: a late request is sent a second time, on another connection, and the first good response counts.
 
-The connection of the other one is aborted. An error is no answer as long as the other request is under way.
+The connection of the other request is aborted. An error does not count while the other request is in flight.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ from cachefs_daemon.origin.endpoint import Endpoint
 from cachefs_daemon.origin.http_connection import Answer, Asked
 from cachefs_daemon.origin.http_pool import HttpPool, drop
 
-# Seconds between two looks for requests that are late, at least, and where a late one could not be sent again.
+# Least seconds between two checks for late requests; and seconds to the next check after a hedge was not possible.
 _LEAST: Final = 0.002
 _AGAIN: Final = 0.05
 
 
 class _Race(Asked):
-    """A request that is under way, and may be sent again."""
+    """A request in flight that may be hedged."""
 
     __slots__ = ("is_decided_by_rival", "late_after", "pool", "request", "rival", "room")
 
@@ -29,8 +29,8 @@ class _Race(Asked):
         self.request = request
         self.room = room
         self.late_after = late_after  # seconds
-        self.rival: asyncio.Task[Answer] | None = None  # the second request
-        self.is_decided_by_rival = False  # the first one has failed
+        self.rival: asyncio.Task[Answer] | None = None  # the hedge
+        self.is_decided_by_rival = False  # the first request has failed
 
 
 class Races:
@@ -43,14 +43,14 @@ class Races:
         self._timer: asyncio.TimerHandle | None = None
 
     async def ask(self, pool: HttpPool, request: bytes, room: int) -> Answer:
-        """As HttpPool.ask. The *request* may arrive at the server twice."""
+        """Send a request as HttpPool.ask does. *request* may reach the server twice."""
         race = _Race(pool, request, room, self._endpoint.sent(room).late_after)
         self._under_way.add(race)
         if self._timer is None and race.late_after < math.inf:
             self._timer = self._loop.call_later(race.late_after, self._look)
         try:
             answer = await pool.ask(request, room, race)
-        except Exception:  # the other request may still bring it; raised again where there is none
+        except Exception:  # the hedge may still succeed; raised again if there is none
             other = await self._other(race)
             if other is None:
                 raise
@@ -65,7 +65,7 @@ class Races:
                 race.rival.cancel()
 
     async def _other(self, race: _Race) -> Answer | None:
-        """A good answer to the second request, where there is one."""
+        """Wait for the hedge, and return its response if it is a good one."""
         if race.rival is None:
             return None
         race.is_decided_by_rival = True
@@ -76,7 +76,7 @@ class Races:
         return answer
 
     def _look(self) -> None:
-        """Send again what is late."""
+        """Hedge late requests."""
         self._timer = None
         now = self._loop.time()
         left = [(race.sent + race.late_after - now, race) for race in self._under_way if race.rival is None]
@@ -95,7 +95,7 @@ class Races:
         race.rival.add_done_callback(functools.partial(self._answered, race))
 
     def _answered(self, race: _Race, rival: "asyncio.Task[Answer]") -> None:
-        """The second request has ended."""
+        """Handle the end of a hedge."""
         answer = _answer_of(rival)
         if answer is None:
             return
@@ -106,7 +106,7 @@ class Races:
 
 
 def _answer_of(rival: "asyncio.Task[Answer]") -> Answer | None:
-    """The answer, if it is a good one."""
+    """Return the response of a hedge if it is a good one."""
     if rival.cancelled() or rival.exception() is not None:
         return None
     answer = rival.result()

@@ -1,4 +1,4 @@
-"""TLS to servers: whom we believe, and the last session with each server, which saves most of a handshake."""
+"""TLS to servers: the trusted authorities, and the last session with each server, which saves most of a handshake."""
 
 import asyncio
 import os
@@ -7,22 +7,22 @@ from typing import Any
 
 
 def noticed(done: "asyncio.Future[Any]") -> None:
-    """A failure is looked at, though all who waited for it may have gone."""
+    """Retrieve a failure, so that asyncio does not complain when all waiters have gone."""
     if not done.cancelled():
         done.exception()
 
 
 class Tls:
-    """Contexts and sessions for all servers of one client. Used on the event loop."""
+    """The TLS context and sessions of one client, for all servers. Used on the event loop."""
 
     def __init__(self, verify: bool | str) -> None:
         """verify: a file or directory with certificates of authorities; True: those that botocore trusts."""
         self._verify = verify
         self._context: asyncio.Future[ssl.SSLContext] | None = None
-        self._sessions: dict[str, ssl.SSLSession] = {}  # by the server's name
+        self._sessions: dict[str, ssl.SSLSession] = {}  # by name of the server
 
     async def context(self) -> ssl.SSLContext:
-        """Raises ssl.SSLError where the certificates cannot be read."""
+        """Return the context, loaded in a thread. Raises ssl.SSLError if the certificates cannot be read."""
         if self._context is None or (self._context.done() and self._context.exception()):
             # Reading the certificates takes 10 to 20 ms.
             self._context = asyncio.ensure_future(asyncio.to_thread(self._load))
@@ -30,7 +30,7 @@ class Tls:
         return await asyncio.shield(self._context)
 
     def remember(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the session of a connection that has had an answer. TLS 1.3 has none before."""
+        """Keep the session of a connection after its first response. TLS 1.3 has none before."""
         connection = transport.get_extra_info("ssl_object")
         if connection is not None and connection.session is not None:
             self._sessions[connection.server_hostname] = connection.session
@@ -40,7 +40,7 @@ class Tls:
 
         context: ssl.SSLContext = create_urllib3_context()
         context.check_hostname = True
-        # Sessions of TLS 1.2 are resumed by tickets with most servers.
+        # Most servers resume sessions of TLS 1.2 by tickets.
         context.options &= ~ssl.OP_NO_TICKET
         where = get_cert_path(self._verify)
         try:
@@ -53,7 +53,7 @@ class Tls:
         sessions = self._sessions
 
         class Resuming(ssl.SSLObject):
-            """Begins with the last session. asyncio has no way to hand one over."""
+            """Resumes the last session. asyncio has no parameter for one."""
 
             begun = False
 

@@ -1,4 +1,4 @@
-"""Threads that end when there is nothing to do.
+"""Threads that end when they are idle.
 
 A ThreadPoolExecutor keeps every thread that it ever started, and waits for them when the process ends. Many datasets
 that were read once would keep 64 threads each, and a thread that hangs in a dead file server would hold up the end of
@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-# Seconds after which a thread without work ends.
+# Seconds after which an idle thread ends.
 IDLE_SECONDS: Final = 10.0
 
 Result = TypeVar("Result")
@@ -21,7 +21,7 @@ _Work = tuple[asyncio.AbstractEventLoop, "asyncio.Future[Any]", Callable[[], Any
 
 
 class IdleThreads:
-    """At most *most* threads, which are started when they are needed. Used on an event loop."""
+    """At most *most* threads, started on demand. Used on an event loop."""
 
     def __init__(self, most: int, name: str, idle_seconds: float = IDLE_SECONDS) -> None:
         self._most = most
@@ -29,11 +29,11 @@ class IdleThreads:
         self._idle_seconds = idle_seconds
         self._work: queue.SimpleQueue[_Work] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._threads = 0  # that run
-        self._free = 0  # of them, those that have no work, less the work that is queued for them
+        self._threads = 0  # running threads
+        self._free = 0  # idle threads, less the queued work
 
     def run(self, work: Callable[[], Result]) -> "asyncio.Future[Result]":
-        """Run *work* in a thread. What is cancelled before its turn is not begun."""
+        """Run *work* in a thread. Work that is cancelled before its turn does not begin."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Result] = loop.create_future()
         with self._lock:
@@ -50,7 +50,7 @@ class IdleThreads:
     def _start(self, future: "asyncio.Future[Any]") -> None:
         try:
             threading.Thread(target=self._serve, name=self._name, daemon=True).start()
-        except RuntimeError as error:  # the machine or a control group allows no more
+        except RuntimeError as error:  # the machine or a control group allows no more threads
             with self._lock:
                 self._threads -= 1
                 self._free -= 1
@@ -69,7 +69,7 @@ class IdleThreads:
                     self._free -= 1
                     return
             _carry_out(*work)
-            del work  # not kept alive while there is nothing to do
+            del work  # not kept alive while the thread is idle
             with self._lock:
                 self._free += 1
 
@@ -79,7 +79,7 @@ def _carry_out(loop: asyncio.AbstractEventLoop, future: "asyncio.Future[Any]", w
         return
     try:
         _tell(loop, future, work(), None)
-    except BaseException as error:  # raised where the work is waited for
+    except BaseException as error:  # raised to the waiter
         _tell(loop, future, None, error)
 
 
@@ -94,6 +94,6 @@ def _tell(
         else:
             future.set_result(result)
 
-    # A loop that has ended raises RuntimeError; then nobody waits any more.
+    # A closed loop raises RuntimeError; then there are no waiters.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(tell)

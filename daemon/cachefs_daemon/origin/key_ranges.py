@@ -1,9 +1,9 @@
-"""Where to cut the space of keys, so that the parts of a listing can be asked for at the same time.
+"""Chooses cuts in the space of keys, so that the parts of a listing can be requested in parallel.
 
-An object store lists keys in order from any text on, whether there is such a key or not. So any cut is right: it only
-decides how long the parts are. Nobody knows how keys are spread before they are listed. What is known are the last
-keys seen: the characters in them, and how far a page of them gets. The name of the next key differs from the last one
-in some character, and the cuts are made where other characters could stand there.
+An object store lists keys in order after any text, whether that key exists or not. So every cut is valid, and only
+decides how long the parts are. How keys are spread is unknown before they are listed. Known are the last keys seen:
+their characters, and how far one page of them reaches. The next key differs from the last one in some character, and
+cuts are made where other characters could stand there.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,14 +11,14 @@ from typing import Final
 
 import msgspec
 
-# Where one digit stands, the others may, too.
+# If one digit occurs, the others may occur too.
 _DIGITS: Final = frozenset("0123456789")
 
 
 class KeyRange(msgspec.Struct, frozen=True):
-    """Keys that are still to be listed."""
+    """A range of keys that is still to be listed."""
 
-    # Those after this one,
+    # Keys after this one,
     after: bytes
     # up to and including this one; None: to the end.
     until: bytes | None
@@ -28,14 +28,15 @@ EVERYTHING: Final = KeyRange(b"", None)
 
 
 class Seam(msgspec.Struct):
-    """Where keys were cut. Both parts see the same key behind it, if the server lists keys in order and nobody changes
-    them meanwhile."""
+    """A cut between two parts of a listing. Both parts see the same key after it, if the server lists keys in order and
+    no client changes them meanwhile."""
 
-    # The last key of the part before it may be this one.
+    # The largest key that may belong to the part before the cut.
     cut: bytes
-    # The last key of the part before it, once that has been listed.
+    # The last key of the part before the cut, once that part is listed.
     last: bytes | None = None
-    # What each of the parts has seen behind it; None: no key. Both are known once *last* and *is_begun* are set.
+    # The first key after the cut that each part has seen; None: no key. Both are known once *last* and *is_begun* are
+    # set.
     seen_before: bytes | None = None
     seen_after: bytes | None = None
     is_begun: bool = False
@@ -46,12 +47,12 @@ class Seam(msgspec.Struct):
 
 
 class ListingPlace:
-    """How far a listing is. What has come so far, and what is left now, are all keys."""
+    """The progress of a listing. The keys listed so far and those left are all keys."""
 
     def __init__(self, left: Sequence[KeyRange] = (EVERYTHING,), seams: Sequence[Seam] = ()) -> None:
-        """left, seams: those of a listing that somebody goes on with."""
-        self.first = list(left)  # where the listing begins
-        self.first_seams = list(seams)  # and of which of its cuts it is not known yet whether keys were lost there
+        """left, seams: those of the listing to resume."""
+        self.first = list(left)  # ranges at the beginning of the listing
+        self.first_seams = list(seams)  # cuts of the resumed listing that are not verified yet
         self._left: Callable[[], list[KeyRange]] | None = None
         self._seams: Mapping[bytes, Seam] = {}
 
@@ -62,23 +63,24 @@ class ListingPlace:
 
     @property
     def left(self) -> list[KeyRange] | None:
-        """What is still to be listed; None where nobody could go on from here."""
+        """Ranges that are still to be listed; None if the listing cannot be resumed here."""
         left = self._left() if self._left is not None else None
         return None if left is None or not all(_is_text(one.after) for one in left) else left
 
     @property
     def seams(self) -> list[Seam]:
-        """Cuts at which it is not known yet whether keys were lost."""
+        """Cuts that are not verified yet: keys may have been lost there."""
         return list(self._seams.values())
 
     def follow(self, left: Callable[[], list[KeyRange]] | None, seams: Mapping[bytes, Seam]) -> None:
-        """left: tells what is left, from now on; None where nobody could go on. seams: those that are left, by cut."""
+        """Set the sources of `left` and `seams`. left: returns the ranges that are left; None if the listing cannot be
+        resumed. seams: by cut."""
         self._left = left
         self._seams = seams
 
 
 class Characters:
-    """The characters that keys are made of."""
+    """The characters that occur in keys."""
 
     def __init__(self) -> None:
         self._seen: frozenset[str] = frozenset()
@@ -92,12 +94,12 @@ class Characters:
             self._sorted = sorted(self._seen)
 
     def after(self, character: str) -> list[str]:
-        """Those after this one, in order; of an empty text, all."""
+        """Return the characters after this one, in order; all for ""."""
         return [one for one in self._sorted if one > character]
 
 
 def common_length(one: str, other: str) -> int:
-    """Of how many characters both begin alike."""
+    """Return the length of the common prefix."""
     length = 0
     for mine, theirs in zip(one, other, strict=False):
         if mine != theirs:
@@ -107,10 +109,10 @@ def common_length(one: str, other: str) -> int:
 
 
 def cuts(last: str, until: str | None, page_width: int, characters: Characters, most: int) -> list[str]:
-    """At most so many texts between *last*, the last key seen, and *until*, in order.
+    """Return at most *most* cuts between *last*, the last key seen, and *until*, in order.
 
-    page_width: of how many characters the first and the last key of a page begin alike. Cuts in what comes behind these
-    would lie on the next page.
+    page_width: length of the common prefix of the first and the last key of a page. Cuts in later characters would lie
+    on the next page.
     """
     start = common_length(last, until) if until is not None else 0
     levels = []
@@ -120,7 +122,7 @@ def cuts(last: str, until: str | None, page_width: int, characters: Characters, 
     levels = [level for level in levels if level]
     if not levels:
         return []
-    # Keys that differ early are most, but a whole level may be empty: each deeper one gets a cut.
+    # Most keys differ early, but a whole level may be empty: each deeper level gets one cut.
     deeper = [level[0] for level in levels[1:]][: most // 2]
     return sorted({*_evenly(levels[0], most - len(deeper)), *deeper})
 

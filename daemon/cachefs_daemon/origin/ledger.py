@@ -1,7 +1,8 @@
-"""Requests to origins, counted where they are sent: each begins once and ends once, so that the counts add up.
+"""Counters of requests to origins, kept where requests are sent: each request begins once and ends once, so that the
+counts add up.
 
-A process counts what it sends itself, in `HERE`. The daemon gives a child that sends requests (a fetch process, a
-listing) memory for its counts. So they are right even where the child is killed, and they stay when datasets are
+A process counts its own requests in `HERE`. The daemon gives a child that sends requests (a fetch process, a listing)
+memory for its counts. The counts are therefore right even if the child is killed, and they remain when datasets are
 removed and children end.
 """
 
@@ -13,30 +14,29 @@ from contextvars import ContextVar
 from enum import IntEnum
 from typing import Final
 
-# Kinds of origins, and what requests are for: the bytes of objects, or what objects there are.
+# Kinds of origins; and the purposes of requests: to read objects, or to list them.
 KINDS: Final = ("file", "s3", "gs", "az", "http", "hf")
 PURPOSES: Final = ("read", "list")
 
 
 class Outcome(IntEnum):
-    """How a request has ended; the numbers are those of the cells of a ledger."""
+    """The end of a request; the numbers index the cells of a ledger."""
 
-    # The answer came, whole, with a status that means success.
+    # A whole response arrived, with a status of success.
     ANSWERED = 1
-    # An answer with another status.
+    # A response with another status.
     REFUSED = 2
-    # The answer was cut off, was no HTTP, did not go on, or was given up since it was not what was asked for.
+    # The response was cut off, malformed or stalled, or was given up as wrong.
     BROKEN = 3
-    # The connection was closed before the first byte of an answer. The server may never have seen the request.
+    # The connection was closed before the first byte of a response. The server may not have seen the request.
     UNANSWERED = 4
-    # Nobody waited for it any more.
+    # The caller stopped waiting.
     CANCELLED = 5
-    # There was no connection, so it was never sent.
+    # No connection could be made, so the request was never sent.
     UNREACHABLE = 6
 
 
 FAILED: Final = (Outcome.REFUSED, Outcome.BROKEN, Outcome.UNANSWERED, Outcome.UNREACHABLE)
-# The other cells.
 _BEGUN: Final = 0
 _RECEIVED: Final = 7
 _DROPPED: Final = 8
@@ -48,22 +48,22 @@ _OF_KIND: Final = {kind: number for number, kind in enumerate(KINDS)}
 
 
 class Ledger:
-    """Counts of the requests to origins of one kind, for one purpose. Used on one event loop."""
+    """Counters of requests to origins of one kind, for one purpose. Used on one event loop."""
 
     __slots__ = ("_book", "_first")
 
     def __init__(self, book: "Book", first: int) -> None:
-        """first: of its cells."""
+        """first: index of its first cell."""
         self._book = book
         self._first = first
 
     def begin(self) -> None:
-        """A request is sent, or would be if there were a connection. `end` must follow."""
+        """Count a request that is sent, or would be if there were a connection. `end` must follow."""
         self._book.cells[self._first] += 1
 
     def end(self, outcome: Outcome, received: int, kept: int = 0) -> None:
-        """received: bytes of the answer's body that have come; kept: those of them that are of use although the request
-        has failed."""
+        """Count the end of a request. received: bytes of the body that arrived; kept: those of them that are used
+        although the request failed."""
         cells, first = self._book.cells, self._first
         cells[first + outcome] += 1
         cells[first + _RECEIVED] += received
@@ -71,33 +71,33 @@ class Ledger:
             cells[first + _DROPPED] += received - kept
 
     def unreachable(self) -> None:
-        """A request was not sent, as there was no connection."""
+        """Count a request that was not sent for lack of a connection."""
         self.begin()
         self.end(Outcome.UNREACHABLE, 0)
 
     def wrong(self, received: int) -> None:
-        """An answer that was whole was not what was asked for; nobody gets its bytes."""
+        """Count a whole response with wrong content; its bytes are dropped."""
         self._book.cells[self._first + _WRONG] += 1
         self.drop(received)
 
     def thrown_away(self, error: BaseException, received: int) -> None:
-        """An answer that was whole is of no use: it is wrong, or nobody waits any more."""
+        """Count a whole response that is not used: it is wrong, or the caller stopped waiting."""
         if isinstance(error, Exception):
             self.wrong(received)
         else:
             self.drop(received)
 
     def detour(self) -> None:
-        """A read takes a slower way than it usually does."""
+        """Count a read that takes a slower path than usual."""
         self._book.cells[self._first + _DETOURS] += 1
 
     def drop(self, received: int) -> None:
-        """Bytes that have come are of no use."""
+        """Count received bytes that are not used."""
         self._book.cells[self._first + _DROPPED] += received
 
     @contextmanager
     def request(self, judge: Callable[[BaseException], Outcome]) -> "Iterator[Exchange]":
-        """One request. judge: what the exception says that ends it."""
+        """Count one request. judge: returns the outcome for the exception that ends it."""
         exchange = Exchange(self)
         try:
             yield exchange
@@ -110,47 +110,47 @@ class Ledger:
     # --- the counts -----------------------------------------------------------------------------------------------
 
     def count(self, outcome: Outcome) -> int:
-        """Requests that have ended so."""
+        """Return the number of requests with this outcome."""
         return self._book.cells[self._first + outcome]
 
     @property
     def failed(self) -> int:
-        """Requests that have failed, and those whose answers were wrong."""
+        """Number of requests that failed, wrong responses included."""
         return sum(map(self.count, FAILED)) + self.wrong_answers
 
     @property
     def requests(self) -> int:
-        """Requests that were made so far."""
+        """Number of requests begun so far."""
         return self._book.cells[self._first + _BEGUN]
 
     @property
     def in_flight(self) -> int:
-        """Requests that have not ended."""
+        """Number of requests that have not ended."""
         return self.requests - sum(map(self.count, Outcome))
 
     @property
     def received(self) -> int:
-        """Bytes of bodies that have come, of requests that have ended."""
+        """Bytes of bodies received by requests that have ended."""
         return self._book.cells[self._first + _RECEIVED]
 
     @property
     def dropped(self) -> int:
-        """Of these bytes, those that nobody got."""
+        """Received bytes that were not used."""
         return self._book.cells[self._first + _DROPPED]
 
     @property
     def detours(self) -> int:
-        """Reads that took a slower way."""
+        """Number of reads that took a slower path."""
         return self._book.cells[self._first + _DETOURS]
 
     @property
     def wrong_answers(self) -> int:
-        """Answers that were whole, and not what was asked for."""
+        """Number of whole responses with wrong content."""
         return self._book.cells[self._first + _WRONG]
 
 
 class Exchange:
-    """A request and its answer."""
+    """A request and its response."""
 
     __slots__ = ("_began", "_ledger", "_received")
 
@@ -160,20 +160,20 @@ class Exchange:
         self._received = 0
 
     def begin(self) -> None:
-        """It is sent. Where it was sent before, this is for another connection or server: the first was not answered as
-        it should be."""
+        """Count the sending of the request. If it was sent before, the repetition is for another connection or server,
+        and the first counts as unanswered."""
         if self._began:
             self._ledger.end(Outcome.UNANSWERED, 0)
         self._began = True
         self._ledger.begin()
 
     def got(self, size: int) -> None:
-        """So many bytes of the answer's body have come."""
+        """Count *size* received bytes of the body."""
         self._received += size
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """What this task sends meanwhile belongs to it (see `sending`)."""
+        """Attribute the requests that this task sends meanwhile to this exchange (see `sending`)."""
         token = _CURRENT.set(self)
         try:
             yield
@@ -195,15 +195,15 @@ class Book:
         self.cells: memoryview = memoryview(bytearray(_BYTES)).cast("q")
 
     def of(self, kind: str, purpose: str = "read") -> Ledger:
-        """kind, purpose: of KINDS, PURPOSES."""
+        """Return one ledger. kind, purpose: of KINDS, PURPOSES."""
         return Ledger(self, (_OF_KIND[kind] * len(PURPOSES) + PURPOSES.index(purpose)) * _CELLS)
 
     def purpose(self, purpose: str) -> list[Ledger]:
-        """The ledgers of all kinds for one purpose."""
+        """Return the ledgers of all kinds for one purpose."""
         return [self.of(kind, purpose) for kind in KINDS]
 
     def use(self, descriptor: int) -> None:
-        """Count in the memory behind the *descriptor*, which is another process's too. Raises OSError."""
+        """Count in the memory behind *descriptor*, which another process shares. Raises OSError."""
         self.cells = memoryview(mmap.mmap(descriptor, _BYTES)).cast("q")
 
     def add(self, other: "Book") -> None:
@@ -212,7 +212,7 @@ class Book:
 
 
 class ChildBook(Book):
-    """The ledgers of a child, as its parent sees them."""
+    """The ledgers of a child, seen by its parent."""
 
     def __init__(self) -> None:
         """Raises OSError."""
@@ -223,10 +223,10 @@ class ChildBook(Book):
         _children.append(self)
 
     def close(self, used: int | None = None) -> None:
-        """The child has ended, and its counts are the parent's now. What it had under way is cancelled. May be called
-        again.
+        """Add the counts of a child that has ended to the parent's. Its requests in flight count as cancelled. May be
+        called again.
 
-        used: bytes of objects that it has passed on; None: all that were of use to it.
+        used: bytes of objects that the child passed on; None: all that were of use to it.
         """
         if self not in _children:
             return
@@ -249,7 +249,7 @@ _CURRENT: ContextVar[Exchange | None] = ContextVar("exchange", default=None)
 
 
 def total() -> Book:
-    """The sums over this process and its children, those that have ended included."""
+    """Return the sums over this process and its children, ended ones included."""
     found = Book()
     for book in (HERE, *_children):
         found.add(book)
@@ -257,7 +257,7 @@ def total() -> Book:
 
 
 def sending(**_: object) -> None:
-    """A request is being sent, in the task that has begun an exchange: for the events of botocore."""
+    """Count a request of the task's current exchange. Handler of botocore's events."""
     exchange = _CURRENT.get()
     if exchange is not None:
         exchange.begin()

@@ -1,6 +1,5 @@
-"""How a whole object can be asked for by a process that knows nothing but this: no configuration and no credentials of
-its own, and nothing of retries. See cachefs_daemon.fetch_process.
-"""
+"""Prepared GETs: all that a fetch process needs to download one object, without configuration, credentials or retries
+of its own. See cachefs_daemon.fetch_process."""
 
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -11,51 +10,51 @@ from cachefs_daemon.origin.s3_route import Route
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Credentials as they are at one moment."""
+    """Credentials at one moment."""
 
     access_key: str
     secret_key: str = field(repr=False)
-    # Of temporary ones.
+    # Session token of temporary credentials.
     token: str | None = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How objects of one bucket are asked for at this moment."""
+    """How to send GETs to one bucket at this moment."""
 
     route: Route
-    # None for requests that are not signed.
+    # None for unsigned requests.
     keys: Keys | None
-    # Whether objects are to come with their checksums.
+    # Whether to request checksums with objects.
     checksums: bool
-    # As in `Tls`.
+    # See `Tls`.
     verify: bool | str
     settings: OriginSettings
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """One whole object."""
+    """A prepared GET of one whole object."""
 
     way: Way
-    # Its key in the bucket.
+    # Key in the bucket.
     key: str
-    # Its version.
+    # Version of the object.
     etag: str
 
 
 @runtime_checkable
 class OrderingOrigin(Protocol):
-    """An origin whose objects another process can ask for."""
+    """An origin whose objects another process can download."""
 
     def order(self, wanted: ObjectRange) -> Order | None:
-        """How the *wanted* object, a whole one, is asked for now; None where `Origin.read` is to read it. No I/O."""
+        """Return the prepared GET of the *wanted* whole object; None if `Origin.read` is to read it. Does no I/O."""
 
     def brought(self, wanted: ObjectRange, seconds: float) -> None:
-        """It was answered as it should be, after so many *seconds*."""
+        """Record a good response to a prepared GET, after *seconds*."""
 
     def not_brought(self, reason: str, *, throttled: bool) -> None:
-        """A request has failed. throttled: as there were too many."""
+        """Record a failed request. throttled: the server refused it as one too many."""
 
     def hedged(self, sent: int, won: int) -> None:
-        """So many requests were *sent* a second time, and so many of these answered first."""
+        """Count hedged requests: *sent* were sent, *won* of them answered first."""

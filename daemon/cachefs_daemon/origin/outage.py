@@ -1,7 +1,7 @@
-"""Whether an origin answers, and what the log says where it does not: a line when that has lasted, one when it is over.
+"""Outage of an origin, with a log line after it has lasted a while, and one at its end.
 
-Reads wait meanwhile, and without a line a user would not know why. With a line for each read, or for each attempt, the
-log would be full of one outage.
+Reads wait during an outage, which users could not explain without a line. One line per read or attempt would fill the
+log.
 """
 
 import logging
@@ -10,24 +10,24 @@ from typing import Final
 
 log = logging.getLogger(__name__)
 
-# Seconds without any answer that are called an outage. One refusal between many answers is none.
+# Seconds without any response that count as an outage. One refusal between many responses is none.
 NOTICED_AFTER: Final = 1.0
 
 
 class Outage:
-    """Whether an origin answers. Used on the event loop."""
+    """The availability of one origin. Used on the event loop."""
 
     def __init__(self, name: str) -> None:
-        """name: how a person calls the origin."""
+        """name: of the origin, for people."""
         self._name = name
-        self._since: float | None = None  # monotonic seconds of the first failure since the last answer
+        self._since: float | None = None  # monotonic time of the first failure since the last response
         self._told = False
-        self._last = 0.0  # monotonic seconds of the last failure
+        self._last = 0.0  # monotonic time of the last failure
         self.reason = ""  # of the last failure
 
     @property
     def seconds(self) -> float:
-        """How long the origin has not answered; 0 where that is no outage (yet)."""
+        """Seconds since the origin last answered; 0 if that is no outage (yet)."""
         return time.monotonic() - self._since if self._told and self._since is not None else 0.0
 
     @property
@@ -36,7 +36,7 @@ class Outage:
         return time.monotonic() - self._last if self._told else 0.0
 
     def failed(self, reason: str) -> None:
-        """An attempt has failed for a reason that may pass."""
+        """Record a transient failure."""
         now = self._last = time.monotonic()
         self.reason = reason
         if self._since is None:
@@ -46,7 +46,7 @@ class Outage:
             log.warning("%s has not answered for %.0f s: %s", self._name, now - self._since, reason)
 
     def answered(self) -> None:
-        """The origin has answered, whatever it said."""
+        """Record any response of the origin."""
         if self._told and self._since is not None:
             log.warning("%s answers again, after %.0f s", self._name, time.monotonic() - self._since)
         self._since, self._told = None, False

@@ -1,4 +1,4 @@
-"""How long an answer of an origin is waited for: as long as the most patient of those who wait for it."""
+"""Deadline of a request to an origin: the latest deadline among those that wait for it."""
 
 import asyncio
 import math
@@ -9,44 +9,44 @@ from cachefs.errors import CachefsError
 
 
 class Patience:
-    """A deadline that may be put off while something is under way. Used on one event loop.
+    """A deadline that can be extended while the work is in progress. Used on one event loop.
 
-    As a context manager it ends what runs in it with TimeoutError at the deadline. It is not entered twice at a time.
+    As a context manager it ends the work with TimeoutError at the deadline. It is not reentrant.
     """
 
     def __init__(self, until: float, rest: Callable[[float], Awaitable[object]] = asyncio.sleep) -> None:
-        """until: loop time. rest: waits for so many seconds between two attempts."""
+        """until: loop time. rest: sleeps for some seconds between two attempts."""
         self.until = until
         self.rest = rest
-        self.trouble: CachefsError | None = None  # why the last attempt has failed that is tried again
-        self._watch: _Watch | None = None  # while it is enforced
-        self._task: asyncio.Task[object] | None = None  # what is ended at the deadline
-        self._cancelling = 0  # requests to cancel that task before it was entered
+        self.trouble: CachefsError | None = None  # the error of the last attempt, which is retried
+        self._watch: _Watch | None = None  # while the deadline is enforced
+        self._task: asyncio.Task[object] | None = None  # the task that is cancelled at the deadline
+        self._cancelling = 0  # the task's cancel requests before it was entered
         self._expired = False
 
     @classmethod
     def of(cls, seconds: float) -> "Patience":
-        """It ends *seconds* from now."""
+        """Return a deadline *seconds* from now."""
         return cls(asyncio.get_running_loop().time() + seconds)
 
     @property
     def left(self) -> float:
-        """Seconds until its end; negative after it."""
+        """Seconds until the deadline; negative after it."""
         return self.until - asyncio.get_running_loop().time()
 
     def extend(self, until: float) -> bool:
-        """Somebody waits until *until* (loop time). False where what was under way has just been given up."""
+        """Extend the deadline to *until* (loop time). Return False if the work has just been given up."""
         if self._watch is not None and (self._expired or self.left <= 0):
             return False
         self.until = max(self.until, until)
         return True
 
     def enforced(self) -> "Patience":
-        """Itself, as a context manager."""
+        """Return self, as a context manager."""
         return self
 
     def expire(self) -> None:
-        """Its end has come while it is enforced."""
+        """Cancel the work: the deadline has passed."""
         self._expired = True
         if self._task is not None:
             self._task.cancel()
@@ -66,14 +66,14 @@ class Patience:
         task, self._task = self._task, None
         if watch is not None:
             watch.remove(self)
-        # As asyncio.timeout does it: somebody else may have cancelled the task too.
+        # As asyncio.timeout does it: other code may have cancelled the task too.
         alone = self._expired and task is not None and task.uncancel() <= self._cancelling
         if alone and kind is asyncio.CancelledError:
             raise TimeoutError from error
 
 
 class _Watch:
-    """One timer for all deadlines of an event loop. One for each would take 4 us of every read of an origin."""
+    """One timer for all deadlines of an event loop. A timer for each would take 4 us of every read of an origin."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
@@ -87,7 +87,7 @@ class _Watch:
             self._set(one.until)
 
     def remove(self, one: Patience) -> None:
-        # The timer stays, since the next one will want it at about the same time.
+        # The timer stays, since the next deadline will be at about the same time.
         self._all.discard(one)
 
     def _set(self, when: float) -> None:
@@ -109,7 +109,7 @@ _last: _Watch | None = None
 
 
 def _watch(loop: asyncio.AbstractEventLoop) -> _Watch:
-    """That of the *loop*. There is one loop, besides in tests."""
+    """Return the watch of *loop*. There is one loop, except in tests."""
     global _last
     if _last is None or _last.loop is not loop:
         _last = _Watch(loop)

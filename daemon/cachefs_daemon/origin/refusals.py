@@ -1,8 +1,8 @@
-"""What a server's refusal of a request means: the error, whether another try may succeed, and the way out.
+"""The meaning of a server's refusal: the error, whether a retry may succeed, and the remedy.
 
-Each kind of store has one table of its documented error codes (`s3_codes.py`, `gs_codes.py`, `az_codes.py`,
-`hf_codes.py`). A code that is in no table is judged by its HTTP status, for which all stores share the tables here. The
-server's own words are always repeated, since a policy, a proxy or a newer server says what no table knows.
+Each kind of store has a table of its documented error codes (`s3_codes.py`, `gs_codes.py`, `az_codes.py`,
+`hf_codes.py`). A code that is in no table is judged by its HTTP status, with tables here that all stores share. The
+server's own words are always repeated, since a policy, a proxy or a newer server may say what no table knows.
 """
 
 from collections.abc import Mapping
@@ -15,40 +15,40 @@ import msgspec
 from cachefs.errors import CachefsError, NotFound, ObjectChanged, OriginAccessDenied, OriginUnavailable
 from cachefs_daemon.origin.retry import Failure, retry_after
 
-# Bytes of the body of a refusal that are read, and characters of the server's words and code that are repeated.
+# Bytes of a refusal's body that are read, and characters of the server's words and code that are repeated.
 MOST_BODY: Final = 8 << 10
 _MOST_WORDS: Final = 300
 _MOST_CODE: Final = 80
-# What Azure adds to its words, which differs in each answer.
+# Additions of Azure to its messages, which differ in each response.
 _NOISE: Final = ("RequestId:", "Request ID:")
 _UNAVAILABLE: Final = 503
 
 
 class Meaning(NamedTuple):
-    """What a code or a status means."""
+    """The meaning of an error code or status."""
 
     error: type[CachefsError]
-    # The cause, with {where} for what was asked for, and other names that the store gives.
+    # The cause, with {where} for the object or listing, and other names that the store provides.
     cause: str
-    # What to do; empty: wait, as it is tried again.
+    # What to do; empty: wait, as the request is retried.
     way_out: str = ""
-    # Whether another try may succeed.
+    # Whether a retry may succeed.
     is_transient: bool = False
-    # Whether the server refuses since there are too many requests.
+    # Whether the server refuses for too many requests.
     is_throttled: bool = False
     # Whether other credentials, such as renewed ones, may help at once.
     may_renew: bool = False
 
     def failure(self, words: Mapping[str, str], said: str = "", later: float = 0.0) -> Failure:
-        """The failure of one request. words: what the texts name. said: what the server has said. later: seconds after
-        which the server wants to be asked again."""
+        """Return the failure of one request. words: values of the names in the texts. said: the server's words. later:
+        seconds after which the server wants the next request."""
         quoted = f" ({said})" if said else ""
         way_out = f"; {self.way_out.format_map(words)}" if self.way_out else ""
         error = self.error(f"{self.cause.format_map(words)}{quoted}{way_out}")
         return Failure(error, self.is_transient, self.is_throttled, later if self.is_transient else 0.0)
 
 
-# What an error code (str) or an HTTP status (int) means.
+# Meanings by error code (str) or HTTP status (int).
 Meanings = Mapping[str | int, Meaning]
 _NONE: Final[Meanings] = {}
 
@@ -79,11 +79,11 @@ class ErrorTable(NamedTuple):
     """The error codes of one kind of store."""
 
     codes: Meanings
-    # What differs where a listing was asked for, and not an object.
+    # Rows that differ for listings.
     listing: Meanings = _NONE
 
     def meaning(self, refusal: "Refusal", *, is_listing: bool) -> Meaning:
-        """The row for a refusal: of its code, else of its status."""
+        """Return the row of the refusal's code, or else of its status."""
         own = (self.listing, self.codes) if is_listing else (self.codes,)
         shared = _LISTING_STATUSES if is_listing else _OBJECT_STATUSES
         rows = [table[refusal.code] for table in own if refusal.code in table]
@@ -91,7 +91,8 @@ class ErrorTable(NamedTuple):
         return rows[0] if rows else BUSY if refusal.status >= 500 else _UNKNOWN
 
     def judge(self, refusal: "Refusal", words: Mapping[str, str], *, is_listing: bool) -> Failure:
-        """What a refusal means. words: what causes and ways out name, {where} among them."""
+        """Return the failure that a refusal means. words: values of the names in causes and remedies, {where} among
+        them."""
         later = retry_after(refusal.retry_after)
         failure = self.meaning(refusal, is_listing=is_listing).failure(words, str(refusal), later or 0.0)
         is_throttled = failure.throttled or (refusal.status == _UNAVAILABLE and later is not None)
@@ -100,10 +101,10 @@ class ErrorTable(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An answer that refuses a request."""
+    """A response that refuses a request."""
 
     status: int
-    # The store's error code; empty where the answer has none.
+    # The store's error code; "" if the response has none.
     code: str = ""
     # The server's own words: one printable line.
     message: str = ""
@@ -112,11 +113,11 @@ class Refusal:
 
     @classmethod
     def of(cls, status: int, code: str, message: str, retry_after: str | None) -> "Refusal":
-        """A refusal in a server's own words, of which as much is kept as one line may have."""
+        """Make a refusal from a server's own words, cut to one line."""
         for noise in _NOISE:
             message = message.partition(noise)[0]
         code = _line(code, _MOST_CODE)
-        # botocore repeats the status where the answer has no code, and some servers repeat the code in words.
+        # botocore repeats the status if the response has no code, and some servers repeat the code as message.
         code, message = "" if code == str(status) else code, _line(message, _MOST_WORDS)
         return cls(status, code, "" if message in (code, str(status)) else message, retry_after)
 
@@ -126,7 +127,7 @@ class Refusal:
 
 
 class _GoogleReason(msgspec.Struct, frozen=True):
-    """Why Google refuses."""
+    """A reason in Google's error."""
 
     reason: str = ""
 
@@ -139,14 +140,14 @@ class _GoogleError(msgspec.Struct, frozen=True):
 
 
 class _JsonBody(msgspec.Struct, frozen=True):
-    """The body of a refusal: of the hub, if its error is a text."""
+    """The body of a refusal; of the hub, if its error is a text."""
 
     error: _GoogleError | str
 
 
 def words_in(body: bytes) -> tuple[str, str]:
-    """The error code and the server's words in the body of a refusal: XML of S3, Google and Azure, or JSON of Google
-    and the hub. Both are empty where it has none, for instance where it is the page of a proxy."""
+    """Return the error code and message in the body of a refusal: XML of S3, Google and Azure, or JSON of Google and
+    the hub. Both are empty if the body has none, such as a proxy's page."""
     try:
         return _in_json(body) if body.lstrip().startswith(b"{") else _in_xml(body)
     except (ElementTree.ParseError, msgspec.DecodeError, ValueError):
@@ -167,6 +168,6 @@ def _in_xml(body: bytes) -> tuple[str, str]:
 
 
 def _line(text: str, most: int) -> str:
-    """One line of at most so many printable characters."""
+    """Return one line of at most *most* printable characters."""
     line = " ".join("".join(each if each.isprintable() else " " for each in text).split())
     return line if len(line) <= most else f"{line[: most - 1]}…"

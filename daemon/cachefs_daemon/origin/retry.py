@@ -1,9 +1,9 @@
-"""Trying a failed request again, with jittered exponential backoff, for as long as somebody waits for its answer.
+"""Retries with jittered exponential backoff, for as long as a reader waits.
 
-The wait is drawn evenly from zero to a bound that doubles ("full jitter", Marc Brooker, "Exponential Backoff And
-Jitter", AWS Architecture Blog, 2015), so that many clients that failed together do not return together. Not the number
-of attempts is bounded but the time: eight refused connections are used up in six seconds, and a server that restarts
-takes longer.
+The pause is drawn evenly from zero to a bound that doubles ("full jitter", Marc Brooker, "Exponential Backoff And
+Jitter", AWS Architecture Blog, 2015), so that clients that failed together do not return together. The time is bounded,
+not the number of attempts: eight refused connections are used up in six seconds, and a server that restarts takes
+longer.
 """
 
 import asyncio
@@ -15,31 +15,31 @@ from cachefs.errors import CachefsError, OriginUnavailable
 from cachefs_daemon.origin.patience import Patience
 from cachefs_daemon.runtime.backoff import Backoff
 
-# The longest a wait may be, in seconds: the first one, and any; and the part of it that is drawn. An outage is over for
-# a reader so much later.
+# Bounds of the pause in seconds: of the first one, and of any; and the drawn part of it. A reader notices the end of an
+# outage by up to that much later.
 _FIRST: Final = 0.1
 _LONGEST: Final = 3.0
 _SPREAD: Final = (0.0, 1.0)
-# A number with so many digits is no number of seconds that anybody waits.
+# A number with this many digits is no plausible number of seconds.
 _LONG: Final = 6
 
 Result = TypeVar("Result")
 
 
 class Failure(NamedTuple):
-    """What a failed attempt means."""
+    """The meaning of a failed attempt."""
 
     error: CachefsError
-    # True where another try may succeed.
+    # Whether a retry may succeed.
     transient: bool
-    # True where the origin refuses more requests than it takes at once, or in a second.
+    # Whether the origin refuses for too many requests, at once or per second.
     throttled: bool = False
-    # Seconds after which it wants to be asked again, at the earliest.
+    # Least seconds after which the origin wants the next request.
     retry_after: float = 0.0
 
 
 def retry_after(said: str | None) -> float | None:
-    """What the header Retry-After says, in seconds; 0 for a date, and None where there is none."""
+    """Return the seconds in the header Retry-After; 0 for a date, None without the header."""
     if said is None:
         return None
     return float(said) if said.isascii() and said.isdigit() and len(said) < _LONG else 0.0
@@ -52,11 +52,11 @@ async def retrying(
     patience: Patience,
     give_up: float = math.inf,
 ) -> Result:
-    """The result of *attempt*, which is tried again until the *patience* ends.
+    """Return the result of *attempt*, retried until *patience* ends.
 
-    judge: what an exception of *attempt* means; it raises exceptions that it does not know. subject: what is asked for,
-    in messages. give_up: loop time after which what fails is not tried again, though a slow attempt may go on.
-    Raises the error of the last attempt, or OriginUnavailable where the first attempt takes too long.
+    judge: returns the meaning of an exception of *attempt*; raises exceptions that it does not know. subject: name of
+    the request, for messages. give_up: loop time after which failures are not retried, though a slow attempt may go on.
+    Raises the error of the last attempt, or OriginUnavailable if the first attempt takes too long.
     """
     backoff = Backoff(_FIRST, _LONGEST, _SPREAD)
     failure: Failure | None = None
@@ -65,10 +65,10 @@ async def retrying(
             while True:
                 try:
                     return await attempt()
-                except Exception as error:  # judge raises again what it does not know
+                except Exception as error:  # judge raises unknown exceptions again
                     failure = judge(error)
                 now = asyncio.get_running_loop().time()
-                # Towards the end the waits become shorter, so that an origin that comes back at the last moment is in
+                # Towards the end the pauses become shorter, so that an origin that returns at the last moment is in
                 # time.
                 pause = min(failure.retry_after + backoff.fail(now), max(_FIRST, patience.left / 2))
                 if not failure.transient or now + pause > give_up:

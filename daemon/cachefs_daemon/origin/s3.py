@@ -1,7 +1,7 @@
 """Origin `s3://bucket/prefix`: any server that speaks S3.
 
-Not every server honours If-Match or Range, and any proxy can break an answer. So each answer is compared with what was
-listed: ETag, length, range and total size. botocore's own retries are off, since ours (retry.py) know the deadline.
+Not every server honours If-Match or Range, and any proxy can break a response. So each response is compared with the
+listing: ETag, length, range and total size. botocore's own retries are off, since ours (retry.py) know the deadline.
 """
 
 import asyncio
@@ -29,12 +29,12 @@ from cachefs_daemon.origin.s3_listing import list_bucket
 from cachefs_daemon.origin.s3_page import Page, parse_page
 from cachefs_daemon.origin.s3_parts import Parts
 
-# All attempts for one page of the listing together, in seconds.
+# Seconds for all attempts for one page of the listing together.
 _PAGE_DEADLINE: Final = 120.0
-# Seconds after which the first page is not tried again: an endpoint that does not answer at all may be a typing error,
-# and somebody who has just typed it waits for the listing.
+# Seconds after which the first page is not retried: a silent endpoint may be a typing error, and its user waits for the
+# listing.
 _FIRST_PAGE_TRIED: Final = 3.0
-# The bucket may be the ARN of an access point, in which slashes may stand for colons.
+# The bucket may be the ARN of an access point, with slashes in place of colons.
 _URL: Final = re.compile(
     r"s3://(?P<bucket>arn:[^/:]*:s3[^/:]*:[^/:]*:[^/:]*:(?:outpost[/:][^/:]+[/:])?accesspoint[/:][^/:]+|[^/]*)"
     r"(?:/(?P<prefix>.*))?",
@@ -88,7 +88,7 @@ class S3Origin:
     async def list_from(self, report: Report, place: ListingPlace) -> AsyncIterator[list[ListedObject]]:
         """See cachefs_daemon.origin.base.ResumableOrigin."""
         pages = 0
-        is_empty = place.is_start  # a listing that is gone on with may have nothing left
+        is_empty = place.is_start  # a resumed listing may have nothing left
         try:
             async for objects in list_bucket(self._page, self._prefix, place):
                 pages += 1
@@ -141,7 +141,7 @@ class S3Origin:
             raise self._judged(error, place).error from None
 
     async def prepare(self) -> None:
-        """See cachefs_daemon.origin.base.PreparedOrigin. Nothing is asked of the server."""
+        """Open the connection (see cachefs_daemon.origin.base.PreparedOrigin). Sends no request."""
         async with self._connection.client() as client:
             await client.lean.prepare(self._bucket)
 
@@ -178,14 +178,14 @@ class S3Origin:
         return retrying(attempt, judged, place, patience, give_up)
 
     def _judged(self, error: Exception, place: Place) -> Failure:
-        """What the exception of an attempt means."""
+        """Return the failure that an attempt's exception means, and count it."""
         self.errors += 1
         failure = judge(error, place)
         self.endpoint.failed(self.url, failure, self._outage)
         return failure
 
     async def _attempt(self, request: _Request[Result]) -> Result:
-        """What the *request* brings, which is sent once more where there are other credentials than those refused."""
+        """Send *request*, and once more if its credentials were refused and others are found."""
         client = await self._connection.take()
         try:
             self.requests += 1
@@ -209,10 +209,10 @@ class S3Origin:
         return Place(self._bucket, key, self._endpoint or "AWS", self._requester_pays)
 
     async def _page(self, **query: Any) -> Page:
-        """One page of the listing."""
+        """Return one page of the listing."""
 
         async def request(client: OpenClient) -> Page:
-            # We decode the keys ourselves: botocore would silently replace what is not UTF-8.
+            # We decode the keys ourselves: botocore would silently replace invalid UTF-8.
             with _LISTED.request(outcome_of) as exchange, exchange.current():
                 answer = await client.full.list_objects_v2(Bucket=self._bucket, EncodingType="url", **query)
                 exchange.got(len(answer[RAW_PAGE]))
@@ -233,7 +233,7 @@ class S3Origin:
                 self.requests += 1
                 self.errors += 1
                 right = await self._read_fully(client.full, place, wanted)
-                # Only now it is known that the answer was wrong, and the log gets a line.
+                # Only now the response is known to be wrong, and is logged.
                 self._detour()
                 detour.unusual(str(doubt))
                 return right
@@ -257,9 +257,9 @@ class S3Origin:
         _READ.detour()
 
     async def _read_fully(self, client: Any, place: Place, wanted: ObjectRange) -> bytearray:
-        """As aiobotocore reads it."""
+        """Read through aiobotocore."""
         etag, first, last = wanted.version.decode(), wanted.offset, wanted.offset + wanted.length - 1
-        # A whole object needs no range, and servers that answer ranges oddly then answer right.
+        # A whole object needs no range, and servers that handle ranges badly then answer right.
         part = {} if wanted.length == wanted.size else {"Range": f"bytes={first}-{last}"}
         with _READ.request(outcome_of) as exchange, exchange.current():
             answer = await client.get_object(Bucket=self._bucket, Key=place.key, IfMatch=f'"{etag}"', **part)
@@ -273,7 +273,7 @@ class S3Origin:
 
 
 class _Counted:
-    """A body, whose bytes are counted as they come."""
+    """A body whose bytes are counted as they arrive."""
 
     def __init__(self, body: Any, exchange: Exchange) -> None:
         self._body = body
@@ -286,7 +286,7 @@ class _Counted:
 
 
 async def _receive(body: Any, skip: int, length: int, more_follows: bool) -> bytearray:
-    """*length* bytes of the *body* after its first *skip* bytes. What follows them is not read.
+    """Return *length* bytes of *body* after its first *skip* bytes, and read no more.
 
     more_follows: the server has promised more bytes than these. Raises BrokenAnswer.
     """
@@ -306,7 +306,7 @@ async def _receive(body: Any, skip: int, length: int, more_follows: bool) -> byt
 
 
 def _unreadable(listed: ListedObject) -> str | None:
-    """Why a listed object could not be read; None where it can."""
+    """Return why a listed object could not be read; None if it can."""
     if reason := no_proof(listed.version):
         return reason
     try:

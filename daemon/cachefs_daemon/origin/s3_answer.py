@@ -1,4 +1,4 @@
-"""Whether an answer of an S3 server has the bytes that were asked for, of the version that was listed."""
+"""Checks that an S3 response has the requested bytes of the listed version."""
 
 import re
 from collections.abc import Mapping
@@ -11,14 +11,14 @@ _CONTENT_RANGE: Final = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 
 class Place(NamedTuple):
-    """What was asked for: an object of a bucket, or a listing of the bucket."""
+    """The target of a request: an object of a bucket, or the listing of the bucket."""
 
     bucket: str
     # Empty for a listing.
     key: str
     # URL of the server, or "AWS".
     endpoint: str
-    # Whether requests say that who sends them pays.
+    # Whether requests carry the consent of the requester to pay.
     requester_pays: bool = False
 
     def __str__(self) -> str:
@@ -26,11 +26,11 @@ class Place(NamedTuple):
 
 
 class BrokenAnswer(Exception):
-    """The server's answer is not what it promised, for instance cut short; another try may be better."""
+    """The response is not what the server promised, for instance cut short; a retry may succeed."""
 
 
 def is_whole(wanted: ObjectRange, length: int | None, headers: Mapping[bytes, bytes]) -> bool:
-    """Whether an answer is the whole object and says so plainly, as most are: there is nothing more to ask.
+    """Return whether a response is plainly the whole object, as most are, and needs no further check.
 
     length: of its body. headers: by name in lower case.
     """
@@ -42,11 +42,11 @@ def is_whole(wanted: ObjectRange, length: int | None, headers: Mapping[bytes, by
 
 
 def bytes_before(wanted: ObjectRange, place: Place, etag: str, promised: int | None, content_range: str) -> int:
-    """How many bytes of the answer's body precede the *wanted* ones.
+    """Return how many bytes of the response's body precede the *wanted* ones.
 
-    etag, promised, content_range: what the answer says of itself; promised is the length of its body, and content_range
-    is empty where it has none. Raises BrokenAnswer, ObjectChanged, and OriginError where the version is
-    right and the bytes are not.
+    etag, promised, content_range: headers of the response; promised is the length of its body, and content_range is
+    empty without one. Raises BrokenAnswer, ObjectChanged, and OriginError if the version is right and the bytes are
+    not.
     """
     if not etag:
         raise BrokenAnswer("the answer has no ETag, so it may be that of a proxy or a login page")
@@ -73,5 +73,5 @@ def _bytes_before(wanted: ObjectRange, promised: int | None, content_range: str)
         return 0 if found[3] in ("*", str(size)) and promised in (None, length) else None
     if promised == size or (promised is None and length == size):
         return offset
-    # rclone answers ranges in this way: status 200 and no Content-Range, but the right bytes.
+    # rclone answers ranges with status 200 and no Content-Range, but with the right bytes.
     return 0 if promised == length else None

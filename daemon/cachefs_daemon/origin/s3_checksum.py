@@ -1,7 +1,7 @@
-"""Checksums that an S3 server gives with a whole object, compared with the bytes that came.
+"""Verifies the checksums that an S3 server sends with a whole object.
 
-Only what the standard library counts quickly: CRC-32 takes 30 us for 110 KB, SHA-256 60. For CRC-32C and CRC-64/NVME,
-the default of AWS, there is no library in a plain installation.
+Only checksums that the standard library computes quickly are verified: CRC-32 takes 30 us for 110 KB, SHA-256 60. A
+plain installation has no library for CRC-32C and CRC-64/NVME, the default of AWS.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from typing import Final
 
 from cachefs_daemon.origin.s3_answer import BrokenAnswer
 
-# What makes a server send its checksums, as botocore asks for them.
+# The header that requests checksums, as botocore sends it.
 ASKED: Final = ("x-amz-checksum-mode", "ENABLED")
 
 _CRC32: Final = b"x-amz-checksum-crc32"
@@ -24,20 +24,20 @@ _KINDS: Final[dict[bytes, Callable[[memoryview], bytes]]] = {
     _SHA256: lambda data: hashlib.sha256(data).digest(),
 }
 _TYPE: Final = b"x-amz-checksum-type"
-# Bytes that are counted on the event loop, at most: a third of a millisecond.
+# Most bytes that are hashed on the event loop: a third of a millisecond.
 _SHORT: Final = 1 << 20
 
 
 def has_checksum(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether there is something to check."""
+    """Return whether there is a checksum to verify."""
     return _CRC32 in headers or _SHA256 in headers
 
 
 async def check_whole(data: memoryview, headers: Mapping[bytes, bytes]) -> None:
-    """data: a whole object. headers: of the answer, names in lower case. Raises BrokenAnswer."""
+    """Verify a whole object. headers: of the response, by name in lower case. Raises BrokenAnswer."""
     for name, count in _KINDS.items():
         said = headers.get(name)
-        # A checksum of the checksums of the object's parts has another type, or the number of parts behind it.
+        # A checksum of the part checksums has another type, or the number of parts behind it.
         if said is None or b"-" in said or headers.get(_TYPE, b"FULL_OBJECT") != b"FULL_OBJECT":
             continue
         try:

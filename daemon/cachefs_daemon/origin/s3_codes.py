@@ -7,13 +7,13 @@ from cachefs_daemon.origin.refusals import BUSY, CHANGED, GONE, SHORTER, THROTTL
 
 _RIGHTS: Final = "check the daemon's AWS credentials and the bucket's policy"
 _REFUSED: Final = Meaning(OriginAccessDenied, "{where} is refused", _RIGHTS + "{payer}")
-# Said of wrong credentials, but also of those that were replaced by others a moment ago.
+# Sent for wrong credentials, but also for those that were replaced a moment ago.
 _WRONG_KEYS: Final = Meaning(OriginAccessDenied, "{where} is refused", _RIGHTS, may_renew=True)
-# The program that renews them may be late by a moment. They are read again before each attempt.
+# The program that renews credentials may be a moment late. They are read again before each attempt.
 _EXPIRED: Final = Meaning(
     OriginAccessDenied, "{where}: the credentials have expired", "renew them for the daemon", True, may_renew=True
 )
-# A clock that was off is set within seconds, for instance after a virtual machine has slept.
+# A clock that is off is corrected within seconds, for instance after a virtual machine has slept.
 _SKEWED: Final = Meaning(
     OriginAccessDenied,
     "{where}: the server's clock and this node's differ too much",
@@ -43,7 +43,7 @@ _NO_ACCESS_POINT: Final = Meaning(
     NotFound, "there is no access point {bucket} at {endpoint}", "check the ARN, the account and the region"
 )
 _BAD_NAME: Final = Meaning(ConfigError, "{where}: S3 allows no such bucket name or key", "check the URL")
-# A client of botocore may know the right region by now, or learn it from the answer.
+# botocore's client may know the right region by now, or learn it from the response.
 OTHER_REGION: Final = Meaning(
     ConfigError, "bucket {bucket} is in another region", "give the dataset its region (--region)"
 )
@@ -127,7 +127,7 @@ _CODES: Final[Meanings] = {
     "MissingSecurityHeader": _UNSIGNED,
     "UnsupportedAlgorithm": _UNSIGNED,
     "UnsupportedSignature": _SIGNATURE,
-    # Too much, or not now.
+    # Overload.
     "SlowDown": THROTTLED,
     "SlowDownRead": THROTTLED,
     "Throttling": THROTTLED,
@@ -144,7 +144,7 @@ _CODES: Final[Meanings] = {
     "Busy": BUSY,
     "XMinioServerNotInitialized": BUSY,
     "XMinioReadQuorum": BUSY,
-    # What is not S3, or not all of it.
+    # Servers that are not S3, or implement only part of it.
     "NotImplemented": _UNABLE,
     "MethodNotAllowed": _UNABLE,
     501: _UNABLE,

@@ -1,4 +1,4 @@
-"""Clients of S3 servers: one for all datasets that are reached in the same way, open only while it is used.
+"""Clients of S3 servers: one for all datasets with the same server and options, open only while it is used.
 
 Each client has its own connections, and reads credentials once. The description of the S3 protocol, which takes 100 ms
 and 14 MiB, is loaded in a thread and once per process; with it, a client takes 8 ms and 0.2 MiB.
@@ -37,36 +37,36 @@ from cachefs_daemon.origin.s3_route import prepare
 
 # Seconds after its last request when a client is closed.
 IDLE_SECONDS: Final = 300.0
-# Seconds between two looks for other credentials, since some come from a server or a program.
+# Seconds between two searches for other credentials, since some come from a server or a program.
 RENEW_SECONDS: Final = 1.0
-# In an answer to ListObjectsV2: the body, which nobody has parsed.
+# The key of the unparsed body in a response to ListObjectsV2.
 RAW_PAGE: Final = "RawPage"
 
 
 @dataclass(slots=True, eq=False)
 class OpenClient:
-    """An open client."""
+    """A pair of clients, aiobotocore's and our own, with their credentials."""
 
-    # That of aiobotocore.
+    # aiobotocore's client.
     full: Any
-    # Our own, which only gets objects.
+    # Our own client, which only gets objects.
     lean: S3Get
-    # The access key and the session token that it uses; None where it has none.
+    # Access key and session token in use; None without credentials.
     credentials: tuple[str, str | None] | None
     # Closes the client.
     stack: contextlib.AsyncExitStack
-    # The loop to which its connections belong.
+    # The loop that the connections belong to.
     loop: asyncio.AbstractEventLoop
-    # Requests that are under way.
+    # Requests in flight.
     users: int = 0
-    # Loop time at which the last one of them had ended, or one of a fetch process.
+    # Loop time of the last request's end, fetch processes included.
     used: float = 0.0
-    # Another client has taken its place.
+    # Another client has replaced this one.
     retired: bool = False
 
 
 class S3Connection:
-    """The way to one S3 server with one set of options. Used on the event loop."""
+    """The access to one S3 server with one set of options. Used on the event loop."""
 
     def __init__(self, options: OriginOptions, settings: OriginSettings) -> None:
         self.endpoint = (
@@ -88,22 +88,22 @@ class S3Connection:
         self._opening = asyncio.Lock()
         self._renewing = asyncio.Lock()
         self._current: OpenClient | None = None
-        self._looked = float("-inf")  # monotonic seconds of the last look for other credentials
+        self._looked = float("-inf")  # monotonic time of the last search for other credentials
         self._idle: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
     @property
     def current(self) -> OpenClient | None:
-        """The client, where one is open on this loop."""
+        """The client that is open on this loop, if any."""
         current = self._current
         return current if current is not None and current.loop is asyncio.get_running_loop() else None
 
     def client(self) -> "_Use":
-        """A context manager with a client, for one request. It raises ConfigError."""
+        """Return a context manager with a client, for one request. It raises ConfigError."""
         return _Use(self)
 
     async def take(self) -> OpenClient:
-        """See `client`."""
+        """Return a client, opening one if necessary (see `client`)."""
         current = self._current
         if current is None or self._opening.locked() or not current.loop.is_running():
             current = await self._open()
@@ -111,19 +111,19 @@ class S3Connection:
         return current
 
     def give_back(self, client: OpenClient) -> None:
-        """What was taken is not used any more."""
+        """Return a client that was taken."""
         client.users -= 1
         if not client.users:
             self._unused(client)
 
     def touch(self) -> None:
-        """A fetch process has had an answer: the client, which shows it the way, is used."""
+        """Mark the client as used: a fetch process that uses its prepared GETs got a response."""
         if (current := self.current) is not None:
             current.used = current.loop.time()
 
     async def renew(self, refused: OpenClient) -> bool:
-        """Look for other credentials than those of the client *refused*. Returns whether the next client has any."""
-        # Not while others may have no client: a provider may take long, and their requests may be signed well.
+        """Search for other credentials than those of the client *refused*. Return whether the next client has any."""
+        # `_opening` is not held: a provider may take long, and other requests may have valid credentials.
         async with self._renewing:
             current = self._current
             if current is None or current is not refused:
@@ -134,7 +134,7 @@ class S3Connection:
             try:
                 found = await _credentials_of(await self._session())
             except BotoCoreError:
-                return False  # somebody may be writing them right now
+                return False  # a program may be writing them right now
             if found == current.credentials:
                 return False
             if self._current is current:
@@ -142,11 +142,11 @@ class S3Connection:
             return True
 
     def hold(self) -> None:
-        """One more origin uses it."""
+        """Register one more origin that uses this connection."""
         self._holders += 1
 
     async def release(self) -> None:
-        """One origin less uses it. The last one closes the client."""
+        """Unregister an origin. The last one closes the client."""
         self._holders -= 1
         if not self._holders:
             self._retire()
@@ -170,17 +170,17 @@ class S3Connection:
                 self._idle = current.loop.call_later(IDLE_SECONDS, self._look, current)
 
     def _look(self, current: OpenClient) -> None:
-        """One timer looks how long the client has not been used: to set one after each request would take 2 us."""
+        """Close the client once it is idle. One timer checks this: setting one after each request would take 2 us."""
         self._idle = None
         if current.users:
-            return  # the last of them sets it again
+            return  # the last of them sets the timer again
         if current.loop.time() >= current.used + IDLE_SECONDS:
             self._retire()
         else:
             self._idle = current.loop.call_at(current.used + IDLE_SECONDS, self._look, current)
 
     def _retire(self) -> None:
-        """Let the next request have another client."""
+        """Detach the client, so that the next request opens another one."""
         current, self._current = self._current, None
         if self._idle is not None:
             self._idle.cancel()
@@ -222,7 +222,7 @@ class S3Connection:
         full.meta.events.register("before-send.s3", sending)
         if self._options.requester_pays:
             full.meta.events.register("before-parameter-build.s3", _let_requester_pay)
-        # It would parse each page before we can take it. `parse_page` knows an error that comes with status 200 itself.
+        # This handler would parse each page before us. `parse_page` itself detects an error with status 200.
         with contextlib.suppress(AttributeError, ValueError):
             full.meta.events.unregister("before-parse.s3.*", botocore.handlers._handle_200_error)
         source = None if self._options.anonymous else await session.get_credentials()
@@ -232,7 +232,7 @@ class S3Connection:
         return OpenClient(full, lean, credentials, stack, asyncio.get_running_loop())
 
     def _config(self) -> AioConfig:
-        # Servers other than AWS are seldom set up for bucket names in host names.
+        # Servers other than AWS seldom support bucket names in host names.
         style = self._options.addressing_style or ("path" if self.endpoint else "auto")
         return AioConfig(
             max_pool_connections=self._settings.max_connections,
@@ -269,7 +269,7 @@ _shared: Final[WeakValueDictionary[tuple[OriginOptions, OriginSettings], S3Conne
 
 
 def connection(options: OriginOptions, settings: OriginSettings) -> S3Connection:
-    """The connection that all origins with these options and settings share. Call its `hold` and `release`."""
+    """Return the connection that all origins with these options and settings share. Call its `hold` and `release`."""
     key = msgspec.structs.replace(options, mtime_only=False), settings
     found = _shared.get(key)
     if found is None:
@@ -286,13 +286,14 @@ async def _credentials_of(session: AioSession) -> tuple[str, str | None] | None:
 
 
 def _let_requester_pay(params: dict[str, Any], model: Any, **_: Any) -> None:
-    """Our own client has it from the request that s3_route.py looks at."""
+    """Add the header that lets the requester pay. Our own client takes it from the request that s3_route.py
+    captures."""
     if "RequestPayer" in model.input_shape.members:
         params["RequestPayer"] = "requester"
 
 
 def _keep_raw_page(response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: Any) -> None:
-    """botocore looks into a page of keys twice, and takes three times as long as `parse_page`."""
+    """Keep the unparsed page: botocore scans a page of keys twice, and takes three times as long as `parse_page`."""
     if response_dict["status_code"] == 200:
         customized_response_dict[RAW_PAGE] = response_dict["body"]
         response_dict["body"] = b"<ListBucketResult/>"
@@ -300,7 +301,7 @@ def _keep_raw_page(response_dict: dict[str, Any], customized_response_dict: dict
 
 @functools.cache
 def _protocol() -> Any:
-    """The description of the S3 protocol, loaded. Call it in a thread."""
+    """Load the description of the S3 protocol. Call it in a thread."""
     loader = botocore.loaders.create_loader(os.environ.get("AWS_DATA_PATH"))
     with contextlib.suppress(BotoCoreError, ValueError):
         session = botocore.session.Session()

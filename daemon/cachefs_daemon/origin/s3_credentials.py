@@ -1,7 +1,7 @@
-"""Credentials as they are now, asked for beside the reads that use them.
+"""Current credentials, refreshed beside the reads that use them.
 
-A provider may be a program, or a server, that hangs or fails for a while. botocore renews credentials ten minutes
-before they end, so those that were seen a moment ago are good, and no read waits for others.
+A provider may be a program or a server that hangs or fails for a while. botocore renews credentials ten minutes before
+they expire, so that credentials read a moment ago are valid, and no read waits for new ones.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ from botocore.exceptions import CredentialRetrievalError
 
 from cachefs_daemon.origin.http_tls import noticed
 
-# Seconds from one look at credentials to the next, at least.
+# Least seconds between two reads of the credentials.
 FRESH: Final = 1.0
-# Seconds for which nobody waits for a look that takes long, counted from the last one.
+# Seconds since the last successful read for which requests do not wait for a slow provider.
 _KNOWN: Final = 240.0
-# Seconds that a provider may take. A role or a single sign-on takes several requests.
+# Timeout of a provider in seconds. A role or a single sign-on takes several requests.
 _LONGEST: Final = 20.0
 
 log = logging.getLogger(__name__)
@@ -27,22 +27,22 @@ Result = TypeVar("Result")
 
 
 class Credentials(Protocol):
-    """A source of credentials, as aiobotocore's session finds it. It renews them itself."""
+    """A source of credentials, as aiobotocore's session finds it, which renews them itself."""
 
     async def get_frozen_credentials(self) -> Any: ...
 
 
 class CurrentCredentials:
-    """Those of one source. Used on one event loop."""
+    """The credentials of one source. Used on one event loop."""
 
     def __init__(self, source: Credentials | None) -> None:
-        """source: None for requests that are not signed."""
-        self.frozen: Any = None  # as they were at the last look
+        """source: None for unsigned requests."""
+        self.frozen: Any = None  # as of the last read
         self._source = source
         self._looking: asyncio.Task[None] | None = None
-        self._began = float("-inf")  # monotonic seconds at which the last look began
-        self._looked = float("-inf")  # monotonic seconds at which the last one ended that did not fail
-        self._fails = False  # the last look has failed
+        self._began = float("-inf")  # monotonic time at which the last read began
+        self._looked = float("-inf")  # monotonic time at which the last successful read ended
+        self._fails = False  # the last read has failed
 
     @property
     def is_look_due(self) -> bool:
@@ -50,7 +50,7 @@ class CurrentCredentials:
         return now - self._began >= FRESH or now - self._looked >= _KNOWN
 
     async def look(self) -> None:
-        """Ask for them, and wait for the answer where none is known. Raises what the source raises."""
+        """Read the credentials again, and wait for them if none are known. Raises what the source raises."""
         if self._source is None:
             self._began = self._looked = time.monotonic()
             return
@@ -63,21 +63,22 @@ class CurrentCredentials:
             await self._result(self._looking)
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop reading."""
         if self._looking is not None:
             self._looking.cancel()
 
     async def _result(self, looking: "asyncio.Task[None]") -> None:
         try:
             await asyncio.shield(looking)
-        except Exception:  # of a provider, which may be any program; told by _look, and raised once nothing is known
+        # the provider may be any program; `_look` logs it, and it is raised once no credentials are known
+        except Exception:
             if time.monotonic() - self._looked >= _KNOWN:
                 raise
 
     async def _look(self, source: Credentials) -> None:
         try:
             self.frozen = await in_time(source.get_frozen_credentials())
-        except Exception as error:  # told, and raised again
+        except Exception as error:  # logged, and raised again
             if not self._fails and self.frozen is not None:
                 log.warning("S3 credentials cannot be renewed, and those known are used until they end: %s", error)
             self._fails = True
@@ -88,12 +89,13 @@ class CurrentCredentials:
 
 
 async def in_time(asked: Awaitable[Result]) -> Result:
-    """What a provider of credentials answers. Raises CredentialRetrievalError where it does not, or says nonsense."""
+    """Return the answer of a credential provider. Raises CredentialRetrievalError if it does not answer in time, or
+    invalidly."""
     try:
         async with asyncio.timeout(_LONGEST):
             return await asked
     except TimeoutError:
         said = f"no answer within {_LONGEST:g} seconds"
-    except (ValueError, LookupError, OSError) as error:  # what a program has said, or that it does not run
+    except (ValueError, LookupError, OSError) as error:  # output of a program, or its failure to run
         said = f"{type(error).__name__}: {error}"
     raise CredentialRetrievalError(provider="the configured provider", error_msg=said)

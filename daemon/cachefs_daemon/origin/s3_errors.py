@@ -1,4 +1,4 @@
-"""What a failed S3 request means, as an error of cachefs that says what to do (see refusals.py, s3_codes.py)."""
+"""The meaning of a failed S3 request, as an error of cachefs that says what to do (see refusals.py, s3_codes.py)."""
 
 import asyncio
 import ssl
@@ -19,7 +19,7 @@ from cachefs_daemon.origin.s3_codes import OTHER_REGION, S3
 
 _PAYER: Final = ", or add --requester-pays if who reads the bucket pays for it"
 
-# What exceptions mean that are no answer of the server: the first row whose kinds an exception is of.
+# Meanings of exceptions that are no response of the server: the first row with a matching type applies.
 _TROUBLES: Final[tuple[tuple[tuple[type[Exception], ...], Meaning], ...]] = (
     (
         (
@@ -66,7 +66,7 @@ _TROUBLES: Final[tuple[tuple[tuple[type[Exception], ...], Meaning], ...]] = (
 
 
 def outcome_of(error: BaseException) -> Outcome:
-    """What the exception that has ended a request of a client of botocore says of it."""
+    """Return the outcome for the exception that ended a request of botocore's client."""
     match error:
         case asyncio.CancelledError():
             return Outcome.CANCELLED
@@ -82,7 +82,7 @@ def outcome_of(error: BaseException) -> Outcome:
 
 
 def refusal(status: int, headers: Mapping[bytes, bytes], body: bytes) -> boto.ClientError:
-    """The exception that a client of botocore raises for such an answer to a GET of an object."""
+    """Return the exception that botocore's client raises for this response to a GET of an object."""
     pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in headers.items()]
     parsed = RestXMLParser().parse(
         {"status_code": status, "headers": HTTPHeaders.from_pairs(pairs), "body": body}, None
@@ -91,19 +91,20 @@ def refusal(status: int, headers: Mapping[bytes, bytes], body: bytes) -> boto.Cl
 
 
 def is_redirect(error: boto.ClientError) -> bool:
-    """Whether a client of botocore may know the right region now, or can learn it from such an answer."""
+    """Return whether botocore's client may know the right region now, or learn it from this response."""
     return S3.meaning(_refusal_of(error), is_listing=False) is OTHER_REGION
 
 
 def are_credentials_refused(error: Exception) -> bool:
-    """Whether other credentials, such as renewed ones, may help."""
+    """Return whether other credentials, such as renewed ones, may help."""
     if isinstance(error, boto.ClientError):
         return S3.meaning(_refusal_of(error), is_listing=False).may_renew
     return isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError)
 
 
 def judge(error: Exception, place: Place) -> Failure:
-    """What an exception means. Raises *error* itself where neither the network nor the server is its cause."""
+    """Return the failure that an exception means. Raises *error* itself if neither the network nor the server is its
+    cause."""
     if isinstance(error, CachefsError):
         return Failure(error, False)
     words = {
@@ -134,7 +135,7 @@ def _line(error: Exception) -> str:
 
 def _tls_trouble(error: Exception) -> str:
     reason = _tls_reason(error)
-    if reason == "WRONG_VERSION_NUMBER":  # OpenSSL's name for an answer that is no TLS
+    if reason == "WRONG_VERSION_NUMBER":  # OpenSSL's name for a response that is not TLS
         return "the server speaks no TLS at this port; write http:// in the endpoint, or name the port for https://"
     return (
         f"the server's certificate is not trusted, or TLS fails ({reason}); for a private authority set AWS_CA_BUNDLE "
@@ -143,7 +144,7 @@ def _tls_trouble(error: Exception) -> str:
 
 
 def _tls_reason(error: Exception) -> str:
-    """In OpenSSL's words, without the URL that botocore repeats."""
+    """Return OpenSSL's words, without the URL that botocore repeats."""
     cause = error.kwargs.get("error", error) if isinstance(error, boto.SSLError) else error
     for found in (cause, *cause.args, getattr(cause, "__cause__", None), getattr(cause, "os_error", None)):
         if reason := getattr(found, "verify_message", "") or getattr(found, "reason", ""):

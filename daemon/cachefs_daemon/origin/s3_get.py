@@ -1,7 +1,7 @@
-"""GETs of objects by our own HTTP client, since one through aiobotocore takes 18 times the processor time.
+"""GETs of objects by our own HTTP client: a GET through aiobotocore takes 18 times the processor time.
 
-Everything that is unusual is left to aiobotocore: it raises Unusual, and S3Origin repeats the request there. Known
-errors become the same exceptions as there.
+Anything unusual raises Unusual, and S3Origin repeats the request through aiobotocore. Known errors become the same
+exceptions as there.
 """
 
 import asyncio
@@ -28,19 +28,19 @@ from cachefs_daemon.origin.s3_request import RequestMaker
 from cachefs_daemon.origin.s3_route import NoRoute, Route, find_route
 
 _NOT_IMPLEMENTED: Final = 501
-# Taken for the body where an overloaded server sends it in chunks, as AWS does.
+# Replaces the body if an overloaded server sends it in chunks, as AWS does.
 _UNREAD: Final = b"<Error><Code>SlowDown</Code></Error>"
 _OVERLOADED: Final = (429, 503)
-# Gone, another version, shorter: what nobody asks again for.
+# Gone, another version, shorter: errors that end a read without a retry.
 _FINAL: Final = frozenset((404, 412, 416))
 
 
-# Seconds for which other processes are told of the same way, while a look for credentials takes that long.
+# Seconds for which other processes get the same prepared GETs while credentials are being read.
 _ORDERED: Final = 5.0
 
 
 class Unusual(Exception):
-    """Nothing for our own client; aiobotocore may know what to do."""
+    """A response or request that our own client does not handle, but aiobotocore may."""
 
     def __init__(self, reason: str, *, asked: bool = True) -> None:
         """asked: whether a request was sent."""
@@ -49,11 +49,12 @@ class Unusual(Exception):
 
 
 class Doubtful(Exception):
-    """An answer that would end a read for good may be that to another request; somebody else is to ask again."""
+    """A response that would end a read for good, but may belong to another request: repeat the request on another
+    client."""
 
 
 class _Way(NamedTuple):
-    """How GETs of one bucket go at this moment."""
+    """How to send GETs to one bucket at this moment."""
 
     server: Server
     pool: HttpPool
@@ -65,7 +66,7 @@ class _Way(NamedTuple):
 
 
 class S3Get:
-    """GETs with the settings and credentials of one client of aiobotocore. Used on one event loop."""
+    """GETs with the settings and credentials of one aiobotocore client. Used on one event loop."""
 
     def __init__(
         self,
@@ -75,8 +76,7 @@ class S3Get:
         verify: bool | str,
         endpoint: Endpoint,
     ) -> None:
-        """client: of aiobotocore, after s3_route.prepare. credentials: None for requests that are not signed. verify:
-        as in Tls."""
+        """client: of aiobotocore, after s3_route.prepare. credentials: None for unsigned requests. verify: see Tls."""
         self._client = client
         self._credentials = CurrentCredentials(credentials)
         self._settings = settings
@@ -86,17 +86,17 @@ class S3Get:
         self._pools: dict[Server, HttpPool] = {}
         self._routes: dict[str, Route | NoRoute] = {}  # by bucket
         self._finding = asyncio.Lock()
-        self._looking: asyncio.Task[None] | None = None  # for credentials, beside reads of other processes
-        self._checksums = True  # the server may be asked for them
-        # By bucket, made since the last look at the credentials, a second ago: so old is the time in signatures too.
-        # Servers take times that are 15 minutes off.
+        self._looking: asyncio.Task[None] | None = None  # reads credentials for other processes
+        self._checksums = True  # the server may be asked for checksums
+        # By bucket, made since the last read of the credentials, a second ago. The time in signatures is as old;
+        # servers accept times that are 15 minutes off.
         self._ways: dict[str, _Way] = {}
 
     async def read(self, place: Place, wanted: ObjectRange, parts: Parts | None = None) -> memoryview:
-        """The *wanted* bytes of the object at the *place*. Raises Unusual, Doubtful, and what a client of aiobotocore
+        """Return the *wanted* bytes of the object at *place*. Raises Unusual, Doubtful, and what aiobotocore's client
         raises.
 
-        parts: is told of the bytes as they arrive. Such a request is never sent twice, as it is large.
+        parts: receives the bytes as they arrive. Such a request is large, so it is never hedged.
         """
         etag = wanted.version.decode()
         if _is_odd(place.key, etag):
@@ -128,8 +128,8 @@ class S3Get:
             raise
 
     def order(self, place: Place, wanted: ObjectRange) -> Order | None:
-        """How another process asks for the whole object at the *place*; None where `read` has to look for credentials
-        or a route first."""
+        """Return the prepared GET of the whole object at *place*; None if `read` must find credentials or a route
+        first."""
         if self._credentials.is_look_due and (self._looking is None or self._looking.done()):
             self._looking = asyncio.create_task(self.prepare(place.bucket))
             self._looking.add_done_callback(noticed)
@@ -140,13 +140,13 @@ class S3Get:
         return Order(way.ordered, place.key, etag)
 
     async def prepare(self, bucket: str) -> None:
-        """Find out how GETs of the *bucket* are sent now. Raises Unusual, and what a client of aiobotocore raises."""
+        """Find out how to send GETs to *bucket* now. Raises Unusual, and what aiobotocore's client raises."""
         await self._credentials.look()
         self._ways.clear()
         await self._find_way(bucket)
 
     def forget_route(self, bucket: str) -> None:
-        """Ask aiobotocore again how GETs of this bucket are sent, which may have learned it from a redirect."""
+        """Ask aiobotocore again for the route to this bucket, which it may have learned from a redirect."""
         self._routes.pop(bucket, None)
         self._ways.pop(bucket, None)
 
@@ -182,16 +182,16 @@ class S3Get:
         return way
 
     def _refuse(self, answer: Answer, bucket: str) -> None:
-        """Raises what a client of aiobotocore raises for such an answer, or Unusual, or Doubtful."""
+        """Raise what aiobotocore's client raises for this response, or Unusual, or Doubtful."""
         head, body, _ = answer
         if head.status == _NOT_IMPLEMENTED and self._checksums:
-            # Cloudflare R2 gave this answer to a question for checksums.
+            # Cloudflare R2 answers a request for checksums like this.
             self._checksums = False
             raise Unusual("the server may not know checksums")
         overloaded = head.status == 429 or head.status >= 500
         if head.status < 400 or (body is None and not overloaded):
             raise Unusual(f"an answer has status {head.status}")
-        # An overloaded server is not asked again for what it has said in chunks; its status says enough.
+        # An overloaded server is not asked again for a chunked body; its status says enough.
         unread = body is None and head.status in _OVERLOADED
         error = refusal(head.status, head.headers, _UNREAD if unread else bytes(body or b""))
         if is_redirect(error):
@@ -202,7 +202,7 @@ class S3Get:
 
 
 async def _checked(answer: Answer, place: Place, wanted: ObjectRange) -> memoryview:
-    """The body of an answer with the *wanted* bytes of the object at the *place*. Raises what `S3Get.read` raises."""
+    """Return the body, checked to be the *wanted* bytes of the object at *place*. Raises what `S3Get.read` raises."""
     head, body, _ = answer
     if head.status not in (200, 206):
         raise Unusual(f"an answer has status {head.status}")
@@ -218,13 +218,12 @@ async def _checked(answer: Answer, place: Place, wanted: ObjectRange) -> memoryv
 
 
 def _is_odd(key: str, etag: str) -> bool:
-    # Blanks in a row would have to be signed as one. No server has such ETags.
+    # Several blanks would have to be signed as one. No server has such ETags.
     return not key or not etag.isascii() or not etag.isprintable() or " " in etag
 
 
 def _require_right_bytes(answer: Answer, place: Place, wanted: ObjectRange) -> None:
-    """Check that its body is what was *wanted* of the object. Raises OriginError, BrokenAnswer, Doubtful,
-    Unusual."""
+    """Check that the body is the *wanted* range of the object. Raises OriginError, BrokenAnswer, Doubtful, Unusual."""
     head = answer.head
     said, span = (head.headers.get(name, b"").decode("latin-1") for name in (b"etag", b"content-range"))
     try:
@@ -237,8 +236,8 @@ def _require_right_bytes(answer: Answer, place: Place, wanted: ObjectRange) -> N
 
 
 def _doubt(answer: Answer) -> None:
-    """The *answer* would end a read for good. Raises Doubtful where it may be that to another request: a server or
-    proxy that is out of step goes on with the wrong answers for as long as the connection is used."""
+    """Raise Doubtful if *answer*, which would end a read for good, may belong to another request: a server or proxy
+    that is out of step sends wrong responses for as long as the connection is used."""
     if answer.used is not None:
         answer.used.abort()
         raise Doubtful("a connection that had been used before gave the answer to another request")

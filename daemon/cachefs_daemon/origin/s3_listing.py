@@ -1,13 +1,13 @@
-"""Listing a bucket in parallel.
+"""Lists a bucket in parallel.
 
 S3 lists keys in order, a thousand per request, and each page needs the one before. Listed page by page, a million keys
-take minutes. But a listing may start after any text. So while fewer requests are under way than may be, ranges of keys
-that are long are cut (`key_ranges.py`), and their parts are listed at once. That needs no directories and no request
-that lists nothing but names: a part is cut off by asking for its first key, since it may have none.
+take minutes. But a listing may start after any text. So while fewer requests are in flight than allowed, long ranges of
+keys are cut (`key_ranges.py`), and their parts are listed concurrently. Cutting needs no directories and no request
+that lists nothing but names: a part begins with a request for its first key, since it may be empty.
 
-Some servers (gateways over file systems) do not list keys in order. With them, keys at the cuts would be lost. This is
-noticed, by keys out of order and where two parts meet (`Seam`), and then everything is listed anew in one piece. The
-builder drops what it has got twice.
+Some servers (gateways over file systems) do not list keys in order, and keys at the cuts would be lost. Keys out of
+order, and disagreement where two parts meet (`Seam`), reveal such a server, and then everything is listed anew in one
+piece. The builder drops duplicates.
 """
 
 import asyncio
@@ -24,21 +24,21 @@ from cachefs_daemon.origin.s3_page import Page
 # Pages that are read before the keys are cut. Each range reads half a page too much on average, so a small bucket is
 # not cut at all.
 _FIRST_PAGES: Final = 8
-# Requests at once.
+# Concurrent requests.
 _PARALLEL: Final = 32
-# Parts may turn out to be empty: so many, and one for each of so many pages. (Stores charge for requests.)
+# Parts may turn out to be empty: this many, and one more for each of so many pages. (Stores charge for requests.)
 _EMPTY_PARTS: Final = 64
 _PAGES_PER_EMPTY_PART: Final = 2
-# Keys of a page whose characters are looked at: all of them would take longer than the rest.
+# Keys of a page whose characters are recorded: recording all would take longer than the rest.
 _LOOKED_AT: Final = 4
-# How often two requests may see different keys where two parts meet, before the server is taken to be odd.
+# How often two requests may see different keys where two parts meet, before the server counts as unordered.
 _LOOKS: Final = 3
-# Pages in a row with nothing on them. A server that has deleted much may send some; one that sends more will never end.
+# Most empty pages in a row. A server that has deleted much may send some; one that sends more will never end.
 _MOST_EMPTY: Final = 1000
 
 
 class _OutOfOrder(Exception):
-    """The server does not list keys in byte order, or ignores where to start."""
+    """The server does not list keys in byte order, or ignores the start key."""
 
 
 FetchPage = Callable[..., Awaitable[Page]]
@@ -47,10 +47,10 @@ FetchPage = Callable[..., Awaitable[Page]]
 async def list_bucket(
     fetch: FetchPage, prefix: str, place: ListingPlace | None = None
 ) -> AsyncIterator[list[ListedObject]]:
-    """All objects below *prefix*, in batches. fetch: returns one page, given the parameters of the query. place: where
-    to begin; it is brought up to date before each batch.
+    """Yield all objects below *prefix*, in batches. fetch: returns one page, given the parameters of the query. place:
+    where to begin; updated before each batch.
 
-    Raises BrokenAnswer where the listing would never end.
+    Raises BrokenAnswer if the listing would never end.
     """
     place = place or ListingPlace()
     try:
@@ -64,28 +64,28 @@ async def list_bucket(
 
 @dataclass(slots=True, eq=False)
 class _Range:
-    """A part of the keys that is listed by itself."""
+    """A range of keys that is listed by itself."""
 
-    # The last key that has come. It begins with those after this one,
+    # The last key that arrived. The range holds the keys after it,
     last: bytes
-    # and ends with this one; None: with the last key.
+    # up to this one; None: up to the last key.
     until: bytes | None
-    # Asks for the next page; None before the first one.
+    # Token for the next page; None before the first one.
     token: str | None = None
-    # Pages before the next one had nothing on them, in a row.
+    # Empty pages in a row so far.
     empty: int = 0
-    # Pages of it that have come since it was cut.
+    # Pages that arrived since the range was cut.
     pages: int = 0
-    # Of how many characters the first and the last key of its last page begin alike.
+    # Length of the common prefix of the first and the last key of its last page.
     page_width: int = 0
-    # It was cut off another one, and nobody knows yet whether there are keys in it.
+    # The range was cut off another one, and may turn out to be empty.
     is_new_part: bool = False
-    # The first key on its last page that is behind its end.
+    # The first key on its last page that is beyond its end.
     beyond: bytes | None = None
 
     def take(self, page: Page) -> list[ListedObject]:
-        """The objects on its next page that are in it. Raises _OutOfOrder, BrokenAnswer."""
-        # A listing that fails may be gone on with behind `last`, so that moves when the page is known to be good.
+        """Return the objects on its next page that are in the range. Raises _OutOfOrder, BrokenAnswer."""
+        # A failed listing may be resumed after `last`, so that moves once the page is known to be good.
         if page.token is not None and page.token == self.token:
             raise BrokenAnswer("the listing repeats itself: a token to go on with came twice")
         self.empty = _empty_pages(self.empty, page)
@@ -95,7 +95,7 @@ class _Range:
                 raise _OutOfOrder
             self.last = listed.key
         self.token = page.token
-        # Some servers also list the key after which they are to start.
+        # Some servers also list the key to start after.
         objects = page.objects
         if objects and (objects[0].key <= before != b"" or (self.until is not None and self.last > self.until)):
             until = self.until
@@ -110,12 +110,12 @@ class _Range:
 
     @property
     def is_listed(self) -> bool:
-        """Whether nothing is left of it, after a page has come."""
+        """Whether nothing is left of the range, after a page arrived."""
         return self.token is None or (self.until is not None and self.last >= self.until)
 
 
 class _Ranges:
-    """What is left of a bucket, in parts that are listed at once."""
+    """The unlisted rest of a bucket, in ranges that are listed concurrently."""
 
     def __init__(self, fetch: FetchPage, prefix: str, place: ListingPlace) -> None:
         self._fetch = fetch
@@ -130,7 +130,7 @@ class _Ranges:
         self._empty_parts = 0
 
     async def all(self) -> AsyncIterator[list[ListedObject]]:
-        """Raises _OutOfOrder, BrokenAnswer."""
+        """Yield the objects of all ranges. Raises _OutOfOrder, BrokenAnswer."""
         self._place.follow(lambda: [KeyRange(one.last, one.until) for one in self._left], self._seams)
         try:
             for cut in list(self._seams):
@@ -149,7 +149,7 @@ class _Ranges:
                         if asked.until is not None:
                             await self._check(asked.until)
                     except CachefsError:
-                        # It does not count: whoever goes on with this listing begins with this page.
+                        # The page does not count: a resumed listing begins with it.
                         asked.last, self._left[asked] = start, None
                         raise
                     yield objects
@@ -171,7 +171,7 @@ class _Ranges:
             seam.seen_after = page.objects[0].key if page.objects else None
             seam.is_begun = True
         if asked.is_new_part:
-            # One key says nothing about how far a page gets.
+            # One key does not tell how far a page reaches.
             asked.is_new_part, asked.pages = False, 0
             self._empty_parts += not objects
         else:
@@ -181,13 +181,13 @@ class _Ranges:
         return objects
 
     def _ask(self) -> None:
-        """Have as many requests under way as may be."""
+        """Send as many requests as allowed."""
         asked = set(self._requests.values())
         for one in [one for one in self._left if one not in asked][: _PARALLEL - len(asked)]:
             self._ask_for(one)
         if self._pages < _FIRST_PAGES:
             return
-        # The longer a range has been listed without an end, the more of it is left, as far as anybody can guess.
+        # The longer a range has been listed without an end, the more is probably left of it.
         long = sorted((one for one in self._left if one.pages), key=lambda one: one.pages, reverse=True)
         for number, one in enumerate(long):
             free = min(_PARALLEL - len(self._requests), self._empty_parts_left())
@@ -197,17 +197,17 @@ class _Ranges:
                 self._ask_for(part)
 
     async def _check(self, cut: bytes) -> None:
-        """Look at the seam that may be there, once it is known what both its parts have seen. Raises _OutOfOrder."""
+        """Verify the seam at *cut*, if there is one and both its parts are known. Raises _OutOfOrder."""
         seam = self._seams.get(cut)
         if seam is None or not seam.is_known:
             return
         if seam.seen_before != seam.seen_after and not await self._is_passing(seam):
             raise _OutOfOrder
-        del self._seams[cut]  # only now: a listing that fails before is gone on with here
+        del self._seams[cut]  # only now: a listing that fails earlier is resumed here
 
     async def _is_passing(self, seam: Seam) -> bool:
-        """Where two parts have seen different keys behind the cut between them, keys may have come or gone meanwhile,
-        but not each time that somebody looks."""
+        """Return whether the difference at a seam is transient: keys may have come or gone between two requests, but
+        not at every look."""
         assert seam.last is not None
         for _ in range(_LOOKS):
             before, after = [await self._first_key(start) for start in (seam.last, seam.cut)]
@@ -216,7 +216,7 @@ class _Ranges:
         return False
 
     async def _first_key(self, start: bytes) -> bytes | None:
-        """The first key after *start*, of the two that are listed next."""
+        """Return the first key after *start*, of the two that are listed next."""
         query: dict[str, Any] = {"Prefix": self._prefix, "MaxKeys": 2}
         if start:
             query["StartAfter"] = self._prefix + start.decode()
@@ -224,15 +224,15 @@ class _Ranges:
         return next((one.key for one in page.objects if one.key > start), None)
 
     def _empty_parts_left(self) -> int:
-        """How many more parts may be empty, with those that are asked for and may be."""
+        """Return how many more parts may turn out to be empty, beyond those requested now."""
         new = sum(one.is_new_part for one in self._requests.values())
         return _EMPTY_PARTS + self._pages // _PAGES_PER_EMPTY_PART - self._empty_parts - new
 
     def _cut(self, whole: _Range, most: int) -> list[_Range]:
-        """Cut at most so many parts off the end of a range."""
+        """Cut at most *most* parts off the end of a range."""
         until = None if whole.until is None else _text(whole.until)
         found = cuts(_text(whole.last), until, whole.page_width, self._characters, most)
-        # Keys that are no text are cut nowhere.
+        # Keys that are not UTF-8 are never cut.
         at = [cut for cut in map(str.encode, found) if whole.last < cut and (whole.until is None or cut < whole.until)]
         if not at:
             return []
@@ -264,7 +264,7 @@ class _Ranges:
 
 
 async def _pages(fetch: FetchPage, query: dict[str, str]) -> AsyncIterator[Page]:
-    """The pages of one listing. Raises BrokenAnswer where they would never end."""
+    """Yield the pages of one listing. Raises BrokenAnswer if they would never end."""
     token: str | None = None
     seen: set[str] = set()
     empty = 0
@@ -281,7 +281,7 @@ async def _pages(fetch: FetchPage, query: dict[str, str]) -> AsyncIterator[Page]
 
 
 def _empty_pages(before: int, page: Page) -> int:
-    """How many pages in a row had nothing on them, *page* included. Raises BrokenAnswer where there are too many."""
+    """Return the number of empty pages in a row, *page* included. Raises BrokenAnswer if there are too many."""
     empty = 0 if page.objects else before + 1
     if empty > _MOST_EMPTY:
         raise BrokenAnswer(f"the listing does not go on: {empty} pages in a row had nothing on them")

@@ -1,4 +1,4 @@
-"""The parts of an answer that is received: each is handed on when its bytes are there."""
+"""Passes on the parts of a response while it is received."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,7 +10,7 @@ from cachefs_daemon.origin.s3_answer import Place, bytes_before
 
 
 class Parts(Asked):
-    """A request for a range of an object, and what becomes of its parts."""
+    """A request for a range of an object, divided into parts."""
 
     __slots__ = ("_arrived", "_ends", "_is_right", "_next", "_place", "_wanted")
 
@@ -23,18 +23,18 @@ class Parts(Asked):
         self._wanted = wanted
         self._ends = [sum(lengths[: number + 1]) for number in range(len(lengths))]
         self._arrived = arrived
-        self._next = 0  # the first part that was not handed on
-        self._is_right: bool | None = None  # what the head says; None before it came
+        self._next = 0  # the first part that was not passed on
+        self._is_right: bool | None = None  # whether the head fits; None before it arrived
 
     def receive(self, head: Head, body: memoryview) -> None:
-        """So much of the *body* has come."""
+        """Pass on the parts that *body*, the bytes so far, completes."""
         if self._is_right is None:
             self._is_right = self._has_right_bytes(head)
         if self._is_right:
             self._hand_on(body)
 
     def finish(self, body: memoryview) -> None:
-        """The whole *body* has come, and is right."""
+        """Pass on all parts of the whole, verified *body*."""
         self._is_right = True
         self._hand_on(body)
 
@@ -46,7 +46,7 @@ class Parts(Asked):
             self.handed = self._ends[self._next - 1]
 
     def _has_right_bytes(self, head: Head) -> bool:
-        """Are they those of the version that was listed? If not, whoever asked finds out why."""
+        """Return whether the head belongs to the listed version. If not, the caller finds out why."""
         if head.status not in (200, 206) or head.length != self._wanted.length:
             return False
         said, span = head.headers.get(b"etag", b""), head.headers.get(b"content-range", b"")

@@ -1,4 +1,4 @@
-"""The bytes of GETs of objects, signed where that is wanted."""
+"""The bytes of GETs of objects, signed if the route requires it."""
 
 import time
 from typing import Any
@@ -12,11 +12,11 @@ _Headers = list[tuple[str, str]]
 
 
 class RequestMaker:
-    """Makes requests of one moment for one bucket. What they have in common is put together once."""
+    """Makes the requests of one moment for one bucket, from headers that it prepares once."""
 
     def __init__(self, route: Route, credentials: Any, *, checksums: bool = True) -> None:
-        """credentials: of botocore, frozen; None for requests that are not signed. checksums: whether whole objects are
-        to come with their checksums."""
+        """credentials: frozen ones of botocore; None for unsigned requests. checksums: whether to request checksums of
+        whole objects."""
         self._route = route
         self._signer: Signer | None = None
         own: _Headers = []
@@ -39,11 +39,11 @@ class RequestMaker:
         self._end = f"user-agent: {route.user_agent}\r\naccept-encoding: identity\r\n\r\n"
 
     def get(self, key: str, etag: str, wanted: ObjectRange) -> bytes:
-        """A request for the *wanted* bytes. etag: of printable ASCII without blanks."""
+        """Return a request for the *wanted* bytes. etag: printable ASCII without blanks."""
         route = self._route
         path = route.path(key)
         if wanted.length == wanted.size:
-            # A whole object needs no range, and servers that answer ranges oddly then answer right.
+            # A whole object needs no range, and servers that handle ranges badly then answer right.
             part, sent, signed, names = "", self._sent_whole, self._signed_whole, self._names_whole
         else:
             part = f"bytes={wanted.offset}-{wanted.offset + wanted.length - 1}"

@@ -1,8 +1,8 @@
-"""How aiobotocore would send the GETs of a bucket: to which server, with which path, signed for which region.
+"""The route of GETs to a bucket, as aiobotocore would send them: server, path, and region of the signature.
 
-Endpoints, virtual hosts, dual stack, FIPS, access points and regions that were learned from a redirect are known to
-botocore alone. So it prepares one GET, which is looked at and never sent, and from which all others of the bucket
-differ in their key, their conditions and their time only.
+Only botocore knows endpoints, virtual hosts, dual stack, FIPS, access points and regions learned from a redirect. So
+botocore prepares one GET, which is captured and never sent. All other GETs of the bucket differ from it only in their
+key, their conditions and their time.
 """
 
 import re
@@ -23,11 +23,11 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 
 class NoRoute(Exception):
-    """GETs of this bucket are nothing for our own client."""
+    """Our own client cannot send GETs to this bucket."""
 
 
 class _Revealed(Exception):
-    """Stops the GET that is looked at."""
+    """Stops the captured GET."""
 
     def __init__(self, request: Any) -> None:
         self.request = request
@@ -35,35 +35,36 @@ class _Revealed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How GETs of one bucket are sent."""
+    """How to send GETs to one bucket."""
 
     server: Server
     # Value of the header Host.
     host: str
     user_agent: str
-    # What precedes the key in the path.
+    # The path before the key.
     prefix: str
-    # What the signature says of the body, which is empty; empty for unsigned requests.
+    # The signed hash of the empty body; "" for unsigned requests.
     payload: str
-    # Empty for unsigned requests.
+    # "" for unsigned requests.
     region: str
     service: str
-    # Value of the header x-amz-request-payer; empty where requests have none.
+    # Value of the header x-amz-request-payer; "" without it.
     payer: str = ""
 
     def path(self, key: str) -> str:
-        """As botocore sends it."""
-        # Most keys need no quotes, and to see that takes half as long as to quote them.
+        """Return the path of *key*, quoted as botocore does."""
+        # Most keys need no quoting, and checking that takes half as long as quoting.
         return self.prefix + (key if _PLAIN.fullmatch(key) else quote(key, safe="/~"))
 
 
 def prepare(client: Any) -> None:
-    """Make a new client ready for find_route."""
+    """Prepare a new client for find_route."""
     client.meta.events.register("before-send.s3.GetObject", _reveal)
 
 
 async def find_route(client: Any, bucket: str) -> Route:
-    """Raises NoRoute, and what botocore raises for instance where it finds no credentials."""
+    """Return the route to *bucket*. Raises NoRoute, and what botocore raises, for instance if it finds no
+    credentials."""
     try:
         await client.get_object(Bucket=bucket, Key=_KEY, IfMatch=_PROBE)
     except _Revealed as revealed:
@@ -101,7 +102,7 @@ def _route(client: Any, request: Any) -> Route:
 
 
 def _scope(headers: dict[str, str]) -> tuple[str, str]:
-    """Region and service in a signature; empty for an unsigned request."""
+    """Return region and service of the signature; "" for an unsigned request."""
     if "authorization" not in headers:
         if any(name.startswith("x-amz-") for name in headers):
             raise NoRoute("its requests are signed in another way")

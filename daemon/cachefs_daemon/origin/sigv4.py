@@ -1,6 +1,6 @@
-"""Signatures of requests as AWS wants them ("Signature Version 4").
+"""AWS request signatures ("Signature Version 4").
 
-A test compares them to those of botocore.
+A test compares them with those of botocore.
 """
 
 import hashlib
@@ -14,8 +14,8 @@ ALGORITHM: Final = "AWS4-HMAC-SHA256"
 class Signer:
     """Signs GETs of one moment with one key of one account, for one service of one region.
 
-    Making it takes 8 us and a signature 2, where botocore takes 60. Servers take times that are 15 minutes off, so one
-    of these serves all requests of a second.
+    Making a signer takes 8 us and a signature 2, where botocore takes 60. Servers accept times that are 15 minutes off,
+    so one signer serves all requests of a second.
     """
 
     def __init__(self, access_key: str, secret_key: str, region: str, service: str, when: str) -> None:
@@ -30,11 +30,11 @@ class Signer:
         self._before_names = f"{ALGORITHM} Credential={access_key}/{scope}, SignedHeaders="
 
     def authorization(self, path: str, lines: str, names: str, payload: str) -> str:
-        """The value of the header Authorization.
+        """Return the value of the header Authorization.
 
-        path: as it is sent. lines: those headers that are signed, each as `name:value` and a line end, in the order of
-        their names, which are in lower case; their values have no superfluous blanks. names: the same names, with
-        semicolons between them. payload: what is said of the body.
+        path: as it is sent. lines: the signed headers, each as `name:value` and a line end, sorted by their names,
+        which are in lower case; values have no superfluous blanks. names: the same names, separated by semicolons.
+        payload: the signed hash of the body.
         """
         request = f"GET\n{path}\n\n{lines}\n{names}\n{payload}"
         text = self._before_hash + hashlib.sha256(request.encode()).hexdigest()

@@ -11,8 +11,8 @@ from cachefs_daemon.origin.patience import Patience
 
 
 class UnusableOrigin:
-    """Fails each request with the same reason (see cachefs_daemon.origin.base.Origin), so that what is cached of the
-    dataset can still be read, and other datasets are not affected."""
+    """Fails each request with the same reason (see cachefs_daemon.origin.base.Origin), so that the dataset's cached
+    blocks stay readable, and other datasets are not affected."""
 
     def __init__(self, url: str, reason: CachefsError) -> None:
         self.url = url

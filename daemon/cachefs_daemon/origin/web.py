@@ -1,8 +1,7 @@
-"""Origins that are asked over HTTP: what `gs://`, `az://`, `http(s)://` and `hf://` have in common.
+"""Origins over HTTP: the common part of `gs://`, `az://`, `http(s)://` and `hf://`.
 
-A store says what to ask for and how to tell that an answer has the version that was listed. Here it is asked, again
-where that may help, and each answer is checked: version, length, range, and the checksum of a whole object where the
-store has one.
+A store prepares requests and tells whether a response has the listed version. `WebOrigin` sends the requests, retries
+them, and checks each response: version, length, range, and the checksum of a whole object if the store has one.
 """
 
 import asyncio
@@ -35,91 +34,92 @@ from cachefs_daemon.origin.refusals import ErrorTable, Meaning
 from cachefs_daemon.origin.retry import Failure, retrying
 from cachefs_daemon.origin.web_client import Answer, BrokenAnswer, Headers, Refused, Request, WebClient, receive
 
-# All attempts for one page of the listing together, in seconds.
+# Seconds for all attempts for one page of the listing together.
 _PAGE_DEADLINE: Final = 120.0
 # The same for an index, which may have a gigabyte.
 _INDEX_DEADLINE: Final = 3600.0
-# Seconds after which the first page is not tried again: an endpoint that does not answer at all may be a typing error.
+# Seconds after which the first page is not retried: a silent endpoint may be a typing error.
 _FIRST_PAGE_TRIED: Final = 3.0
-# Bytes whose checksum is counted on the event loop, at most: MD5, the slowest, takes half a millisecond.
+# Most bytes that are hashed on the event loop: MD5, the slowest, takes half a millisecond.
 _SHORT: Final = 256 << 10
 _UNAUTHORIZED: Final = 401
-# A file has one of these in its answer. What a program says in its place ("we repair something") seldom does.
+# Responses with a file have one of these headers. A page that a program sends instead, such as a maintenance notice,
+# seldom does.
 _OF_FILES: Final = ("ETag", "Last-Modified")
 
 Result = TypeVar("Result")
-_Digests = set[bytes]  # of wrong bytes, and lengths, that have come
+_Digests = set[bytes]  # of wrong bytes, and lengths, received so far
 MakeRequest = Callable[[], Awaitable[Request]]  # called for each attempt, since credentials may be new
 
 
 class Ask(Protocol):
-    """Asks for a page of a listing, until it is there."""
+    """Requests a page of a listing, with retries."""
 
     async def __call__(self, make: MakeRequest, into: BinaryIO | None = None) -> tuple[bytes, Answer]:
-        """The page and the head of its answer. into: where it is written to, if it is long."""
+        """Return the page and the head of its response. into: the file that a long page is written to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """What the whole of an object has."""
+    """The checksum of a whole object."""
 
-    # Of hashlib.
+    # Name of the hashlib algorithm.
     kind: str
     expected: bytes
-    # What is counted before the object.
+    # Bytes that are hashed before the object.
     before: bytes = b""
-    # Nothing but this checksum tells whether an answer is the object as it was listed.
+    # No header but this checksum proves that a response is the listed object.
     is_only_proof: bool = False
 
     def fits(self, data: Data) -> bool:
-        """data: the whole object."""
+        """Return whether *data*, a whole object, has the checksum."""
         digest = hashlib.new(self.kind, self.before, usedforsecurity=False)
         digest.update(data)
         return digest.digest() == self.expected
 
 
 class Store(Protocol):
-    """What is special about the origins of one kind."""
+    """The part of an origin that depends on its kind."""
 
     @property
     def url(self) -> str:
-        """As the dataset was added, without a slash at the end."""
+        """URL of the dataset, without a slash at the end."""
 
     @property
     def server(self) -> str:
-        """The server: its scheme, name and port, and the account where one server has several."""
+        """The server: its scheme, name and port, and the account if one server has several."""
 
     @property
     def identity(self) -> bytes:
-        """What precedes a key in the name that is unique among the objects of all origins."""
+        """The prefix that makes a key unique among the objects of all origins."""
 
     def list(self, ask: Ask, report: Report) -> AsyncIterator[list[ListedObject]]:
-        """See Origin.list."""
+        """List all objects (see Origin.list)."""
 
     async def request(self, wanted: ObjectRange) -> Request:
-        """Asks for these bytes of an object as it was listed. Raises CachefsError."""
+        """Prepare a request for these bytes of an object as it was listed. Raises CachefsError."""
 
     def is_version(self, wanted: ObjectRange, answer: Answer) -> bool | None:
-        """Whether an answer is of the version that was listed; None where it does not say which one it is of."""
+        """Return whether a response has the listed version; None if it does not tell its version."""
 
     def checksum(self, wanted: ObjectRange, answer: Answer) -> Checksum | None:
-        """That of the whole object, if it is known."""
+        """Return the checksum of the whole object, if it is known."""
 
     def refused(self, request: Request) -> bool:
-        """Credentials were refused. Returns whether others may be found at once."""
+        """Handle refused credentials. Return whether others may be found at once."""
 
     @property
     def errors(self) -> ErrorTable:
-        """What its error codes mean."""
+        """Meanings of the store's error codes."""
 
     @property
     def words(self) -> Mapping[str, str]:
-        """What texts of that table name, beside {where}."""
+        """Values of the names in the texts of `errors`, beside {where}."""
 
 
 @dataclass(slots=True)
 class _Extent:
-    """How much of a listing has come."""
+    """The size of a listing so far."""
 
     pages: int = 0
     bytes: int = 0
@@ -194,7 +194,7 @@ class WebOrigin:
         return await retrying(attempt, judge_attempt, self._named(key), patience, give_up)
 
     async def _with_credentials(self, work: Callable[[], Awaitable[Result]]) -> Result:
-        """One attempt, which is repeated at once with other credentials where there may be any."""
+        """Make one attempt, repeated at once if its credentials were refused and others may be found."""
         self.requests += 1
         try:
             return await work()
@@ -211,7 +211,7 @@ class WebOrigin:
         async with self._client.answer(request, self._read) as (answer, content):
             is_version = self._store.is_version(wanted, answer)
             if is_version is None:
-                # A login page, or one that says that somebody repairs something.
+                # A login page or a maintenance notice.
                 raise BrokenAnswer("it does not say which version it has")
             if not is_version:
                 if is_weak_form(
@@ -230,7 +230,7 @@ class WebOrigin:
         return right
 
     async def _checked(self, key: str, wanted: ObjectRange, answer: Answer, data: Data | None, last: _Digests) -> Data:
-        """The *data* of an answer, which are those of the object; None where they have another length."""
+        """Return *data*, verified to be those of the object. data: None if the response has another length."""
         checksum = self._store.checksum(wanted, answer) if wanted.length == wanted.size else None
         if data is None and (checksum is None or not checksum.is_only_proof):
             raise OriginError(
@@ -243,15 +243,15 @@ class WebOrigin:
         return data
 
     async def _check(self, key: str, checksum: Checksum, answer: Answer, data: Data | None, last: _Digests) -> None:
-        """data: None where it has another length. Raises BrokenAnswer, and ObjectChanged where the same wrong bytes, or
-        the same wrong length, came twice."""
+        """Verify a checksum. data: None if the response has another length. Raises BrokenAnswer, and ObjectChanged if
+        the same wrong bytes, or the same wrong length, arrived twice."""
         if data is None:
             wrong = f"length {answer.headers.get('Content-Length', '')}".encode()
         elif checksum.fits(data) if len(data) <= _SHORT else await asyncio.to_thread(checksum.fits, data):
             return
         else:
             wrong = hashlib.sha256(data).digest()
-        # Where no version says that it is the object, it may be a page that says why there is none: that passes.
+        # Without a version, the response may be an error page, which is transient.
         is_page = checksum.is_only_proof and not any(answer.headers.get(name) for name in _OF_FILES)
         if wrong in last and not is_page:
             raise ObjectChanged(
@@ -265,7 +265,8 @@ class WebOrigin:
         return f"{self.url}/{key}".rstrip("/") + self._at
 
     def _judge(self, key: str, error: Exception) -> Failure:
-        """What an exception means. Raises *error* itself where neither the network nor the server is its cause."""
+        """Return the failure that an exception means. Raises *error* itself if neither the network nor the server is
+        its cause."""
         if isinstance(error, CachefsError):
             return Failure(error, isinstance(error, OriginUnavailable))
         words = {"where": self._named(key)}
@@ -281,8 +282,8 @@ class WebOrigin:
         raise error
 
 
-# What exceptions mean that are no answer of the server: the first row whose kinds an exception is of. Texts of
-# exceptions of aiohttp are not repeated: they contain URLs, which may prove who asks.
+# Meanings of exceptions that are no response of the server: the first row with a matching type applies. Texts of
+# aiohttp's exceptions are not repeated: they contain URLs, which may hold credentials.
 _TROUBLES: Final[tuple[tuple[tuple[type[Exception], ...], str], ...]] = (
     ((BrokenAnswer,), "{where} is broken: {error}"),
     (
@@ -302,7 +303,7 @@ _TROUBLES: Final[tuple[tuple[tuple[type[Exception], ...], str], ...]] = (
 
 
 def _tls_reason(error: Exception) -> str:
-    """In OpenSSL's words, which name no URL."""
+    """Return OpenSSL's words, which name no URL."""
     cause = getattr(error, "certificate_error", None) or getattr(error, "os_error", None)
     return getattr(cause, "verify_message", "") or getattr(cause, "reason", None) or type(error).__name__
 
@@ -311,7 +312,7 @@ _endpoints: Final[WeakValueDictionary[tuple[str, int], Endpoint]] = WeakValueDic
 
 
 def _endpoint(server: str, most: int) -> Endpoint:
-    """That of the server, which all origins share that it has, as long as there is any."""
+    """Return the endpoint of the server, which all its open origins share."""
     found = _endpoints.get((server, most))
     if found is None:
         found = _endpoints[server, most] = Endpoint(server, most)
@@ -319,7 +320,7 @@ def _endpoint(server: str, most: int) -> Endpoint:
 
 
 def range_of(wanted: ObjectRange) -> Headers:
-    """The header that asks for a part of an object; none for a whole one."""
+    """Return the header that requests a part of an object; none for a whole one."""
     if wanted.length == wanted.size:
         return {}
     return {"Range": f"bytes={wanted.offset}-{wanted.offset + wanted.length - 1}"}

@@ -1,7 +1,7 @@
 """GETs over HTTP(S) for the origins `gs://`, `az://`, `http(s)://` and `hf://`.
 
-Redirects are followed here, since what proves who asks must not go to another server, and since some stores say in the
-redirect which version an object has.
+Redirects are followed here, since credentials must not go to another server, and since some stores give the version of
+an object in the redirect.
 """
 
 import asyncio
@@ -31,10 +31,10 @@ from cachefs_daemon.origin.refusals import MOST_BODY, Refusal, words_in
 
 _MOST_REDIRECTS: Final = 5
 _REDIRECTS: Final = frozenset((301, 302, 303, 307, 308))
-# Bytes of one page of a listing, at most. Azure's longest have about 8 MiB.
+# Most bytes of one page of a listing. Azure's longest have about 8 MiB.
 _MOST_OF_A_PAGE: Final = 64 << 20
 _CHUNK: Final = 1 << 20
-# Seconds that the body of a refusal may take.
+# Timeout of a refusal's body in seconds.
 _BODY_SECONDS: Final = 2.0
 # A name or an address, and a port; no user.
 _SERVER: Final = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]+)?")
@@ -44,33 +44,33 @@ Headers = Mapping[str, str]
 
 
 class BrokenAnswer(Exception):
-    """The answer is not what the server promised, for instance cut short; another try may be better."""
+    """The response is not what the server promised, for instance cut short; a retry may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is asked for with GET."""
+    """A GET."""
 
     # Percent-encoded.
     url: str
     headers: Headers = field(default_factory=dict)
-    # Headers that prove who asks. No other server gets them, and nobody without TLS.
+    # Headers with credentials, which are sent to this server only, and only with TLS.
     secrets: Headers = field(default_factory=dict)
-    # What is added to the URL, and proves who asks too, such as a shared access signature.
+    # Credentials in the query, such as a shared access signature, which are added to the URL.
     secret_query: str = ""
 
 
 class Answer(NamedTuple):
-    """The head of an answer."""
+    """The head of a response."""
 
     status: int
     headers: CIMultiDictProxy[str]
-    # Those of the last answer of the server that was asked, which may have redirected us to another one.
+    # Headers of the last response of the requested server, which may have redirected to another one.
     own_headers: CIMultiDictProxy[str]
 
 
 class Refused(Exception):
-    """The server answers with another status than 200 or 206."""
+    """A response with another status than 200 or 206."""
 
     def __init__(self, refusal: Refusal, request: Request) -> None:
         super().__init__(str(refusal))
@@ -79,7 +79,7 @@ class Refused(Exception):
 
 
 class Body:
-    """The body of an answer, whose bytes are counted as they come."""
+    """The body of a response, whose bytes are counted as they arrive."""
 
     def __init__(self, content: aiohttp.StreamReader, exchange: Exchange) -> None:
         self._content = content
@@ -94,11 +94,11 @@ class Body:
 
 
 class _Redirected(Exception):
-    """The server says where else to ask."""
+    """The server redirects the request."""
 
 
 def _sending() -> aiohttp.TraceConfig:
-    """Tells each exchange when its request is sent: not while it waits for a connection."""
+    """Make a trace that begins each exchange when its request is sent, not while it waits for a connection."""
     config = aiohttp.TraceConfig()
 
     async def sent(_: object, context: SimpleNamespace, __: object) -> None:
@@ -122,7 +122,7 @@ def _outcome_of(error: BaseException) -> Outcome:
 
 
 class WebClient:
-    """Connections for one origin, made when they are needed. Belongs to the event loop that first uses it."""
+    """Connections for one origin, opened on demand. Belongs to the event loop that first uses it."""
 
     def __init__(self, settings: OriginSettings, listed: Ledger) -> None:
         """listed: counts requests for pages of listings."""
@@ -131,10 +131,10 @@ class WebClient:
         self._opening: asyncio.Task[aiohttp.ClientSession] | None = None
 
     async def page(self, request: Request, most: int, into: BinaryIO | None = None) -> tuple[bytes, Answer]:
-        """A whole answer: a page of a listing. most: bytes that it may have. into: replaced by it, if it is long; then
-        no bytes are returned.
+        """Return a whole response: a page of a listing. most: its most bytes. into: a file that is overwritten with a
+        long response; no bytes are returned then.
 
-        Raises Refused, BrokenAnswer, what aiohttp raises; ConfigError where it has more bytes.
+        Raises Refused, BrokenAnswer, what aiohttp raises; ConfigError for a response of more bytes.
         """
         async with self.answer(request, self._listed) as (answer, content):
             if answer.status == 206:
@@ -156,7 +156,7 @@ class WebClient:
 
     @contextlib.asynccontextmanager
     async def answer(self, request: Request, ledger: Ledger) -> AsyncIterator[tuple[Answer, "Body"]]:
-        """The answer to a request whose status is 200 or 206, and its body. ledger: counts it. Raises as `page`."""
+        """Yield a response with status 200 or 206, and its body. ledger: counts the request. Raises as `page` does."""
         session = await self._session()
         url, own = request.url, None
         for _ in range(_MOST_REDIRECTS + 1):
@@ -218,7 +218,7 @@ class WebClient:
 
 
 async def _refusal(answer: Answer, response: aiohttp.ClientResponse) -> Refusal:
-    """What an answer says of why it refuses: in headers, as Azure and the hub do, or in its body."""
+    """Return the refusal in a response, from its headers, as Azure and the hub send it, or its body."""
     body = b""
     with contextlib.suppress(aiohttp.ClientError, TimeoutError, zlib.error):
         async with asyncio.timeout(_BODY_SECONDS):
@@ -237,9 +237,9 @@ async def _refusal(answer: Answer, response: aiohttp.ClientResponse) -> Refusal:
 
 
 def checked_endpoint(url: str, example: str) -> str:
-    """The URL of a server, without a slash at the end. Raises ConfigError.
+    """Return the URL of a server, without a slash at the end. Raises ConfigError.
 
-    It may have nothing in it that proves who asks, since everybody on this node can see it.
+    The URL must hold no credentials, since every user of this node can see it.
     """
     if not is_plain(url):
         raise ConfigError(f"the endpoint must be a URL such as {example}, without a user and a query")
@@ -247,7 +247,7 @@ def checked_endpoint(url: str, example: str) -> str:
 
 
 def is_plain(url: str) -> bool:
-    """Whether that is the URL of something on a web server, and nothing else is in it."""
+    """Return whether *url* is a plain URL of a web server, without user, query or fragment."""
     try:
         parts = urlsplit(url)
         has_server = bool(parts.hostname) and parts.port != 0
@@ -259,12 +259,12 @@ def is_plain(url: str) -> bool:
 
 
 def quoted(url: str) -> str:
-    """With the characters percent-encoded that no request can have."""
+    """Percent-encode the characters that are invalid in a request."""
     return quote(url, safe=":/%@!$&'()*+,;=~[]")
 
 
 async def receive(content: Body, answer: Answer, wanted: ObjectRange) -> bytearray | None:
-    """The *wanted* bytes out of the body of an answer; None where it has other bytes. Raises BrokenAnswer."""
+    """Return the *wanted* bytes of a response's body; None if the body has other bytes. Raises BrokenAnswer."""
     length = answer.headers.get("Content-Length")
     promised = int(length) if length is not None and length.isdecimal() else None
     skip = 0
@@ -277,7 +277,7 @@ async def receive(content: Body, answer: Answer, wanted: ObjectRange) -> bytearr
     elif promised not in (None, wanted.size):
         return None
     else:
-        skip = wanted.offset  # the server knows no ranges
+        skip = wanted.offset  # the server does not support ranges
     data = bytearray()
     missing = skip + wanted.length
     while missing and (chunk := await content.read(min(missing, _CHUNK))):
@@ -289,7 +289,7 @@ async def receive(content: Body, answer: Answer, wanted: ObjectRange) -> bytearr
             skip -= dropped
     if missing:
         if answer.status == 200 and answer.headers.get("Transfer-Encoding", "").lower() == "chunked":
-            return None  # the object is shorter: the last chunk says that nothing is missing
+            return None  # the object is shorter: the last chunk proves that nothing is missing
         raise BrokenAnswer(f"the body ended {missing} bytes early")
     ends_here = answer.status == 206 or wanted.offset + wanted.length == wanted.size
     if ends_here and await content.read(1):
@@ -298,14 +298,14 @@ async def receive(content: Body, answer: Answer, wanted: ObjectRange) -> bytearr
 
 
 def too_long(where: str, most: int) -> ConfigError:
-    """What is said of an index, or a listing, that has more bytes than it may have."""
+    """Return the error for an index or a listing with too many bytes."""
     return ConfigError(
         f"{where}: the listing has more than {format_size(most)}, or no end; if it is right, raise origin.max_listing"
     )
 
 
 async def _at_most(content: Body, most: int) -> bytes:
-    """The body, or its first *most* bytes."""
+    """Return the body, or its first *most* bytes."""
     data = bytearray()
     while len(data) < most and (chunk := await content.read(min(most - len(data), _CHUNK))):
         data += chunk
@@ -313,7 +313,7 @@ async def _at_most(content: Body, most: int) -> bytes:
 
 
 def _headers_to(request: Request, url: str) -> CIMultiDict[str]:
-    """The headers for a server that the request itself, or a redirect, leads to."""
+    """Return the headers for the request, or for a server that it is redirected to."""
     headers = CIMultiDict(request.headers)
     if request.secrets and _is_trusted(request, url):
         headers.update(request.secrets)
@@ -327,8 +327,8 @@ def _with_secret_query(request: Request, url: str) -> str:
 
 
 def _is_trusted(request: Request, url: str) -> bool:
-    """Whether credentials may go to this URL: the server for which they are. Raises ConfigError where it is asked
-    without TLS."""
+    """Return whether credentials may go to this URL: only to the server that they are for. Raises ConfigError for that
+    server without TLS."""
     asked, now = urlsplit(request.url), urlsplit(url)
     if (asked.scheme, asked.netloc) != (now.scheme, now.netloc):
         return False
@@ -341,7 +341,7 @@ def _is_trusted(request: Request, url: str) -> bool:
 
 
 def redirected(url: str, where: str) -> str:
-    """The URL that a redirect leads to. Raises BrokenAnswer."""
+    """Return the target of a redirect. Raises BrokenAnswer."""
     there = urljoin(url, where)
     parts = urlsplit(there)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username is not None:
@@ -353,5 +353,5 @@ def redirected(url: str, where: str) -> str:
 
 @functools.lru_cache(64)
 def _proxy(scheme: str, server: str) -> str | None:
-    """The proxy that the environment names for a server."""
+    """Return the proxy that the environment names for a server."""
     return None if urllib.request.proxy_bypass(server) else urllib.request.getproxies().get(scheme)
