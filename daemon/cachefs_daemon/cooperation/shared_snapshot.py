@@ -1,11 +1,11 @@
-"""One snapshot that jobs of the cluster read: who holds which of its blocks, which are this node's to keep, and what
-others will read here.
+"""One snapshot that jobs of the cluster read: the holders of its blocks, the blocks that this node keeps, and the reads
+of other nodes here.
 
-Where one group of consumers shares out samples that nobody else reads, copies are coordinated: they go where they are
-read next (`cachefs.planning.cluster.copies`). Else blocks stay at home. A copy changes hands when the reader that
-is to keep it has got it: the reader counts the block as its own from shortly before it reads it, and the one who has
-given it away does not from that moment on. To wait for the word of how far the reader is would cost both a place
-meanwhile: 2 to 10 % more bytes from the origin, with epochs of 5 to 20 s.
+If one group of consumers shares out samples that no other group reads, its copies are coordinated: they go where they
+are read next (`cachefs.planning.cluster.copies`). Otherwise blocks stay at home. A copy changes hands when its next
+holder has got it: that reader counts the block as its own from shortly before its read, and the former holder stops to
+do so at the read. To wait for the reader's published progress instead would cost both a place meanwhile: 2 to 10 % more
+bytes from the origin, with epochs of 5 to 20 s.
 """
 
 import asyncio
@@ -38,24 +38,23 @@ from cachefs_daemon.jobs.plan_room import PER_READ, Part
 
 log = logging.getLogger(__name__)
 
-# Bytes per block for homes, holders and reads of some epochs, and for the plan of what others read.
+# Bytes per block for homes, holders and reads of some epochs, and for the plan of remote reads.
 PER_BLOCK: Final = 64
-# Seconds until it is tried again after something failed.
+# Seconds until a retry after a failure.
 RETRY_SECONDS: Final = 2.0
-# Seconds within which those who read say how far they are, to a node that has just come.
+# Seconds within which readers publish their progress to a node that has just joined.
 PLACES_SECONDS: Final = 5.0
-# Seconds on top of those in which a block is about to be read: what a node is to keep is its own so long before it is
-# read.
+# Seconds, besides those for which a read counts as near, by which a node counts a block as its own before reading it.
 LEAD: Final = 0.25
 
 
-# Epochs by which the readers of a job may be apart. They go in step, as a rule, and who holds what follows from where
-# the slowest is. Where one was cut off for a while and went on by itself, all looked in the wrong places, and a fifth
-# of all blocks came from the origin (4 nodes, 5 epochs apart; with copies at home 4 %). Copies stay at home until they
-# are so near again.
+# Epochs by which the readers of a job may be apart. Usually they go in step, and the holders follow from the position
+# of the slowest. After one was cut off for a while and went on by itself, all looked in the wrong places, and a fifth
+# of all blocks came from the origin (4 nodes, 5 epochs apart; with copies at home 4 %). Beyond APART, copies stay at
+# home until the spread is at most TOGETHER again.
 APART: Final = 2.0
 TOGETHER: Final = 1.0
-# Part of an epoch after which it has begun in earnest.
+# Fraction of an epoch after which it counts as begun.
 BEGUN: Final = 0.01
 
 
@@ -63,7 +62,7 @@ _START: Final = Place("", 0, 0.0, 0.0)
 
 
 class SharedSnapshot:
-    """Used on the event loop."""
+    """Keeps holders and plans of one snapshot up to date in a task of its own. Used on the event loop."""
 
     def __init__(self, snapshot: str, ring: Ring, around: Surroundings) -> None:
         self.snapshot = snapshot
@@ -74,15 +73,15 @@ class SharedSnapshot:
         self._groups: list[Group] = []
         self._samples = GroupSamples(around)
         self._readers = ReadsHere(snapshot, around, lambda group: self._slowest(group).epoch)
-        self._room_key = ""  # under which there is room for it
-        self._led: dict[str, tuple[int, int]] = {}  # by own consumer: epoch and read up to which it has its copies
+        self._room_key = ""  # account of the memory taken for the plan
+        self._led: dict[str, tuple[int, int]] = {}  # by own consumer: epoch and read up to which `_take_over` has gone
         self._at: dict[object, Place] = {}  # by key of the group: its slowest consumer, as of the last step
         self._coordinated: Group | None = None
-        self._was_apart = False  # was it for that that copies have stayed at home?
-        self._apart: object = None  # key of the group whose readers are too far from each other to coordinate copies
-        self._stands = False  # is it known of all blocks whose they are, of those too that were read in this epoch?
+        self._was_apart = False  # whether copies stayed at home because the readers were apart
+        self._apart: object = None  # key of the group whose readers are too far apart to coordinate copies
+        self._stands = False  # whether standing is exact for all blocks, including those read in this epoch
         self._adopted: Known | None = None
-        self._missed = False  # was there an order, when last asked for, that could not be had?
+        self._missed = False  # whether a published order could not be fetched at the last attempt
         self._owed = Owed(snapshot, around.me, around.standing, around.filled)
         self._news = asyncio.Event()
         self._news.set()
@@ -98,30 +97,30 @@ class SharedSnapshot:
 
     @property
     def space(self) -> BlockSpace | None:
-        """None until somebody has found out what the samples are."""
+        """None until the first samples are known."""
         return self._samples.space
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
     def regroup(self, groups: list[Group]) -> None:
-        """These read it now."""
+        """Set the groups that read the snapshot."""
         if groups != self._groups:
             self._groups = groups
             self._news.set()
 
     def follow(self, ring: Ring) -> None:
-        """These are the members that count for placement now."""
+        """Set the members that count for placement."""
         if ring != self._ring:
             self._ring = ring
             self._news.set()
 
     def adopt(self, known: Known) -> None:
-        """Another node knows better who holds what."""
+        """Take over holders from another node, which knows better."""
         self._adopted = known
         self._news.set()
 
     def handed_over(self, node: str, keys: Sequence[bytes]) -> None:
-        """That node has got blocks from here."""
+        """Record that a node got blocks from this one."""
         holders, space = self.holders, self.space
         if holders is None or space is None or node not in holders.ring.ids:
             return
@@ -134,7 +133,7 @@ class SharedSnapshot:
                 self._let_go(epoch, blocks)
 
     def step(self) -> None:
-        """To be called some times a second: readers have read on."""
+        """Follow the progress of the readers. Call several times a second."""
         for group in self._groups:
             reader = self._readers.of(group)
             slowest = self._at[group.key] = self._slowest(group)
@@ -153,7 +152,8 @@ class SharedSnapshot:
             self._owed.look()
 
     def _look_whether_apart(self) -> None:
-        """Of the group that coordinates copies, would do so but for that, or is the only one."""
+        """Check the spread of the readers: of the group that coordinates copies, would do so if it were together, or is
+        the only one."""
         alone = self._groups[0] if len(self._groups) == 1 else None
         group = self._coordinated or next((one for one in self._groups if one.key == self._apart), alone)
         places = [place.epoch + place.done for place in self._around.places(group)] if group is not None else []
@@ -167,14 +167,14 @@ class SharedSnapshot:
             log.info("snapshot %s: readers of job %s are %.1f epochs apart; %s", self.snapshot, group.job, spread, what)
 
     def _is_planned(self, group: Group, reader: PeerReads, epoch: int) -> bool:
-        """Is all done with that epoch that can be?"""
+        """Return whether the plan of that epoch is as complete as it can be."""
         is_open = group.spec is None and self._coordinated is not None and group.key == self._coordinated.key
         if is_open and self.holders is not None and epoch not in self.holders.at:
             return False
         return reader.knows(epoch) or not knows(group, epoch)
 
     def _is_decided(self, group: Group, epoch: int) -> bool:
-        """Is it known who holds what at the start of that epoch, or can it be by now?"""
+        """Return whether the holders at the start of that epoch are decided, or can be by now."""
         if self._coordinated is None or group.key != self._coordinated.key or group.spec is not None:
             return True
         if self.holders is not None and epoch in self.holders.at:
@@ -183,7 +183,7 @@ class SharedSnapshot:
         return verdict is not None and (not verdict or (knows(group, epoch - 1) and knows(group, epoch)))
 
     def _verdict(self, group: Group, epoch: int) -> bool | None:
-        """Do copies change hands in an epoch of a group whose orders are published one by one?"""
+        """Return whether copies change hands in an epoch of a group that publishes orders one by one; None if open."""
         around, ring = self._around, self._ring.ids
         first = min((node for node in group.nodes if node in ring), default=around.me)
         if first != around.me:
@@ -193,24 +193,23 @@ class SharedSnapshot:
 
     @property
     def is_up_to_date(self) -> bool:
-        """Is all decided that follows from what is known?"""
+        """Whether all decisions that follow from known facts are made."""
         return not self._is_busy and not self._news.is_set()
 
     # --- what others ask ----------------------------------------------------------------------------------------------
 
     @property
     def reader_keys(self) -> list[str]:
-        """Names in the plan of what other nodes read here."""
+        """Names of remote reads in the plan."""
         return self._readers.names
 
     @property
     def leader(self) -> str:
-        """The name of the group that coordinates its copies; empty: none does."""
+        """Name of the group that coordinates copies; empty if there is none."""
         return self._coordinated.name if self._coordinated is not None else ""
 
     def where(self, block: int) -> tuple[int, tuple[int, ...], int]:
-        """Who holds a block now, who may have it besides, and its home: places in the ring, NOBODY where there is
-        none."""
+        """Return the holder of a block, other possible holders, and its home: places in the ring, or NOBODY."""
         holders = self.holders
         assert holders is not None
         home = int(holders.homes[block])
@@ -228,7 +227,7 @@ class SharedSnapshot:
         return now, others, home
 
     def former(self, block: int) -> list[str]:
-        """Ids of the nodes that may have held a block before other members came to count, for a while."""
+        """Return the ids of nodes that may have held a block before the ring changed; empty after a while."""
         former = self.holders.former if self.holders is not None else None
         if former is None or asyncio.get_running_loop().time() - former.until > FORMER_SECONDS:
             return []
@@ -236,13 +235,13 @@ class SharedSnapshot:
         return [former.ids[number] for number in numbers if number < len(former.ids)]
 
     def seconds(self, block: int) -> list[int]:
-        """Who keeps the second copy of a block, or is about to: places in the ring."""
+        """Return the current or next keepers of the second copy of a block, as places in the ring."""
         assert self.holders is not None
         found = self.holders.seconds(self._place.epoch, np.array([block], np.int32))
         return [number for nodes in found if (number := int(nodes[0])) != NOBODY]
 
     def demand(self) -> Demand:
-        """What is read of it, by all groups together."""
+        """Return the demand of all groups together."""
         size = max((self._samples.size(group) for group in self._groups), default=0)
         places = [(group, self._slowest(group)) for group in self._groups]
         left = [group.spec.epochs - at.epoch - at.done if group.spec else math.inf for group, at in places]
@@ -250,7 +249,7 @@ class SharedSnapshot:
         return Demand(size, max(0.0, *left, 0.0), 1 / rate if rate > 0 else 0.0)
 
     def known(self) -> Known | None:
-        """What others may learn of who holds what."""
+        """Return the holders, for other nodes; None if no job coordinates copies."""
         return (
             self.holders.known(self._place.epoch)
             if self.holders is not None and self._coordinated is not None
@@ -259,25 +258,26 @@ class SharedSnapshot:
 
     @property
     def _place(self) -> Place:
-        """Of the slowest consumer of the group that coordinates copies."""
+        """Position of the slowest consumer of the coordinating group."""
         return self._at.get(self._coordinated.key, _START) if self._coordinated is not None else _START
 
     def _slowest(self, group: Group) -> Place:
-        group = next((one for one in self._groups if one.key == group.key), group)  # some may have ended
+        group = next((one for one in self._groups if one.key == group.key), group)  # some members may have ended
         places = self._around.places(group)
         said = [min(one.epoch for one in member.facts.orders) for member in group.members if member.facts.orders]
         begun = min(said, default=0) if group.spec is None else 0
         if not places:
             return Place("", begun, 0.0, 0.0)
         slowest = min(places, key=lambda place: (place.epoch, place.done))
-        if slowest.epoch < begun:  # the last that was heard of it is from before it has published these orders
+        if slowest.epoch < begun:  # its last progress is older than its orders
             slowest = Place(slowest.node, begun, 0.0, 0.0)
         return slowest._replace(rate=max(place.rate for place in places))
 
     # --- copies change hands ------------------------------------------------------------------------------------------
 
     def _let_go(self, epoch: int, blocks: Ids) -> None:
-        """These were read by others, or given to them, in *epoch*: whose they are then may be another's."""
+        """Update standing after blocks were read by other nodes, or given to them, in *epoch*: another node may keep
+        them from then on."""
         holders = self.holders
         following = holders.at.get(epoch + 1) if holders is not None else None
         if holders is None or following is None or not len(blocks):
@@ -287,7 +287,7 @@ class SharedSnapshot:
         self._around.standing.update(self.snapshot, blocks, mine & (me != NOBODY))
 
     def _take_over(self, group: Group) -> None:
-        """What this node reads next and then keeps is its own from now on."""
+        """Count blocks that this node reads next, and then keeps, as its own from now on."""
         plan, standing, holders, me = self._around.plan, self._around.standing, self.holders, self._me
         if holders is None or me == NOBODY:
             return
@@ -321,12 +321,12 @@ class SharedSnapshot:
 
     @property
     def _me(self) -> int:
-        """This node's place in the ring."""
+        """Place of this node in the ring."""
         ids = self.holders.ring.ids if self.holders is not None else ()
         return ids.index(self._around.me) if self._around.me in ids else NOBODY
 
     def _keeps(self, node: int, ids: Ids) -> Mine:
-        """Which of these blocks are that node's to keep, or will be in the next epoch? Shape (n,), bool."""
+        """Return which of these blocks the node keeps, or will in the next epoch: shape (n,), bool."""
         holders, epoch = self.holders, self._place.epoch
         assert holders is not None
         kept: Mine = holders.kept(epoch, node, ids) | holders.kept(epoch + 1, node, ids)
@@ -361,7 +361,7 @@ class SharedSnapshot:
             log.warning("snapshot %s: %s", self.snapshot, problem)
 
     async def _bring_up_to_date(self) -> bool:
-        """False where it is to be tried again. Raises CachefsError."""
+        """Recompute all decisions. Returns False if a retry is needed. Raises CachefsError."""
         around, groups = self._around, list(self._groups)
         is_known, space = await self._samples.look(groups), self.space
         if not is_known or space is None:
@@ -383,7 +383,7 @@ class SharedSnapshot:
             epoch = self._slowest(coordinated).epoch
             verdict = partial(self._verdict, coordinated) if coordinated.spec is None else None
             if (is_new := await holders.advance(epoch, self._reads_of(coordinated), verdict)) or changed:
-                # Second copies have other keepers with each epoch; what is held changes hands read by read.
+                # Keepers of second copies change with each epoch; other blocks change hands read by read.
                 stands_anew = is_new and around.replicas > 1
                 changed |= not self._stands
                 if (known := holders.known(epoch)) is not None:
@@ -403,7 +403,7 @@ class SharedSnapshot:
         self._room_key = ""
 
     def _take_room(self, space: BlockSpace, groups: Sequence[Group]) -> None:
-        """On the account of the first job: another one where that has ended. Raises StoreFull."""
+        """Reserve memory on the account of the first job, or of another one after its end. Raises StoreFull."""
         key = f"{groups[0].job if groups else ''}/peers {self.snapshot}"
         if key != self._room_key:
             self._give_room_back()
@@ -412,10 +412,10 @@ class SharedSnapshot:
         self._around.room.take(key, Part.PLAN, size)
 
     async def _coordinate(self, holders: Holders, space: BlockSpace, groups: list[Group]) -> bool:
-        """Find out which group decides where copies go, if any. Returns whether anything has changed."""
+        """Choose the group that decides where copies go, if any. Returns whether the holders have changed."""
         before = self._coordinated
-        # A rank that ends before the others, or whose node is away, leaves the copies of those that go on where the
-        # sequences have them; a node that comes back meanwhile joins in.
+        # When a rank ends before the others, or its node is away, the copies of the others stay where the sequences
+        # have them; a node that comes back meanwhile joins in.
         elsewhere = {one.key for one in groups if self._around.coordinated(one)}
         last = before.key if before is not None else None
         group = await self._around.threads.planning(leading, groups, self._samples.extents, last, elsewhere)
@@ -434,15 +434,15 @@ class SharedSnapshot:
             self._coordinated = group
             place = self._slowest(group)
             if before.key != group.key:
-                # What the last sampler says of the epoch that is under way is not what is read.
+                # The last sampler's order of the current epoch is not what is read.
                 holders.decide_anew(place.epoch)
                 return True
             if before.readers != group.readers:
-                # What was read has changed hands as it was decided.
+                # Blocks already read have changed hands as decided.
                 holders.decide_anew(place.epoch + (place.done > BEGUN))
                 return True
             return False
-        # Of readers that were apart nobody knows better: copies have gone home meanwhile.
+        # After readers were apart no node knows better, since all copies have gone home meanwhile.
         known = adopted or (await self._around.remembered(space) if not self._was_apart else None)
         self._was_apart = False
         if adopted is None and known is not None and known.job == group.name and self._around.coordinated(group):
@@ -458,8 +458,8 @@ class SharedSnapshot:
         return True
 
     async def _hear_places(self, group: Group, epoch: int) -> None:
-        """Until it is known that somebody is in that epoch or about to begin it, or for some seconds: where others are
-        is told only to those who have asked for it."""
+        """Wait until a consumer is known to be in that epoch or about to begin it, for at most PLACES_SECONDS: progress
+        is sent only to nodes that have asked for it."""
         until = asyncio.get_running_loop().time() + PLACES_SECONDS
         while asyncio.get_running_loop().time() < until:
             if max((place.epoch for place in self._around.places(group)), default=-1) + 1 >= epoch:
@@ -467,8 +467,8 @@ class SharedSnapshot:
             await asyncio.sleep(0.05)
 
     def _is_steady(self, group: Group) -> bool:
-        """Does it say whole epochs of what it reads? Orders that are published as they are drawn come in small parts,
-        from which nobody learns when a block is read again."""
+        """Return whether the group publishes whole epochs. Orders that are published as they are drawn come in small
+        parts, which do not tell when a block is read again."""
         if group.spec is not None:
             return True
         said = {one.epoch for member in group.members for one in member.facts.orders}
@@ -487,7 +487,7 @@ class SharedSnapshot:
         return reads_of
 
     async def _orders(self, group: Group, epoch: int) -> Orders | None:
-        """None where they are not known. Raises CachefsError."""
+        """Return the orders of an epoch; None if unknown. Raises CachefsError."""
         if not knows(group, epoch):
             return None
         try:
@@ -500,13 +500,13 @@ class SharedSnapshot:
             return None
 
     async def _kept_in(self, group: Group, epoch: int) -> tuple[Mine, Orders] | None:
-        """Which blocks this node keeps in an epoch until they are read: shape (blocks,), bool; and what all members
-        read. None where that is not known, or nobody has decided yet. Raises CachefsError."""
+        """Return which blocks this node keeps in an epoch until they are read, shape (blocks,), bool, and the orders of
+        all members. None if unknown or undecided. Raises CachefsError."""
         holders, decided = self.holders, epoch
         assert holders is not None
         if self._coordinated is not None and holders.at:
             if group.key != self._coordinated.key:
-                decided = min(holders.at)  # what other groups read has been where it is since then
+                decided = min(holders.at)  # the reads of other groups have been where they are since then
             if decided not in holders.at:
                 return None
         kept = await self._around.threads.planning(holders.kept, decided, self._me)
@@ -514,7 +514,7 @@ class SharedSnapshot:
         return (kept, orders) if orders is not None else None
 
     async def _stand_anew(self, holders: Holders) -> None:
-        """Say of all blocks whether they are this node's."""
+        """Set for all blocks whether this node keeps them."""
         group, me = self._coordinated, self._me
         self._stands = False
         epoch = self._slowest(group).epoch if group is not None else 0
@@ -542,7 +542,8 @@ def _reads(count: int, orders: Orders, ids: tuple[str, ...]) -> Reads:
 
 
 def _passed(ids: Sequence[str], places: Sequence[Place], epoch: int) -> npt.NDArray[np.float64]:
-    """How far each node is in an epoch, by its slowest consumer, from 0 to 1; 2: beyond it. Shape (nodes,)."""
+    """Return the progress of each node in an epoch, by its slowest consumer: 0 to 1, or 2 if beyond it. Shape
+    (nodes,)."""
     passed = np.zeros(len(ids))
     by_node: dict[str, tuple[int, float]] = {}
     for place in places:

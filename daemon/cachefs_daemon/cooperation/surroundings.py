@@ -1,4 +1,4 @@
-"""What a shared snapshot needs of its node."""
+"""Interface between a shared snapshot and its node."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -17,17 +17,17 @@ from cachefs_daemon.runtime.threads import Threads
 
 
 class Place(NamedTuple):
-    """How far one consumer is."""
+    """Progress of one consumer."""
 
     node: str
     epoch: int
-    done: float  # of the epoch, 0 to 1
-    rate: float  # epochs per second; 0: not known
+    done: float  # fraction of the epoch, 0 to 1
+    rate: float  # epochs per second; 0: unknown
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a shared snapshot needs of the node."""
+    """Parts and functions of the node that a shared snapshot uses."""
 
     # Id of this node.
     me: str
@@ -37,24 +37,24 @@ class Surroundings:
     room: PlanRoom
     orders: GroupOrders
     replicas: int
-    # Which blocks the samples of a group are, by digest of the map: that of some of its members. Raises CachefsError;
-    # None: the snapshot is not here yet.
+    # Returns the blocks of a group's samples, given the digest of a member's map; None: the snapshot is not here yet.
+    # Raises CachefsError.
     samples: Callable[[Group, str], Awaitable[Samples | None]]
-    # Where the group's consumers are, as far as anybody knows.
+    # Returns the known positions of the group's consumers.
     places: Callable[[Group], Sequence[Place]]
-    # The names in the plan of those that read on this node.
+    # Returns the names in the plan of the group's consumers on this node.
     own: Callable[[Group], Sequence[str]]
-    # What is known of who held what before, and of a job that is under way: here, or on another node.
+    # Returns earlier holders, also for a running job: from this node, or from another.
     remembered: Callable[[BlockSpace], Awaitable[Known | None]]
-    # Is told what is to be remembered.
+    # Stores the holders of a snapshot.
     remember: Callable[[str, Known], None]
-    # Is told which blocks are this node's to keep from now on: they may be transient ones.
+    # Called with blocks that this node keeps from now on: they may be transient ones.
     adopt: Callable[[BlockSpace, Ids], None]
-    # Is told that nothing is to be remembered any more.
+    # Removes the stored holders of a snapshot.
     forget: Callable[[str], None] = lambda snapshot: None
-    # What a node has said of the epochs of a group's job.
+    # Returns the epochs that a node has settled for a group's job.
     settled: Callable[[str, Group], Settled] = lambda node, group: NOTHING_SETTLED
-    # Do other nodes have copies go where this group reads them next?
+    # Returns whether other nodes coordinate copies by this group.
     coordinated: Callable[[Group], bool] = lambda group: False
-    # Have all other nodes got what is theirs to keep, since other members count?
+    # Returns whether all other nodes have got their blocks since the ring changed.
     filled: Callable[[], bool] = lambda: False
