@@ -1,4 +1,4 @@
-"""What administrators ask for: warm, pin, limit, evict, list and verify what is cached of a dataset.
+"""Commands of administrators on cached data: warm, pin, limit, evict, list and verify.
 
-May import fetch, datasets and store; knows no jobs and no mounts.
+May import fetch, datasets and store; does not depend on jobs or mounts.
 """

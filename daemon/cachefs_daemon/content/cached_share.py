@@ -1,6 +1,6 @@
-"""About how much of a snapshot is on this node, from a sample of its blocks: quick, however large the snapshot is.
+"""Estimates how much of a snapshot is on this node, from a sample of its blocks: fast for a snapshot of any size.
 
-`inventory.cached_bytes` looks at all blocks, which is exact and takes seconds. To be called in a thread.
+`inventory.cached_bytes` reads all blocks, which is exact and takes seconds. Call in a thread.
 """
 
 import itertools
@@ -14,13 +14,13 @@ from cachefs.messages import DatasetCached
 from cachefs.snapshot import Snapshot
 from cachefs_daemon.store.index_writer import IndexWriter
 
-# Blocks that are looked at: the standard deviation of a share is 2 % at most where files are of one size. 5 ms.
+# Blocks in the sample: the standard deviation of a share is at most 2 % if files have one size. Takes 5 ms.
 SAMPLE: Final = 600
 
 
 def cached_share(index: IndexWriter, snapshot: Snapshot, name: str, most: int = SAMPLE) -> DatasetCached:
-    """Of the dataset *name*, from about *most* blocks; of all of them where there are no more. The same blocks are
-    looked at each time, so that the answer changes with the cache only."""
+    """Return the cached bytes of the dataset *name*, estimated from about *most* blocks, or exact if it has no more.
+    The sample is the same each time, so that the result changes only with the cache."""
     lengths: list[int] = []
     keys: list[bytes] = []
     for length, key in _sample(snapshot, most):
@@ -39,8 +39,8 @@ def cached_share(index: IndexWriter, snapshot: Snapshot, name: str, most: int = 
 
 
 def _sample(snapshot: Snapshot, most: int) -> Iterator[tuple[int, bytes]]:
-    """Length and key of some blocks. Files are taken one from each of equal parts of the snapshot, and so are the
-    blocks of a file: what is here is often the beginning, or one part in so many."""
+    """Yield length and key of sampled blocks: one file from each of equal parts of the snapshot, and likewise blocks of
+    a file, as cached data is often a prefix, or one part in n."""
     entries = snapshot.files + snapshot.directories
     dice = random.Random(snapshot.id)
     numbers = _spread(entries, most, dice)
@@ -55,7 +55,7 @@ def _sample(snapshot: Snapshot, most: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _spread(count: int, most: int, dice: random.Random) -> list[int]:
-    """*most* of the numbers below *count*: one from each of equal parts, at random."""
+    """Return *most* of the numbers below *count*: a random one from each of equal parts."""
     if count <= most:
         return list(range(count))
     bounds = [part * count // most for part in range(most + 1)]

@@ -1,5 +1,4 @@
-"""What follows where a dataset has another snapshot, is reached in another way, or is removed: for its pins, its quota
-and its blocks."""
+"""Applies changes of a dataset (another snapshot, other options, removal) to its pins, its quota and its blocks."""
 
 from collections.abc import Callable
 
@@ -18,7 +17,7 @@ from cachefs_daemon.store.storage import Storage
 
 
 class DatasetChanges:
-    """Used on the event loop."""
+    """Changes datasets, and follows changes from other nodes. Used on the event loop."""
 
     def __init__(
         self,
@@ -29,7 +28,7 @@ class DatasetChanges:
         threads: Threads,
         is_read_elsewhere: Callable[[str], bool],
     ) -> None:
-        """is_read_elsewhere: whether another node reads a snapshot, which this node then keeps."""
+        """is_read_elsewhere: returns whether another node reads a snapshot, which this node then keeps."""
         self._catalog = catalog
         self._pins = pins
         self._quotas = quotas
@@ -38,20 +37,20 @@ class DatasetChanges:
         self._is_read_elsewhere = is_read_elsewhere
 
     async def follow(self, dataset: Dataset, before: Snapshot | None) -> None:
-        """A dataset has another snapshot than *before*, or the same in a new file."""
+        """Follow a change of the dataset's snapshot from *before*, or a new file of the same snapshot."""
         if before is not None and before.is_replaced():
             before = None
         await self._pins.follow(before, dataset.record.pins)
         await self._quotas.follow(dataset)
 
     async def follow_limits(self, dataset: Dataset) -> None:
-        """A dataset has other limits."""
+        """Follow a change of the dataset's limits."""
         await self._quotas.follow(dataset)
 
     async def set_options(self, request: DatasetSet) -> DatasetReached:
-        """Reach a dataset's origin in another way. What is cached stays.
+        """Change the options by which a dataset's origin is reached. Cached blocks stay.
 
-        Raises NotFound, ConfigError, Busy, and what the origin raises where it does not answer so.
+        Raises NotFound, ConfigError, Busy, and errors of the origin if it does not respond with the new options.
         """
         dataset, catalog = self._catalog.get(request.name), self._catalog
         before = dataset.record.options
@@ -76,11 +75,12 @@ class DatasetChanges:
         return DatasetReached(dataset=view, before=before, now=now, looked_at=found.looked_at, alike=found.alike)
 
     async def follow_way(self, name: str, way: reaching.OriginWay) -> None:
-        """Another node of the cluster has set it so. Raises NotFound, CachefsError."""
+        """Apply options that another node of the cluster has set. Raises NotFound, CachefsError."""
         await unbroken(self._reach(name, way, self._catalog.opened(name, way.options)))
 
     async def _reach(self, name: str, way: reaching.OriginWay, origin: Origin) -> None:
-        """Record and origin must not differ, so this is to be done to its end. Raises NotFound, CachefsError."""
+        """Replace record and origin. They must not differ, so callers shield this from cancellation. Raises NotFound,
+        CachefsError."""
         try:
             await self._catalog.reach(name, way, origin)
         except BaseException:
@@ -88,8 +88,8 @@ class DatasetChanges:
             raise
 
     async def remove(self, name: str) -> Freed:
-        """Remove a dataset. Blocks stay that other datasets have as well, or snapshots that other nodes still read.
-        Raises NotFound, Busy."""
+        """Remove a dataset. Keeps blocks that are shared with other datasets, or with snapshots that other nodes still
+        read. Raises NotFound, Busy."""
         removed = self._catalog.generations(self._catalog.get(name))
         dataset = await self._catalog.remove(name, self._is_read_elsewhere)
         await self._pins.follow(dataset.current, dataset.record.pins)

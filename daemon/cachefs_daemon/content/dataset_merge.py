@@ -1,9 +1,9 @@
-"""What a name means on this node, from what all nodes know of it: decided by all of them alike, and without a clock.
+"""Merges what all nodes know about a dataset name into one meaning: the same on all nodes, and without a clock.
 
-Datasets of one name on several nodes are one dataset where they were added as one, or have the same URL and options:
-then the later listing, the later options and the later limits hold. A dataset that was removed anywhere is removed,
-with whatever had become one with it. Two different ones (two URLs, added while the nodes did not see each other) stay
-where they are, and a node that has neither takes the one that was added first.
+Datasets of one name on several nodes are one dataset if they were added as one, or have the same URL and options: then
+the latest listing, options and limits hold. A dataset that was removed anywhere is removed, with all datasets merged
+into it. Two different ones (two URLs, added while the nodes did not see each other) stay where they are, and a node
+that has neither takes the one that was added first.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,26 +22,26 @@ def _never(_: Stamp) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """What a name means."""
+    """The merged meaning of a name."""
 
-    # What this node should have and say; without `added`, there should be no dataset of this name.
+    # Target state of this node; without `added`, no dataset of this name should exist.
     value: SharedDataset
-    # Another dataset of this name, which other nodes have.
+    # A different dataset of this name, on other nodes.
     rival: SharedDataset | None
 
 
 def resolve(
     own: SharedDataset, others: Iterable[SharedDataset], is_forgotten: Callable[[Stamp], bool] = _never
 ) -> Resolution:
-    """own: what this node has; others: what other nodes say of the same name. is_forgotten: whether what was added
-    then was removed, where this node does not have it (see `Removals`)."""
+    """Merge the states of one name. own: of this node; others: published by other nodes. is_forgotten: returns whether
+    a dataset added at a stamp was removed, if this node does not have it (see `Removals`)."""
     others = list(others)
     known = [own, *others]
-    # A removal that this node has forgotten already takes no room among its names again, or two nodes with full lists
-    # would push out of each other's what a third one has yet to hear.
+    # A removal that this node has already forgotten must not take room in the list again: two nodes with full lists
+    # would evict each other's removals before a third node has received them.
     news = (stamp for one in others for stamp in one.gone if _is_news(own, stamp, is_forgotten))
     gone = compact([*own.gone, *news])
-    # Before any of them become one: what was added again is another one than what was removed, of whatever URL.
+    # Before merging: a dataset that was added again differs from the removed one, whatever its URL.
     left = [one for one in known if one.added]
     unknown = {stamp for one in left for stamp in _adds(one) if not is_added(own.added, stamp)}
     gone = compact([*gone, *(stamp for stamp in unknown if is_forgotten(stamp))])
@@ -56,32 +56,32 @@ def resolve(
 
 
 def _is_news(own: SharedDataset, removed: Stamp, is_forgotten: Callable[[Stamp], bool]) -> bool:
-    """Returns whether a removal that another node tells of is not remembered here, or concerns what this node has."""
+    """Return whether another node's removal is unknown here, or applies to this node's dataset."""
     return not is_forgotten(removed) or any(is_covered([removed], stamp) for stamp in own.added)
 
 
 def covers(said: SharedDataset, value: SharedDataset) -> bool:
-    """Does *said* say all that *value* does?"""
+    """Return whether *said* includes all of *value*."""
     return resolve(said, [value]) == Resolution(said, None)
 
 
 def is_same(one: SharedDataset, other: SharedDataset) -> bool:
-    """Are they one dataset?"""
+    """Return whether two states are of one dataset."""
     return not _adds(one).isdisjoint(_adds(other)) or (one.url, one.options) == (other.url, other.options)
 
 
 def is_added(added: Iterable[Stamp], stamp: Stamp) -> bool:
-    """Is what was added at *stamp* part of a dataset that was added at *added*?"""
+    """Return whether an addition at *stamp* is part of a dataset with the additions *added*."""
     return any(one == stamp or (is_floor(one) and stamp.clock <= one.clock) for one in added)
 
 
 def _adds(one: SharedDataset) -> set[Stamp]:
-    """When it was added, without the stamp that stands for several nodes."""
+    """Return the stamps of additions, without the floor that stands for several nodes."""
     return {stamp for stamp in one.added if not is_floor(stamp)}
 
 
 def _one_each(known: list[SharedDataset]) -> list[SharedDataset]:
-    """Those that are the same made one."""
+    """Merge equal datasets."""
     merged: list[SharedDataset] = []
     for one in known:
         same = [other for other in merged if is_same(one, other)]

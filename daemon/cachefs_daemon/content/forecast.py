@@ -1,4 +1,4 @@
-"""What a warmup or an eviction would do, found without doing it. Plain walks, to be called in a thread."""
+"""Forecasts the effect of a warmup or an eviction. Plain walks over snapshot and index; call in a thread."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,7 +12,7 @@ from cachefs_daemon.store.index_writer import IndexWriter
 
 
 def warmup(snapshot: Snapshot, request: Warmup, index: IndexWriter, free: int) -> WarmupForecast:
-    """free: bytes that the tiers have room for now. Raises NotFound, ConfigError."""
+    """Forecast a warmup. free: bytes of free room in the tiers. Raises NotFound, ConfigError."""
     wanted = plan(snapshot, request)
     present = contents(index)
     asked = (snapshot.entry(number) for number in wanted.files)
@@ -23,7 +23,7 @@ def warmup(snapshot: Snapshot, request: Warmup, index: IndexWriter, free: int) -
 
 
 def evict(snapshot: Snapshot, paths: Sequence[bytes], pins: Sequence[bytes], index: IndexWriter) -> EvictForecast:
-    """pins: paths of the dataset that are pinned. Raises NotFound."""
+    """Forecast an eviction. pins: pinned paths of the dataset. Raises NotFound."""
     chosen = files(snapshot, paths)
     everything: list[Entry] = []
     pinned: list[Entry] = []
@@ -38,7 +38,7 @@ def evict(snapshot: Snapshot, paths: Sequence[bytes], pins: Sequence[bytes], ind
 
 
 def _held(index: IndexWriter, entries: Iterable[Entry], block_size: int) -> Held:
-    """What is on this node of these files. A file of which a block lacks is not counted as a file."""
+    """Return what is cached of these files. A file that lacks a block does not count as a file."""
     whole = blocks = size = 0
     for entry in entries:
         found = [location.length for _, location in index.blocks_of(entry.content)]

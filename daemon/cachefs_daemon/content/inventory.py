@@ -1,7 +1,4 @@
-"""Which blocks of a snapshot are on this node, and evicting them.
-
-These are plain walks over snapshot and index, to be called in a thread.
-"""
+"""Lists and evicts the cached blocks of a snapshot. Plain walks over snapshot and index; call in a thread."""
 
 import itertools
 import time
@@ -18,13 +15,13 @@ from cachefs_daemon.store.index_writer import IndexWriter
 
 # Blocks per call of the store, which holds its lock meanwhile.
 BATCH: Final = 1024
-# Files of one page at most, and about how long it takes to make one.
+# Files per page, at most, and approximate seconds to make one.
 PAGE: Final = 1000
 PAGE_SECONDS: Final = 0.25
 
 
 def cached_bytes(index: IndexWriter, snapshot: Snapshot) -> dict[str, int]:
-    """By name of the tier: bytes of the snapshot's files in it."""
+    """Return the cached bytes of the snapshot's files, by name of the tier."""
     present = contents(index)
     wanted = {entry.content for entry in snapshot.walk(snapshot.entry(0)) if entry.content in present}
     total = [0] * len(TIER_NAMES)
@@ -37,9 +34,9 @@ def cached_bytes(index: IndexWriter, snapshot: Snapshot) -> dict[str, int]:
 def pages(
     index: IndexWriter, snapshot: Snapshot, files: Iterable[Entry], pins: Sequence[bytes]
 ) -> Iterator[CachedFiles]:
-    """What is cached of each of *files*, in pages of at most PAGE files that take about PAGE_SECONDS each.
+    """Yield what is cached of each of *files*, in pages of at most PAGE files that take about PAGE_SECONDS each.
 
-    pins: paths of the dataset that are pinned.
+    pins: pinned paths of the dataset.
     """
     page: list[CachedFile] = []
     due = time.monotonic() + PAGE_SECONDS
@@ -55,7 +52,7 @@ def pages(
 
 
 def file_info(index: IndexWriter, snapshot: Snapshot, wanted: FilePath) -> FileInfo:
-    """What is known of a file or directory of *snapshot*, and where its blocks are. Raises NotFound."""
+    """Return the metadata of a file or directory, and the tiers of its blocks. Raises NotFound."""
     entry = snapshot.find(normal_path(wanted.path))
     if entry is None:
         raise NotFound(f"{wanted.dataset} has no {wanted.path.decode(errors='backslashreplace')!r}")
@@ -74,7 +71,7 @@ def file_info(index: IndexWriter, snapshot: Snapshot, wanted: FilePath) -> FileI
 
 
 def evict(store: BlockStore, index: IndexWriter, files: Iterable[Entry]) -> Freed:
-    """Evict every block of *files*, also where it is pinned."""
+    """Evict all blocks of *files*, including pinned ones."""
     present = contents(index)
     return _evict(store, index, {entry.content for entry in files if entry.content in present})
 
@@ -95,12 +92,12 @@ def _all_files(snapshots: Iterable[Snapshot]) -> Iterator[Entry]:
 
 
 def contents(index: IndexWriter) -> set[bytes]:
-    """Content ids of the files of which some block is on this node."""
+    """Return the content ids of files with any block on this node."""
     return {key[:CONTENT_ID_SIZE] for keys in index.portions(BATCH) for key in keys}
 
 
 def _bytes_per_tier(index: IndexWriter, content: bytes) -> list[int]:
-    """Bytes of one file in each tier."""
+    """Return the bytes of one file in each tier."""
     cached = [0] * len(TIER_NAMES)
     for _, location in index.blocks_of(content):
         cached[location.tier] += location.length

@@ -1,7 +1,7 @@
 """Pins: paths of datasets whose blocks no policy may evict. They outlive restarts and follow refreshes.
 
-What is pinned is recorded first and then applied, and both happen also when the caller goes away meanwhile: so what the
-record says is what is so, at the latest after the next start.
+A pin is recorded first and then applied, and neither is cancelled with the caller: so the tiers match the record, at
+the latest after the next start.
 """
 
 import asyncio
@@ -19,12 +19,12 @@ from cachefs_daemon.runtime.locked import Locked
 from cachefs_daemon.runtime.threads import Threads
 from cachefs_daemon.runtime.unbroken import unbroken
 
-# Keys that are pinned at once, under the lock.
+# Keys pinned at once, under the lock.
 BATCH: Final = 4096
 
 
 class Pins:
-    """Keeps the keys that are pinned in the tiers equal to what the datasets' records say."""
+    """Keeps the pinned keys of the tiers equal to the datasets' records."""
 
     def __init__(self, tiering: Locked[Tiering], catalog: Catalog, threads: Threads) -> None:
         self._tiering = tiering
@@ -33,22 +33,22 @@ class Pins:
         self._changing = asyncio.Lock()
 
     async def pin(self, request: Selection) -> Pinned:
-        """Pin what the request selects: all of the dataset, without paths. Raises NotFound."""
+        """Pin the selected paths; without paths, the whole dataset. Raises NotFound."""
         return await unbroken(self._pin_selected(request))
 
     async def _pin_selected(self, request: Selection) -> Pinned:
         async with self._changing:
             snapshot = self._catalog.snapshot(request.dataset)
             paths = selection.distinct(request.paths or [b""])
-            await self._threads.background(selection.files, snapshot, paths)  # Are all of them there?
+            await self._threads.background(selection.files, snapshot, paths)  # raises NotFound for missing paths
             known = self._catalog.get(request.dataset).record.pins
             await self._catalog.set_pins(request.dataset, selection.distinct([*known, *paths]))
             return await self._threads.background(_each_key, self._pin, snapshot, paths)
 
     async def unpin(self, request: Selection) -> Pinned:
-        """Remove the pins at the request's paths, or all pins of the dataset where there are no paths.
+        """Remove the pins at the given paths; without paths, all pins of the dataset.
 
-        Raises NotFound where a path is not a pin itself.
+        Raises NotFound if a path is not a pin itself.
         """
         return await unbroken(self._unpin_selected(request))
 
@@ -67,7 +67,7 @@ class Pins:
             return released
 
     async def follow(self, before: Snapshot | None, paths: list[bytes]) -> None:
-        """A dataset with pins at *paths* has replaced snapshot *before* by another one, or is gone."""
+        """Move the pins at *paths* after a dataset has replaced snapshot *before*, or was removed."""
         if not paths:
             return
         async with self._changing:
@@ -76,7 +76,7 @@ class Pins:
             await self._apply_all()
 
     async def apply(self) -> None:
-        """Pin what the records say."""
+        """Apply the pins of all records."""
         async with self._changing:
             await self._apply_all()
 
@@ -96,7 +96,7 @@ class Pins:
 
 
 def _each_key(change: Callable[[Iterable[bytes]], None], snapshot: Snapshot, paths: list[bytes]) -> Pinned:
-    """Call *change* with the keys of all blocks at or below *paths*: with none where there are no paths."""
+    """Call *change* with batches of the keys of all blocks at or below *paths*; not at all if there are no paths."""
     files = size = 0
     if not paths:
         return Pinned(files=0, bytes=0)
@@ -113,13 +113,13 @@ def _each_key(change: Callable[[Iterable[bytes]], None], snapshot: Snapshot, pat
 
 
 def _present(snapshot: Snapshot, paths: Iterable[bytes]) -> list[bytes]:
-    """The *paths* that are in the snapshot. A pinned path may be missing in a newer snapshot; its pin stays, since the
-    path may come back."""
+    """Return the *paths* that exist in the snapshot. A pinned path may be missing in a newer snapshot; its pin stays,
+    since the path may come back."""
     return [path for path in paths if snapshot.find(path) is not None]
 
 
 def _not_pinned(path: bytes, known: list[bytes], dataset: str) -> str:
-    """A message that names the pins that there are."""
+    """Return an error message that names the existing pins."""
     shown = [pin.decode(errors="backslashreplace") or "/" for pin in itertools.islice(known, 5)]
     pins = ", ".join(shown) + (", …" if len(known) > len(shown) else "") if shown else "nothing"
     return f"{path.decode(errors='backslashreplace') or '/'} is not a pin of {dataset}; pinned there: {pins}"

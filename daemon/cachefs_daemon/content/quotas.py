@@ -1,7 +1,5 @@
-"""Quotas of datasets: how much of each tier their blocks may take, and how long they stay.
-
-Quotas outlive restarts and follow refreshes.
-"""
+"""Quotas of datasets: limits on the share of each tier, and on the age of blocks. They outlive restarts and follow
+refreshes."""
 
 import asyncio
 import logging
@@ -27,12 +25,12 @@ from cachefs_daemon.store.transfers import batches
 log = logging.getLogger(__name__)
 
 SHORTEST_TTL: Final = 1.0  # seconds
-# Keys that are looked for in a snapshot at once.
+# Keys looked up in a snapshot at once.
 _PORTION: Final = 1 << 16
 
 
 class DatasetQuotas:
-    """Keeps the quotas of the tiers equal to what the datasets' records say."""
+    """Keeps the quotas of the tiers equal to the datasets' records."""
 
     def __init__(self, tiering: Locked[Tiering], index: IndexWriter, catalog: Catalog, threads: Threads) -> None:
         self._tiering = tiering
@@ -42,7 +40,7 @@ class DatasetQuotas:
         self._changing = asyncio.Lock()
 
     async def change(self, request: DatasetLimit) -> DatasetView:
-        """Change a dataset's quota. What is above it is evicted within seconds. Raises NotFound, ConfigError."""
+        """Change a dataset's quota. Excess blocks are evicted within seconds. Raises NotFound, ConfigError."""
         if request.share is not None and not 0 < request.share <= 1:
             raise ConfigError(f"share {request.share:g}: expected more than 0 and at most 1 (all, which is no limit)")
         if request.most is not None and request.most < 0:
@@ -67,17 +65,17 @@ class DatasetQuotas:
             return self._catalog.view(dataset)
 
     async def follow(self, dataset: Dataset) -> None:
-        """The dataset has another snapshot."""
+        """Follow a change of the dataset's snapshot."""
         async with self._changing:
             await self._apply(dataset)
 
     def removed(self, name: str) -> None:
-        """The dataset is gone, or has no quota any more."""
+        """Remove the quota of a dataset."""
         with self._tiering as tiering:
             tiering.quotas.remove(name)
 
     async def apply(self) -> None:
-        """Set the quotas that the records say."""
+        """Apply the quotas of all records."""
         async with self._changing:
             for dataset in sorted(self._catalog, key=lambda one: one.record.name):
                 await self._apply(dataset)
@@ -97,8 +95,8 @@ class DatasetQuotas:
 
 
 def _claim(tiering: Locked[Tiering], index: IndexWriter, snapshot: Snapshot) -> None:
-    """Count the blocks of the snapshot that are on this node. It works on whole arrays, since a daemon that starts
-    waits for it."""
+    """Count the snapshot's blocks on this node towards its quota. Works on whole arrays, as a starting daemon waits for
+    it."""
     space = BlockSpace.of(snapshot)
     for keys in index.portions(_PORTION):
         here = np.flatnonzero(space.ids(keys) != NO_BLOCK)

@@ -1,7 +1,8 @@
-"""Datasets are those of the whole cluster: what is added, refreshed, limited or removed on one node is so on all.
+"""Shares datasets across the cluster: what is added, refreshed, limited or removed on one node takes effect on all.
 
-Each dataset is published by one node, as a rule the one that changed it last; the others only say what nobody else
-says. So with 1,000 nodes and 1,000 datasets nobody keeps a million records, and a change is not told a million times.
+Each dataset is published by one node, usually the one that changed it last; other nodes publish only datasets without a
+publisher. So with 1,000 nodes and 1,000 datasets no node keeps a million records, and a change is not sent a million
+times.
 """
 
 import asyncio
@@ -32,26 +33,27 @@ from cachefs_daemon.sharing.state import SharedState
 
 log = logging.getLogger(__name__)
 
-# Seconds for which news is gathered; between two looks at what waits for a dataset to be unmounted.
+# Seconds for which news is gathered; and between two checks of pending unmounts.
 GATHERED: Final = 0.02
 LOOK_SECONDS: Final = 2.0
-# Seconds, for each node of the cluster and at most, within which one of those who know a dataset says what nobody says.
+# Seconds per node of the cluster, and at most, within which one of the nodes that know a dataset publishes it, if no
+# other node does.
 SPREAD_SECONDS: Final = 0.02
 MOST_SPREAD: Final = 5.0
-# Seconds until a snapshot is asked for again that could not be had: doubled each time, from the first to the second.
+# First and last pause in seconds before a failed snapshot is fetched again: doubled each time.
 FIRST_PAUSE: Final = 1.0
 LAST_PAUSE: Final = 30.0
-# Problems that are shown.
+# Problems listed.
 MOST_SHOWN: Final = 20
 
 
 class SharedDatasets:
-    """Used on the event loop."""
+    """Merges the datasets of this node with those of others, and fetches their snapshots. Used on the event loop."""
 
     def __init__(
         self, shared: SharedState, files: SnapshotFiles, here: ReadHere, has_otherwise: Callable[[str], bool]
     ) -> None:
-        """has_otherwise: whether a snapshot is being fetched already since other nodes read it."""
+        """has_otherwise: returns whether a snapshot is already being fetched because other nodes read it."""
         self._shared = shared
         self._files = files
         self._has_otherwise = has_otherwise
@@ -59,15 +61,16 @@ class SharedDatasets:
         self._clock = StampClock(shared.membership.view.me)
         self._news: set[str] = set()  # names to look at
         self._wake = asyncio.Event()
-        self._bringing: dict[str, asyncio.Task[None]] = {}  # by name: a snapshot is on its way
-        self._coming: dict[str, str] = {}  # by name: the snapshot that is on its way
-        self._retry: dict[str, Backoff] = {}  # by name: when that is tried again, after failures
-        self._later: dict[str, float] = {}  # by name: monotonic seconds when to look at it again
-        self._trouble: dict[str, str] = {}  # by name: why its snapshot could not be had
-        self._unsaid: dict[str, float] = {}  # by name: monotonic seconds when this node says what nobody else says
+        self._bringing: dict[str, asyncio.Task[None]] = {}  # by name: task that fetches its snapshot
+        self._coming: dict[str, str] = {}  # by name: snapshot being fetched
+        self._retry: dict[str, Backoff] = {}  # by name: retry after failures
+        self._later: dict[str, float] = {}  # by name: monotonic time of the next look
+        self._trouble: dict[str, str] = {}  # by name: why its snapshot could not be fetched
+        # By name: monotonic time at which this node publishes it, if no other node does.
+        self._unsaid: dict[str, float] = {}
         self._problems: dict[str, str] = {}  # by name
-        # Whether directories of URLs were there when a snapshot came that was listed then: looked at in a thread of its
-        # own, since a file server may hang.
+        # Whether the directory of a URL exists here, by URL and listing: checked in a thread of its own, since a file
+        # server may hang.
         self._looked: dict[tuple[str, Stamp], bool] = {}
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="shared-datasets")
 
@@ -75,22 +78,22 @@ class SharedDatasets:
 
     @property
     def is_behind(self) -> bool:
-        """Is there something that others have said and this node has not followed, or a snapshot on its way here?"""
+        """Whether news of other nodes is pending, or a snapshot is on its way here."""
         return bool(self._news or self._bringing)
 
     def is_coming(self, snapshot_id: str) -> bool:
-        """Is the snapshot on its way here?"""
+        """Return whether the snapshot is on its way here."""
         return snapshot_id in self._coming.values()
 
     def problems(self) -> list[str]:
-        """What is wrong with datasets of the cluster here, a line for each."""
+        """Return the problems with datasets of the cluster on this node, one line each."""
         lines = [f"dataset {name}: {problem}" for name, problem in sorted(self._problems.items())]
         return lines[:MOST_SHOWN] + ([f"{len(lines) - MOST_SHOWN} more"] if len(lines) > MOST_SHOWN else [])
 
     # --- as long as the daemon runs -----------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Take what this node has for a part of the cluster's. Raises CachefsError."""
+        """Start to share this node's datasets. Raises CachefsError."""
         catalog = self._here.catalog
         for dataset in catalog:
             record = dataset.record
@@ -146,14 +149,14 @@ class SharedDatasets:
         self._note(name)
 
     def _again(self, name: str, seconds: float) -> None:
-        """Look at it again then, at the latest."""
+        """Look at the name again after *seconds* at the latest."""
         when = time.monotonic() + seconds
         self._later[name] = min(when, self._later.get(name, when))
 
     # --- one name -----------------------------------------------------------------------------------------------------
 
     async def _look_at(self, name: str) -> None:
-        """Have here what the name means in the cluster, and say what nobody else says of it."""
+        """Bring this node in line with the merged meaning of the name, and publish it if no other node does."""
         try:
             await self._follow(name)
         except CachefsError as error:
@@ -165,12 +168,12 @@ class SharedDatasets:
         self._publish(name)
 
     def _others(self, name: str) -> dict[str, SharedDataset]:
-        """What other nodes say of it."""
+        """Return what other nodes publish for the name."""
         said = self._shared.values(DATASETS)
         return {node: value for node, values in said.items() if (value := values.get(name)) is not None}
 
     def _elsewhere(self) -> Iterable[tuple[str, Stamp]]:
-        """When datasets were added that other nodes have and this one does not, with their names."""
+        """Yield name and stamp of additions that other nodes have and this one does not."""
         for values in self._shared.values(DATASETS).values():
             for name, value in values.items():
                 dataset = self._here.catalog.find(name)
@@ -178,14 +181,15 @@ class SharedDatasets:
                 yield from ((name, stamp) for stamp in value.added if not is_added(own, stamp))
 
     def _added_elsewhere(self, name: str) -> Iterable[Stamp]:
-        """When the dataset was added that this node has, as other nodes say: several may have added it at once."""
+        """Yield the stamps of additions, by other nodes, of the dataset that this node has: several may have added it
+        at once."""
         own = self._own(name)
         for value in self._others(name).values():
             if value.added and is_same(own, value):
                 yield from value.added
 
     def _own(self, name: str) -> SharedDataset:
-        """What this node has. Where the snapshot is damaged, everybody else's is newer."""
+        """Return this node's state. With a damaged snapshot, the state of any other node is newer."""
         catalog = self._here.catalog
         dataset = catalog.find(name)
         gone = list(catalog.removals.names.get(name, ()))
@@ -215,7 +219,7 @@ class SharedDatasets:
         )
 
     async def _follow(self, name: str) -> None:
-        """Raises CachefsError."""
+        """Apply the merged meaning of the name. Raises CachefsError."""
         own = self._own(name)
         resolution = resolve(own, self._others(name).values(), self._here.catalog.removals.is_forgotten)
         wanted = resolution.value
@@ -229,7 +233,7 @@ class SharedDatasets:
         self._say(name, self._problem(name, resolution))
 
     async def _have(self, name: str, own: SharedDataset, wanted: SharedDataset) -> None:
-        """Raises CachefsError."""
+        """Adopt options, snapshot and limits. Raises CachefsError."""
         if own.added and wanted.reached != own.reached:
             way = OriginWay(wanted.options, wanted.named, wanted.reached)
             await self._here.changes.follow_way(name, way)
@@ -251,7 +255,7 @@ class SharedDatasets:
                 await self._here.changes.follow_limits(self._here.catalog.get(name))
 
     def _problem(self, name: str, resolution: Resolution) -> str:
-        """What there is to say of a dataset that is here, or should be."""
+        """Return the problem with a dataset that is or should be here; empty if there is none."""
         wanted, rival = resolution.value, resolution.rival
         if rival is not None:
             return (
@@ -274,7 +278,7 @@ class SharedDatasets:
         return ""
 
     def _is_here(self, url: str, listed: Stamp) -> bool:
-        """Is the directory of such a URL on this node, as far as it is known?"""
+        """Return whether the directory of a file URL is on this node; True until checked."""
         key = (url, listed)
         if key not in self._looked:
             self._looked[key] = True
@@ -296,7 +300,7 @@ class SharedDatasets:
         return f"on {', '.join(sorted(nodes)[:3])}" if nodes else "on another node"
 
     async def _remove(self, name: str) -> str:
-        """Returns what there is to say. Raises CachefsError."""
+        """Remove the dataset here. Returns a problem, or "". Raises CachefsError."""
         self._again(name, LOOK_SECONDS)
         if mountpoint := self._here.mounted(name):
             return f"it was removed from the cluster, and stays here until {mountpoint} is unmounted"
@@ -334,7 +338,7 @@ class SharedDatasets:
         self._again(name, self._retry.setdefault(name, _backoff()).fail(time.monotonic()))
 
     async def _adopt(self, name: str, wanted: SharedDataset) -> None:
-        """Raises CachefsError."""
+        """Fetch the snapshot if needed, and adopt the dataset. Raises CachefsError."""
         catalog, held = self._here.catalog, self._here.held
         record = DatasetRecord(
             name,
@@ -366,13 +370,13 @@ class SharedDatasets:
         log.info("dataset %s is at snapshot %s, as on node %s", name, wanted.snapshot, wanted.listed.node)
 
     def _most_bytes(self, name: str) -> int:
-        """Return the bytes that the snapshot file of a dataset may have. To be called when its turn comes. Raises Busy
-        while the dataset is listed or removed here: the snapshot could not be adopted when it has come."""
+        """Return the largest size of a dataset's snapshot file in bytes. Call when its turn comes. Raises Busy while
+        the dataset is listed or removed here: the snapshot could not be adopted after its transfer."""
         self._here.catalog.check_idle(name)
         return MOST_FILE
 
     def _holders(self, name: str, wanted: SharedDataset) -> list[str]:
-        """Nodes that should have its snapshot."""
+        """Return the nodes that should have its snapshot."""
         saying = [node for node, value in self._others(name).items() if value.snapshot == wanted.snapshot]
         return [*saying, wanted.listed.node]
 
@@ -400,7 +404,8 @@ class SharedDatasets:
         return True
 
     def _has_waited(self, name: str) -> bool:
-        """Nobody says it: has this node waited as long as it had to? One of those who know it is the first."""
+        """Return whether this node has waited long enough to publish a name without a publisher. The random wait lets
+        one of the nodes that know the dataset come first."""
         now = time.monotonic()
         if name not in self._unsaid:
             most = min(MOST_SPREAD, max(1.0, SPREAD_SECONDS * len(self._shared.membership.view.members)))
@@ -409,7 +414,7 @@ class SharedDatasets:
         return now >= self._unsaid[name]
 
     def _say(self, name: str, problem: str) -> None:
-        """There is this problem with it; none where it is empty."""
+        """Set the problem with a dataset; empty for none."""
         if self._problems.get(name, "") == problem:
             return
         self._problems.pop(name, None)
@@ -419,7 +424,7 @@ class SharedDatasets:
 
 
 def _rank(author: str, name: str) -> Callable[[str], tuple[bool, bytes]]:
-    """The node that comes first says it."""
+    """Return a sort key of nodes: the first node publishes the name."""
     return lambda node: (node != author, hashlib.blake2b(f"{name}/{node}".encode(), digest_size=8).digest())
 
 

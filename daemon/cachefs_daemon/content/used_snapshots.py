@@ -1,10 +1,10 @@
-"""Which snapshots the mounts and jobs of the cluster read, and keeping them on this node as long as any node does.
+"""Keeps snapshots on this node for as long as mounts or jobs of any node of the cluster read them.
 
-A mount stays at the snapshot that it began with, and so does its job, however often the dataset is refreshed meanwhile.
-The blocks of that snapshot have homes on all nodes. So each node says which snapshots are read on it, and the others
-keep these and bring those that they lack, until no node reads them any more: also a node that joins later, and after
-the dataset was removed. What other nodes can make this one keep is bounded in number and bytes, and only snapshots of
-datasets are kept that are in the cluster or were.
+A mount stays at its first snapshot, and so does its job, however often the dataset is refreshed meanwhile. The blocks
+of that snapshot have homes on all nodes. So each node publishes the snapshots read on it, and the others keep these,
+and fetch those that they lack, until no node reads them any more: also nodes that join later, and after the dataset was
+removed. Snapshots kept for other nodes are bounded in number and bytes, and must belong to datasets that are or were in
+the cluster.
 """
 
 import asyncio
@@ -33,54 +33,55 @@ from cachefs_daemon.sharing.state import SharedState
 
 log = logging.getLogger(__name__)
 
-# Seconds for which news is gathered; between two looks at what is read here and elsewhere.
+# Seconds for which news is gathered; and between two checks of reads here and elsewhere.
 GATHERED: Final = 0.05
 LOOK_SECONDS: Final = 2.0
-# Seconds for which a snapshot is kept after the last node has said that it reads it: the node may come back, or this
-# one has just started.
+# Seconds for which a snapshot is kept after the last node stopped to publish it: the node may come back, or this one
+# has just started.
 GRACE_SECONDS: Final = 600.0
-# Snapshots that are kept for other nodes, and bytes of those that are beside the generations that each dataset has.
+# Snapshots kept for other nodes, and their bytes beyond the regular generations of each dataset.
 MOST_KEPT: Final = 64
 MOST_BYTES: Final = 32 << 30
-# The file of one snapshot may be so many times as large on one node as on another: they have listed it apart.
+# Largest ratio between the file sizes of one snapshot on two nodes: each has listed it by itself.
 _UNLIKE: Final = 2
-# Seconds until a snapshot is asked for again that could not be had: doubled each time, from the first to the second.
+# First and last pause in seconds before a failed snapshot is fetched again: doubled each time.
 FIRST_PAUSE: Final = 1.0
 LAST_PAUSE: Final = 60.0
-# Nodes that a line names, and lines that are shown.
+# Nodes named in a line, and lines listed.
 _MOST_NAMED: Final = 3
 _MOST_SHOWN: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a mount, a job or a warm-up of this node reads of a dataset."""
+    """The snapshots of a dataset that a mount, job or warmup of this node reads."""
 
     dataset: str
     # Ids of snapshots.
     snapshots: Sequence[str]
-    # Of the mount; and whether it shows the same snapshot after a refresh, though it was not told which one to show.
+    # Mountpoint, if it is a mount; and whether it stays at its snapshot after a refresh without having been pinned to
+    # it.
     mountpoint: str = ""
     stays: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ReadHere:
-    """What this node's datasets are made of, and what is read of them here."""
+    """Access to this node's datasets and their readers."""
 
     catalog: Catalog
     held: HeldSnapshots
     changes: DatasetChanges
     errors: ErrorLog
-    # Where a dataset is mounted on this node; empty where it is not mounted.
+    # Returns the mountpoint of a dataset on this node; empty if it is not mounted.
     mounted: Callable[[str], str]
-    # What mounts and jobs of this node read now.
+    # Returns the current reads of mounts and jobs of this node.
     reading: Callable[[], Iterable[Reading]]
 
 
 @dataclass(slots=True)
 class _Wanted:
-    """A snapshot that other nodes read and that is current nowhere here."""
+    """A snapshot that other nodes read, and that is not current here."""
 
     value: UsedSnapshot
     # Ids of the nodes that read it.
@@ -88,12 +89,12 @@ class _Wanted:
 
 
 class _NotWanted(CachefsError):
-    """The snapshot is not to be fetched any more."""
+    """The snapshot is not wanted any more."""
 
 
 @dataclass(slots=True)
 class _Failure:
-    """Why a snapshot could not be had."""
+    """A failure to fetch a snapshot."""
 
     why: str
     # In monotonic seconds.
@@ -101,33 +102,33 @@ class _Failure:
 
 
 class UsedSnapshots:
-    """Used on the event loop."""
+    """Publishes reads of this node, and follows those of others. Used on the event loop."""
 
     def __init__(
         self, shared: SharedState, files: SnapshotFiles, here: ReadHere, has_otherwise: Callable[[str], bool]
     ) -> None:
-        """has_otherwise: whether a snapshot is on its way here as the current one of its dataset."""
+        """has_otherwise: returns whether a snapshot is on its way here as the current one of its dataset."""
         self._shared = shared
         self._files = files
         self._here = here
         self._has_otherwise = has_otherwise
-        self._reserved: dict[str, int] = {}  # by snapshot that is being fetched: bytes that its file may take
+        self._reserved: dict[str, int] = {}  # by snapshot being fetched: bytes reserved for its file
         self._wake = asyncio.Event()
-        self._wanted: dict[str, _Wanted] = {}  # by snapshot: those that are kept, or should be
-        self._beyond: dict[str, _Wanted] = {}  # those that are too many
-        self._until: dict[str, float] = {}  # by snapshot: monotonic seconds until which it is kept at least
+        self._wanted: dict[str, _Wanted] = {}  # by snapshot: those that are or should be kept
+        self._beyond: dict[str, _Wanted] = {}  # by snapshot: those beyond MOST_KEPT
+        self._until: dict[str, float] = {}  # by snapshot: monotonic time until which it is kept at least
         self._bringing: dict[str, asyncio.Task[None]] = {}  # by snapshot
         self._failures: dict[str, _Failure] = {}  # by snapshot
 
     # --- what others ask ----------------------------------------------------------------------------------------------
 
     def is_used(self, snapshot_id: str) -> bool:
-        """Return whether another node reads the snapshot, or has read it a moment ago."""
+        """Return whether another node reads the snapshot, or did within GRACE_SECONDS."""
         return time.monotonic() < self._until.get(snapshot_id, 0.0)
 
     def keep_if_read(self, snapshot_id: str) -> bool:
-        """Return whether another node says that it reads the snapshot, also a current one. Then it is kept as others
-        are."""
+        """Return whether another node publishes that it reads the snapshot, even a current one. If so, keep it like the
+        others."""
         if not any(snapshot_id in values for values in self._shared.values(USED).values()):
             return False
         self._until[snapshot_id] = time.monotonic() + GRACE_SECONDS
@@ -138,7 +139,7 @@ class UsedSnapshots:
         return snapshot_id in self._wanted or self._shared.says(USED, snapshot_id)
 
     def is_coming(self, snapshot_id: str) -> bool:
-        """Is the snapshot on its way here?"""
+        """Return whether the snapshot is on its way here."""
         return snapshot_id in self._bringing
 
     def is_fetched(self, snapshot_id: str) -> bool:
@@ -147,11 +148,11 @@ class UsedSnapshots:
 
     @property
     def is_behind(self) -> bool:
-        """Is any snapshot on its way here?"""
+        """Whether any snapshot is on its way here."""
         return bool(self._bringing)
 
     def problems(self) -> list[str]:
-        """The snapshots that other nodes read and this one does not have, a line for each."""
+        """Return the snapshots that other nodes read and this one lacks, one line each."""
         lines = []
         for snapshot_id, wanted in sorted([*self._wanted.items(), *self._beyond.items()]):
             if self._here.held.get(snapshot_id) is not None:
@@ -168,14 +169,14 @@ class UsedSnapshots:
         return lines[:_MOST_SHOWN] + ([f"{len(lines) - _MOST_SHOWN} more"] if len(lines) > _MOST_SHOWN else [])
 
     def check_unused(self, name: str) -> None:
-        """Raises Busy where another node has mounted the dataset."""
+        """Raise Busy if another node has mounted the dataset."""
         for node, values in self._shared.values(MOUNTED).items():
             record, value = self._shared.node(node), values.get(name)
             if value is not None and record is not None:
                 raise Busy(f"dataset {name} is mounted at {value.mountpoint} on node {record.name}; unmount that first")
 
     def mounts_behind(self, name: str, current: str) -> list[MountElsewhere]:
-        """Mounts of other nodes that stay at another snapshot of the dataset than the *current* one."""
+        """Return the mounts of other nodes that stay at a snapshot of the dataset other than *current*."""
         return [
             MountElsewhere(node=record.name, mountpoint=value.mountpoint, snapshot=snapshot_id)
             for node, values in self._shared.values(USED).items()
@@ -185,13 +186,13 @@ class UsedSnapshots:
         ]  # fmt: skip
 
     def look_soon(self) -> None:
-        """Look at what is read once more: a mount or a job has begun or ended."""
+        """Check reads again soon: a mount or a job has begun or ended."""
         self._wake.set()
 
     # --- as long as the daemon runs -----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Keep for a while whatever there is: no node has said yet what it reads."""
+        """Keep all present snapshots for a while, as other nodes have not published their reads yet."""
         until = time.monotonic() + GRACE_SECONDS
         self._until = {one.id: until for one in self._here.catalog.read_snapshots(lambda _: True)}
         self._shared.listen(USED, lambda node, name, value: self._wake.set())
@@ -258,7 +259,7 @@ class UsedSnapshots:
     # --- what others say ----------------------------------------------------------------------------------------------
 
     def _follow(self) -> None:
-        """Keep what other nodes read, and bring what is missing of it."""
+        """Keep the snapshots that other nodes read, and fetch missing ones."""
         self._wanted, self._beyond = self._chosen(self._read_elsewhere())
         now = time.monotonic()
         self._until = {one: until for one, until in self._until.items() if until > now}
@@ -273,7 +274,7 @@ class UsedSnapshots:
                 task.add_done_callback(lambda _, one=snapshot_id: self._brought(one))  # type: ignore[misc]
 
     def _read_elsewhere(self) -> dict[str, _Wanted]:
-        """What other nodes read of datasets that are in the cluster or were, by snapshot; without current ones."""
+        """Return the snapshots that other nodes read, except for current ones and those of unknown datasets."""
         catalog, found = self._here.catalog, dict[str, _Wanted]()
         current = {one.record.snapshots[0].id for one in catalog if one.record.snapshots}
         for node, values in self._shared.values(USED).items():
@@ -283,14 +284,14 @@ class UsedSnapshots:
         return found
 
     def _is_known(self, value: UsedSnapshot) -> bool:
-        """Is it of a dataset that is here, or that was removed from the cluster?"""
+        """Return whether the snapshot's dataset is here, or was removed from the cluster."""
         catalog = self._here.catalog
         if catalog.find_added(_record(value)) is not None:
             return True
         return bool(value.url) and catalog.removals.is_removed(value.dataset, value.added)
 
     def _chosen(self, found: dict[str, _Wanted]) -> tuple[dict[str, _Wanted], dict[str, _Wanted]]:
-        """Those that are kept: the ones that most nodes read; and the others."""
+        """Split into snapshots to keep, those with the most reading nodes, and the others."""
         order = sorted(found, key=lambda one: (-len(found[one].nodes), one))
         return {one: found[one] for one in order[:MOST_KEPT]}, {one: found[one] for one in order[MOST_KEPT:]}
 
@@ -299,7 +300,7 @@ class UsedSnapshots:
             await self._keep(snapshot_id, wanted)
             self._failures.pop(snapshot_id, None)
         except _NotWanted:
-            pass  # it is looked at again where it is wanted again
+            pass  # it is checked again when wanted again
         except Busy:
             failure = self._failures[snapshot_id] = _Failure("the dataset is being changed")
             failure.backoff.fail(time.monotonic())
@@ -310,7 +311,7 @@ class UsedSnapshots:
             self._here.errors.add("datasets", f"internal error with snapshot {snapshot_id} ({error!r})", bug=error)
 
     async def _keep(self, snapshot_id: str, wanted: _Wanted) -> None:
-        """Raises CachefsError."""
+        """Fetch and keep a snapshot. Raises CachefsError."""
         held, value = self._here.held, wanted.value
         if value.block_size > held.block_size:
             raise CachefsError(
@@ -329,12 +330,12 @@ class UsedSnapshots:
         log.info("snapshot %s of dataset %s is kept here, as another node reads it", snapshot_id, value.dataset)
 
     def _reserve(self, snapshot_id: str, value: UsedSnapshot) -> int:
-        """Return the bytes that the file may have, its own until it is kept. To be called when its turn comes,
-        which may be hours after another node has said that it reads it. Raises CachefsError."""
+        """Reserve bytes for the snapshot's file until it is kept, and return them. Call when its turn comes, possibly
+        hours after another node has published it. Raises CachefsError."""
         is_there = self._here.held.get(snapshot_id) is not None or self._has_otherwise(snapshot_id)
         if is_there or snapshot_id not in self._wanted:
             raise _NotWanted(f"snapshot {snapshot_id} is not wanted any more")
-        self._here.catalog.check_idle(value.dataset)  # else it could not be kept when it has come
+        self._here.catalog.check_idle(value.dataset)  # otherwise it could not be kept after its transfer
         room = MOST_BYTES - self._here.catalog.kept_bytes() - sum(self._reserved.values())
         if value.file_size > room:
             raise CachefsError(
@@ -356,7 +357,7 @@ class UsedSnapshots:
         self._wake.set()
 
     def _named(self, nodes: list[str]) -> str:
-        """Say that these nodes read a snapshot."""
+        """Return a phrase saying that these nodes read a snapshot."""
         names = sorted(record.name for node in nodes if (record := self._shared.node(node)) is not None)
         if not names:
             return "another node reads"

@@ -1,4 +1,4 @@
-"""Reading every cached byte again, comparing it with its checksum, and dropping what is wrong."""
+"""Verifies all cached blocks against their checksums, and drops bad ones."""
 
 import time
 from collections.abc import AsyncGenerator, Iterator
@@ -12,25 +12,25 @@ from cachefs_daemon.store.block_store import BlockStore
 from cachefs_daemon.store.index_writer import IndexWriter
 
 REPORT_SECONDS: Final = 0.2
-# Keys that are looked up at once: 1 ms.
+# Keys looked up at once: 1 ms.
 _PORTION: Final = 4096
 
 
 @dataclass(slots=True)
 class _Sweep:
-    """One walk over all blocks, and how far it is."""
+    """Progress of one walk over all blocks."""
 
-    # Keys of the blocks that are still to be read.
+    # Keys of blocks left to read.
     keys: Iterator[bytes]
-    # Blocks that were read, or that were gone when it was their turn.
+    # Blocks read, or evicted before their turn.
     blocks: int = 0
-    # Bytes that were read.
+    # Bytes read.
     size: int = 0
-    # Blocks that were wrong.
+    # Bad blocks.
     repaired: int = 0
 
     def advance(self, store: BlockStore) -> bool:
-        """Go on for REPORT_SECONDS. Returns False once all blocks are done."""
+        """Verify blocks for REPORT_SECONDS. Returns False once all blocks are done."""
         until = time.monotonic() + REPORT_SECONDS
         while time.monotonic() < until:
             key = next(self.keys, None)
@@ -46,12 +46,13 @@ class _Sweep:
             return  # evicted since the walk began
         self.size += location.length
         if store.read(key, location) is None:
-            # It was evicted or moved meanwhile, or it is really bad: the store finds out.
+            # Evicted or moved meanwhile, or really bad: the store finds out.
             self.repaired += store.repair(key, location)
 
 
 async def verify(store: BlockStore, index: IndexWriter, threads: Threads) -> AsyncGenerator[VerifyProgress, None]:
-    """Read all blocks, also some that come meanwhile. Yields progress, and last a message that says done."""
+    """Read all blocks, and possibly some that arrive meanwhile. Yields progress, and finally a message with done
+    set."""
     total = await threads.background(index.count)
     sweep = _Sweep(chain.from_iterable(index.portions(_PORTION)))
     going = True

@@ -1,6 +1,6 @@
-"""Warmups: bringing chosen files of a dataset onto the node before anybody reads them.
+"""Warmups: fetch chosen files of a dataset onto this node before they are read.
 
-A warmup brings what the policy admits and nothing more, and every read that somebody waits for comes first.
+A warmup fetches only blocks that the policy admits, and reads on demand come first.
 """
 
 import asyncio
@@ -24,18 +24,18 @@ from cachefs_daemon.runtime.threads import Threads
 
 log = logging.getLogger(__name__)
 
-# Workers of one warmup, and blocks that each of them asks for at once. Together they ask for twice the default of
-# origin.max_connections, so that no connection is idle for a slow block. Twice as many workers or blocks made no warmup
-# faster, but every other fetch slower.
+# Workers of one warmup, and blocks that each requests at once. Together they request twice the default of
+# origin.max_connections, so that no connection idles behind a slow block. Twice as many workers or blocks made no
+# warmup faster, but every other fetch slower.
 WORKERS: Final = 8
 BATCH: Final = 16
 REPORT_SECONDS: Final = 0.2
-# Warmups that have ended and are still shown.
+# Ended warmups that are still listed.
 MOST_ENDED: Final = 20
 
 
 class WarmupState(StrEnum):
-    """What became of a warmup, as WarmupProgress tells it."""
+    """State of a warmup, as reported in WarmupProgress."""
 
     RUNNING = "running"
     DONE = "done"
@@ -45,28 +45,28 @@ class WarmupState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WarmupPlan:
-    """What a warmup is to bring."""
+    """Files and blocks to warm."""
 
     # Entry numbers of the files, in the snapshot's order.
     files: "array[int]"
-    # Blocks of all these files, and their bytes.
+    # Blocks of all files, and their bytes.
     blocks: int
     bytes: int
-    # Paths that were asked for and are not in the snapshot.
+    # Requested paths that are not in the snapshot.
     missing: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Bringing:
-    """Blocks to bring."""
+    """Blocks to fetch."""
 
     dataset: str
-    # Each with its length in bytes, in the order in which they are to come.
+    # Blocks with their lengths in bytes, in order of fetching.
     refs: Iterator[tuple[BlockRef, int]]
-    # How many they are, and their bytes.
+    # Number of blocks, and their bytes.
     blocks: int
     bytes: int
-    # Paths that were asked for and are not in the snapshot, and the first of them.
+    # Number of requested paths that are not in the snapshot, and the first of them.
     missing: int = 0
     first_missing: str = ""
     # Id of the snapshot.
@@ -75,22 +75,22 @@ class Bringing:
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """One warmup, and how far it is."""
+    """One warmup and its progress."""
 
     id: int
     wanted: Bringing
     state: WarmupState = WarmupState.RUNNING
-    # Blocks that are on the node now, of those that were asked for.
+    # Requested blocks that are on the node now.
     blocks: int = 0
-    # Bytes of the blocks that are on the node now.
+    # Bytes of these blocks.
     bytes: int = 0
     # Blocks that the policy did not admit.
     skipped: int = 0
     # Blocks that could not be fetched.
     failed: int = 0
-    # Why the last one that failed could not be fetched.
+    # Error of the last failed block.
     message: str = ""
-    # What was asked for, where the warmup is to go on after a restart.
+    # The request, if the warmup is to continue after a restart.
     request: Warmup | None = None
     task: "asyncio.Task[None]" = field(init=False)
 
@@ -112,7 +112,7 @@ class Run:
 
 
 class Warmups:
-    """All warmups that run now, and the last that have ended. Used on the event loop."""
+    """Running warmups, and the last ended ones. Used on the event loop."""
 
     def __init__(self, fetcher: Fetcher, threads: Threads) -> None:
         self._fetcher = fetcher
@@ -120,27 +120,27 @@ class Warmups:
         self._numbers = itertools.count(1)
         self._running: dict[int, Run] = {}  # by id
         self._ended: deque[Run] = deque(maxlen=MOST_ENDED)
-        self.unsaved = False  # has `in_background` changed since it was saved? Whoever saves it resets this
+        self.unsaved = False  # `in_background` has changed since it was saved; reset by the code that saves it
 
     def __len__(self) -> int:
         return len(self._running)
 
     def __iter__(self) -> Iterator[Run]:
-        """Oldest first."""
+        """Iterate over warmups, oldest first."""
         return iter(sorted([*self._ended, *self._running.values()], key=lambda run: run.id))
 
     def reading(self) -> set[tuple[str, str]]:
-        """The datasets and snapshots whose blocks come now."""
+        """Return datasets and snapshots of the running warmups."""
         return {(run.wanted.dataset, run.wanted.snapshot) for run in self._running.values()}
 
     def in_background(self) -> list[Warmup]:
-        """What is to go on after a restart."""
+        """Return the requests to continue after a restart."""
         return [run.request for run in self._running.values() if run.request is not None]
 
     async def run(self, snapshot: Snapshot, request: Warmup) -> AsyncGenerator[WarmupProgress, None]:
-        """Start a warmup. Yields progress until its end, or one message where the request says not to wait.
+        """Start a warmup. Yields progress until its end, or a single message if the request says not to wait.
 
-        When a caller that waits goes away, the warmup ends. Raises NotFound, ConfigError.
+        If a waiting caller goes away, the warmup ends. Raises NotFound, ConfigError.
         """
         run = await self.start(snapshot, request)
         if not request.wait:
@@ -153,7 +153,7 @@ class Warmups:
             run.task.cancel()
 
     async def start(self, snapshot: Snapshot, request: Warmup) -> Run:
-        """Start a warmup; where nobody waits for it, it goes on after a restart. Raises NotFound, ConfigError."""
+        """Start a warmup. Without a waiting caller, it continues after a restart. Raises NotFound, ConfigError."""
         run = self.begin(await self._threads.background(_bringing, snapshot, request))
         if not request.wait:
             run.request = request
@@ -161,12 +161,12 @@ class Warmups:
         return run
 
     async def watch(self, number: int) -> AsyncGenerator[WarmupProgress, None]:
-        """Progress of the warmup with this id until its end, which whoever watches has no part in. Raises NotFound."""
+        """Yield the progress of a warmup until its end, which does not depend on the caller. Raises NotFound."""
         async for progress in _steps(self._get(number)):
             yield progress
 
     async def cancel(self, number: int) -> WarmupProgress:
-        """End the warmup with this id; what has come stays. Raises NotFound."""
+        """Cancel a warmup; fetched blocks stay. Raises NotFound."""
         run = self._get(number)
         run.task.cancel()
         await asyncio.wait([run.task])
@@ -179,14 +179,14 @@ class Warmups:
         return run
 
     def begin(self, wanted: Bringing) -> Run:
-        """Start to bring these blocks, in their order. To cancel its task ends it."""
+        """Start to fetch blocks in order. Cancel the task of the returned Run to end it."""
         run = Run(next(self._numbers), wanted)
         run.task = asyncio.create_task(self._work(run))
         self._running[run.id] = run
         return run
 
     async def close(self) -> None:
-        """End all warmups."""
+        """Cancel all warmups."""
         tasks = [run.task for run in self._running.values()]
         for task in tasks:
             task.cancel()
@@ -210,7 +210,7 @@ class Warmups:
             self._ended.append(run)
             self.unsaved = self.unsaved or run.request is not None
             run.request = None
-            # One that was stopped is remembered by who began it, and its list of blocks may have 100 MB.
+            # The Run of a cancelled warmup stays referenced, and its list of blocks may take 100 MB.
             run.wanted = replace(run.wanted, refs=iter(()))
             log.info(
                 "warmup %d of %s %s: %d of %d blocks here, %d not admitted, %d failed",
@@ -232,7 +232,7 @@ class Warmups:
 
 
 async def _steps(run: Run) -> AsyncGenerator[WarmupProgress, None]:
-    """Progress until the end."""
+    """Yield progress until the end."""
     while not run.task.done():
         yield run.progress()
         await asyncio.wait([run.task], timeout=REPORT_SECONDS)
@@ -240,7 +240,7 @@ async def _steps(run: Run) -> AsyncGenerator[WarmupProgress, None]:
 
 
 def plan(snapshot: Snapshot, request: Warmup) -> WarmupPlan:
-    """What the *request* asks for. To be called in a thread. It takes 8 bytes per file: 8 MB for a million files.
+    """Return the plan of a request. Call in a thread. Takes 8 bytes per file: 8 MB for a million files.
 
     Raises NotFound, ConfigError.
     """
@@ -262,7 +262,7 @@ def plan(snapshot: Snapshot, request: Warmup) -> WarmupPlan:
 
 
 def _bringing(snapshot: Snapshot, request: Warmup) -> Bringing:
-    """To be called in a thread."""
+    """Call in a thread."""
     wanted = plan(snapshot, request)
     return Bringing(
         request.dataset, _blocks(snapshot, wanted.files), wanted.blocks, wanted.bytes,
@@ -271,13 +271,13 @@ def _bringing(snapshot: Snapshot, request: Warmup) -> Bringing:
 
 
 def _batches(run: Run) -> Iterator[list[tuple[BlockRef, int]]]:
-    """The blocks to bring, in groups of BATCH."""
+    """Yield the blocks to fetch, in groups of BATCH."""
     while batch := list(itertools.islice(run.wanted.refs, BATCH)):
         yield batch
 
 
 def _blocks(snapshot: Snapshot, files: "array[int]") -> Iterator[tuple[BlockRef, int]]:
-    """The blocks of these entries, each with its length in bytes."""
+    """Yield the blocks of these entries, each with its length in bytes."""
     for file in files:
         size, _ = snapshot.file(file)
         for number in range(block_count(size, snapshot.block_size)):

@@ -1,6 +1,6 @@
-"""Keeps on disk which warmups run in the background, so that a daemon that starts goes on with them.
+"""Stores the background warmups on disk, so that a restarted daemon continues them.
 
-It is one file in the state directory, replaced as a whole. A warmup begins anew: what is here already takes it no time.
+One file in the state directory, replaced as a whole. A continued warmup starts over: blocks that are here cost no time.
 """
 
 import logging
@@ -23,19 +23,19 @@ FILE_NAME: Final = "warmups.msgpack"
 
 
 class WarmupPersistence:
-    """Saves what runs in the background, and begins it again when the daemon starts."""
+    """Saves background warmups, and starts them again with the daemon."""
 
     def __init__(
         self, warmups: Warmups, snapshot: Callable[[str], Snapshot], state_dir: Path, threads: Threads
     ) -> None:
-        """snapshot: the current one of a dataset; raises CachefsError."""
+        """snapshot: returns the current snapshot of a dataset; raises CachefsError."""
         self._warmups = warmups
         self._snapshot = snapshot
         self._path = state_dir / FILE_NAME
         self._threads = threads
 
     async def restore(self) -> None:
-        """Begin again what an earlier daemon had not ended."""
+        """Start the warmups that the previous daemon had not finished."""
         for request in await self._threads.background(_load, self._path):
             try:
                 run = await self._warmups.start(self._snapshot(request.dataset), request)
@@ -46,7 +46,7 @@ class WarmupPersistence:
                 log.info("warmup %d of %s goes on where the last daemon ended", run.id, request.dataset)
 
     async def run(self) -> None:
-        """Saves changes for as long as the daemon runs."""
+        """Save changes as long as the daemon runs."""
         await autosave(self.save, "warmups in the background do not go on")
 
     async def save(self) -> None:
