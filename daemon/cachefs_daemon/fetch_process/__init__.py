@@ -1,5 +1,5 @@
-"""The fetch process: gets objects, checks them, and writes them into room that the daemon has reserved.
+"""The fetch process: downloads objects, verifies them, and writes them into room that the daemon has reserved.
 
-It makes one attempt for each and decides nothing: whatever is not as it should be, the daemon does itself. One that
-dies loses nothing. Its modules `frames` and `channel` are for the daemon too. May import origin and store.
+It makes one attempt per object and leaves every failure to the daemon, so its death loses nothing. The daemon uses the
+modules `frames` and `channel` too. May import origin and store.
 """

@@ -1,4 +1,4 @@
-"""Started by the daemon, with one end of a channel. It ends with the daemon, in whatever way that ends."""
+"""Entry point of the fetch process. The daemon starts it with one end of a channel, and it ends with the daemon."""
 
 import argparse
 import asyncio
@@ -27,7 +27,7 @@ def main() -> None:
 
 async def _serve(link: socket.socket, longest: float) -> None:
     collector.settle()
-    # Nothing is to be waited for in the end, such as a thread that asks a name server.
+    # Exit without waiting for threads, such as one that queries a name server.
     Carrier(Channel[Report, Batch](link, Batch), longest, ended=lambda: os._exit(0)).start()
     await asyncio.get_running_loop().create_future()
 

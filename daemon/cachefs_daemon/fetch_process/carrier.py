@@ -1,4 +1,4 @@
-"""Carries blocks from their origin into their places: one request for each, checked, summed up and written."""
+"""Downloads blocks into their rooms: one request per block, verified, checksummed and written."""
 
 import asyncio
 import os
@@ -33,18 +33,18 @@ from cachefs_daemon.origin.s3_checksum import check_whole, has_checksum
 from cachefs_daemon.origin.s3_request import RequestMaker
 from cachefs_daemon.store.segment_writer import Record, SegmentFile, write_record
 
-# Ways that are remembered: those used last.
+# Ways that are remembered, most recently used.
 _WAYS: Final = 64
-# Seconds for which requests have the same time in their signatures. Servers take times that are 15 minutes off.
+# Seconds for which requests share one time in their signatures. Servers accept times up to 15 minutes off.
 _MOMENT: Final = 1.0
-# Blocks of which a report does not wait for more, and seconds for which it does.
+# Blocks after which a report is sent at once, and seconds for which smaller reports wait.
 _ENOUGH: Final = 12
 _GATHER_SECONDS: Final = 0.003
 _OVERLOADED: Final = (429, 503)
 
 
 class _Refused(Exception):
-    """The server does not send the object."""
+    """The server refused to send the object."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"status {status}")
@@ -52,7 +52,7 @@ class _Refused(Exception):
 
 
 class _Pools:
-    """Connections: one pool for all ways to one server."""
+    """One connection pool per server and settings."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[object, ...], tuple[HttpPool, Races, Endpoint]] = {}
@@ -75,14 +75,14 @@ class _OpenWay:
         self.bucket = way.route.host
         self._way = way
         self._maker: RequestMaker | None = None
-        self._until = 0.0  # monotonic seconds for which the maker is good
-        self._told = 0, 0  # hedged and won requests of the endpoint when they were last told
+        self._until = 0.0  # monotonic time at which the maker expires
+        self._told = 0, 0  # hedged and won requests of the endpoint at the last report
 
     async def ask(self, wanted: ObjectRange, key: str, etag: str) -> Answer:
         return await self._races.ask(self.pool, self._requests.get(key, etag, wanted), wanted.length)
 
     def hedges(self) -> tuple[int, int]:
-        """Requests that were hedged, and won, since the last call."""
+        """Return the requests hedged, and the hedges won, since the last call."""
         now = self.endpoint.hedged, self.endpoint.hedges_won
         before, self._told = self._told, now
         return now[0] - before[0], now[1] - before[1]
@@ -97,7 +97,7 @@ class _OpenWay:
 
 
 class _Files:
-    """The segments of one batch, which are closed when all of its blocks are done with."""
+    """The segments of one batch, closed when all its blocks are finished."""
 
     def __init__(self, segments: list[Segment], descriptors: list[int], blocks: int) -> None:
         self._segments = segments
@@ -105,14 +105,14 @@ class _Files:
         self._left = blocks
 
     def write(self, wanted: Wanted, checksums: bytes, data: memoryview) -> None:
-        """Raises OSError."""
+        """Write a block. Raises OSError."""
         segment = self._segments[wanted.segment]
         file = SegmentFile(Path(), -1, segment.number)
         record = Record(wanted.block, wanted.start, wanted.size, checksums)
         write_record(file, self._descriptors[wanted.segment], record, data, allocate=segment.allocate)
 
     def release(self) -> None:
-        """One block is done with."""
+        """Count a block as finished."""
         self._left -= 1
         if self._left <= 0:
             for descriptor in self._descriptors:
@@ -131,14 +131,14 @@ class Carrier:
         self._loop = asyncio.get_running_loop()
         self._pools = _Pools()
         self._ways: OrderedDict[int, _OpenWay] = OrderedDict()
-        self._under_way: dict[asyncio.Task[None], float] = {}  # and until when, in loop time
+        self._under_way: dict[asyncio.Task[None], float] = {}  # with deadlines in loop time
         self._done: list[Done] = []
         self._failed: list[Failed] = []
         self._sending: asyncio.TimerHandle | None = None
-        self._is_full = False  # the channel
+        self._is_full = False  # the channel is full
 
     def start(self) -> None:
-        """Begin to serve."""
+        """Start to serve."""
         self._loop.add_reader(self._channel.fileno(), self._receive)
         self._send()
         self._beat()
@@ -199,7 +199,8 @@ class Carrier:
             self._send_soon()
 
     def _send_soon(self) -> None:
-        """A report costs the daemon as much as a block of it, so it waits for others that are about to end."""
+        """Schedule a report. A report costs the daemon as much as a block in it, so it waits for blocks that are about
+        to finish."""
         alone = len(self._under_way) <= 1
         if not self._is_full and (alone or len(self._done) + len(self._failed) >= _ENOUGH):
             self._send()
@@ -207,7 +208,7 @@ class Carrier:
             self._sending = self._loop.call_later(_GATHER_SECONDS, self._send)
 
     def _send(self) -> None:
-        """Tell what is known by now."""
+        """Send all results so far."""
         if self._is_full:
             self._loop.remove_writer(self._channel.fileno())
             self._is_full = False
@@ -229,7 +230,7 @@ class Carrier:
 
 
 async def _get(way: _OpenWay, wanted: Wanted) -> memoryview:
-    """The object's bytes. Raises whatever keeps them from coming as they should."""
+    """Return the bytes of the object. Raises on any failure."""
     whole = ObjectRange(wanted.key.encode(), wanted.etag.encode(), wanted.size, 0, wanted.size)
     answer = await way.ask(whole, wanted.key, wanted.etag)
     if answer.head.status not in SUCCESS:
@@ -242,7 +243,7 @@ async def _get(way: _OpenWay, wanted: Wanted) -> memoryview:
 
 
 async def _checked(way: _OpenWay, wanted: Wanted, whole: ObjectRange, answer: Answer) -> memoryview:
-    """The body of an answer, which is the object. Raises as `_get`."""
+    """Return the body of a response after checking that it is the object. Raises as `_get`."""
     head, body, _ = answer
     if head.status != 200:
         raise _Refused(head.status)

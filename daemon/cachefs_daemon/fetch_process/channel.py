@@ -1,4 +1,4 @@
-"""A socket between daemon and fetch process that keeps the bounds of messages, and passes descriptors."""
+"""A socket between daemon and fetch process that preserves message boundaries, and passes descriptors."""
 
 import os
 import socket
@@ -9,7 +9,7 @@ import msgspec
 
 from cachefs_daemon.fetch_process.frames import MOST_BYTES, MOST_SEGMENTS
 
-# Bytes that may wait in it: some hundred packets.
+# Bytes buffered in the socket: some hundred packets.
 _BUFFER: Final = 4 << 20
 
 Sent = TypeVar("Sent")
@@ -17,14 +17,14 @@ Received = TypeVar("Received")
 
 
 class Closed(Exception):
-    """The other end is gone, or says what it may not."""
+    """The other end is gone, or sent an invalid message."""
 
 
 class Channel(Generic[Sent, Received]):
-    """One end. It waits for nothing."""
+    """One end of the channel. Never blocks."""
 
     def __init__(self, link: socket.socket, received: type[Received]) -> None:
-        """received: the type of what the other end sends."""
+        """received: type of the messages from the other end."""
         link.setblocking(False)
         link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
         self._link = link
@@ -35,7 +35,8 @@ class Channel(Generic[Sent, Received]):
         return self._link.fileno()
 
     def send(self, message: Sent, descriptors: Sequence[int] = ()) -> bool:
-        """False where it is full, or the kernel takes no more descriptors for now. Raises Closed."""
+        """Send a message. Returns False if the channel is full, or the kernel takes no more descriptors for now. Raises
+        Closed."""
         packet = self._encoder.encode(message)
         if len(packet) > MOST_BYTES:
             return False
@@ -51,7 +52,7 @@ class Channel(Generic[Sent, Received]):
         return True
 
     def receive(self) -> tuple[Received, list[int]] | None:
-        """The next message and its descriptors, which the caller closes; None where there is none yet. Raises
+        """Return the next message and its descriptors, which the caller closes; None if there is none yet. Raises
         Closed."""
         try:
             packet, descriptors, flags, _ = socket.recv_fds(self._link, MOST_BYTES, MOST_SEGMENTS)
@@ -69,5 +70,5 @@ class Channel(Generic[Sent, Received]):
             raise Closed from error
 
     def close(self) -> None:
-        """The other end learns of it."""
+        """Close this end; the other end notices."""
         self._link.close()

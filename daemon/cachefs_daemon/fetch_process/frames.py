@@ -1,8 +1,8 @@
-"""What daemon and fetch process tell each other: one message a packet, in msgpack.
+"""Messages between daemon and fetch process: one message per packet, in msgpack.
 
-With a Batch come the descriptors of its segments. A process answers each block of it once, with a Done or a Failed, and
-sends a Report every BEAT_SECONDS while it has anything to do, though that may be an empty one. Its first one says that
-it is ready.
+The descriptors of a Batch's segments come with it. A process responds to each block once, with a Done or a Failed. It
+sends a Report every BEAT_SECONDS while it has work, even an empty one, as a heartbeat. Its first report says that it is
+ready.
 """
 
 from typing import Final
@@ -11,91 +11,91 @@ import msgspec
 
 from cachefs_daemon.origin.order import Way
 
-# Bytes of a packet, at most. The kernel's own limit is about 200 KiB.
+# Largest packet in bytes. The kernel's own limit is about 200 KiB.
 MOST_BYTES: Final = 128 << 10
-# Blocks of one batch, at most: each may have a key of 1 KiB. And descriptors that come with it.
+# Blocks per batch, at most: each may have a key of 1 KiB. And descriptors per batch.
 MOST_BLOCKS: Final = 32
 MOST_SEGMENTS: Final = 2 * MOST_BLOCKS
-# Answers in one report, at most: the checksums of a block of 64 MiB take 4 KiB.
+# Results per report, at most: the checksums of a block of 64 MiB take 4 KiB.
 MOST_ANSWERS: Final = 24
-# Bytes of the reason for a failure, at most.
+# Longest reason of a failure, in bytes.
 MOST_REASON: Final = 300
 BEAT_SECONDS: Final = 0.25
 
 
 class _Frame(msgspec.Struct, frozen=True, array_like=True):
-    """One message, or a part of it."""
+    """A message, or a part of one."""
 
 
 class NumberedWay(_Frame, frozen=True, array_like=True):
-    """How blocks are asked for that name this number."""
+    """A way to request objects, with the number by which blocks refer to it."""
 
     number: int
     way: Way
 
 
 class Segment(_Frame, frozen=True, array_like=True):
-    """A file that comes as a descriptor."""
+    """A segment file, sent as a descriptor."""
 
-    # Of the segment, in its tier.
+    # Number of the segment in its tier.
     number: int
     # Whether each record is to be an extent of its own.
     allocate: bool
 
 
 class Wanted(_Frame, frozen=True, array_like=True):
-    """A block to be brought."""
+    """A block to fetch."""
 
-    # Names it in the report.
+    # Identifies the block in reports.
     number: int
     # Number of a way, from this batch or an earlier one.
     way: int
-    # Of the object, which is the whole block.
+    # Key and ETag of the object, which is the whole block.
     key: str
     etag: str
     # Bytes.
     size: int
     # Key of the block.
     block: bytes
-    # Which of the segments it is written to, and where its record begins there.
+    # Index of the segment to write to, and the offset of the record in it.
     segment: int
     start: int
 
 
 class Batch(_Frame, frozen=True, array_like=True):
-    """What the daemon sends."""
+    """A message from the daemon."""
 
-    # Those that this process does not know yet.
+    # Ways that this process does not know yet.
     ways: list[NumberedWay]
     segments: list[Segment]
     blocks: list[Wanted]
 
 
 class Done(_Frame, frozen=True, array_like=True):
-    """A block is written."""
+    """A written block."""
 
     number: int
-    # Of its pieces.
+    # Checksums of its pieces.
     checksums: bytes
-    # From the request to the last byte of the answer.
+    # Seconds from the request to the last byte of the response.
     seconds: float
-    # Requests to its server that were sent a second time since the last Done, and those that were the first to answer.
+    # Requests to its server hedged since the last Done, and hedges that responded first.
     hedged: int = 0
     won: int = 0
 
 
 class Failed(_Frame, frozen=True, array_like=True):
-    """A block is not written, and will not be."""
+    """A block that is not written, and will not be."""
 
     number: int
-    # Why.
+    # Cause of the failure.
     reason: str
-    # Whether the server refused it since there were too many requests.
+    # Whether the server refused the request because of too many requests.
     throttled: bool = False
 
 
 class Report(_Frame, frozen=True, array_like=True):
-    """What a fetch process sends."""
+    """A message from a fetch process."""
 
     done: list[Done] = []
     failed: list[Failed] = []
