@@ -1,4 +1,4 @@
-"""The daemon's door for mounts, jobs and cachectl: the gRPC server and what answers each call.
+"""The daemon's API for mounts, jobs and cachectl: the gRPC server, and a method for each call.
 
 May import cachefs_daemon.node and everything below it.
 """

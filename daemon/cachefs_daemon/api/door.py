@@ -1,4 +1,4 @@
-"""Who may make which call. docs/operations.md has a table of it for people."""
+"""Checks the rights of callers. docs/operations.md has a table of the rights for users."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,15 +12,15 @@ from cachefs_daemon.caller import Caller
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """Lets calls in."""
+    """Admits calls."""
 
     identities: Identities
     admission: Admission
 
     def admit(self, method: Method[Any, Any], context: Any) -> tuple[Caller, ...]:
-        """What *method* must know of its caller: nothing, or who it is where jobs belong to users.
+        """Return the arguments about the caller that *method* needs: the caller where jobs belong to users, else none.
 
-        Raises AccessDenied where the caller may not call, Unidentified where it must say first who it is.
+        Raises AccessDenied where the caller may not call, Unidentified where it must identify itself first.
         """
         if method.right == Right.LOOK:
             return ()

@@ -1,10 +1,10 @@
 """The daemon's end of the fetch channel (cachefs.fetch_frames): answers mounts that wait for blocks.
 
-gRPC takes 1.2 ms for a call, of which the daemon computes 0.6 ms; a frame on a socket of one's own takes a tenth of
-that. What is known at once is answered in the same turn of the loop, and what is fetched as soon as its flight lands.
+A gRPC call takes 1.2 ms, of which the daemon computes 0.6 ms; a frame on a separate socket takes a tenth of that.
+Requests for present blocks are answered in the same turn of the loop, and others as soon as their fetch ends.
 
-Whoever connects may be anybody. So what one user can have here is bounded: connections, blocks that are waited for,
-bytes of a frame, answers that are not read. Who does not keep to that loses the connection, or gets an error at once.
+Clients are not trusted. So each user's resources are bounded: connections, blocks that are waited for, bytes of a
+frame, responses that are not read. A client that exceeds a bound loses the connection, or gets an error at once.
 """
 
 import asyncio
@@ -41,46 +41,46 @@ from cachefs_daemon.fetch.slots import ASKER
 from cachefs_daemon.peers.answers import LacksSnapshot, NotHere, TakeIt
 from cachefs_daemon.runtime.errorlog import ErrorLog
 
-# Of one user, and a mount is one too: connections (a mount has one for each worker, 64 at most), and blocks that are
-# waited for. Of one connection: a worker asks for 4,096 blocks at most, and for some ahead of readers. A block takes
-# 5 KB while it is waited for.
+# Bounds of one user, which may be one mount: connections (a mount has one for each worker, 64 at most), and blocks that
+# are waited for. Of one connection: a worker asks for 4,096 blocks at most, and for some ahead of readers. A block
+# takes 5 KB while it is waited for.
 MOST_CONNECTIONS: Final = 512
 MOST_BLOCKS: Final = 32_768
 MOST_BLOCKS_HERE: Final = 8192
-# Bytes of answers that wait to be read, by one connection and by all of a user; and how long one may take no more of
-# them.
+# Bytes of unread responses, of one connection and of all connections of a user; and the seconds within which a client
+# must read more of them.
 MOST_UNREAD: Final = 64 << 20
 MOST_UNREAD_OF_USER: Final = 512 << 20
 SLOW_SECONDS: Final = 30.0
-# Seconds that one may wait for a block, at most.
+# Longest wait for a block, in seconds.
 MOST_PATIENCE: Final = 86_400.0
-# Blocks that a connection may wait for whose answers may be bytes: 4 MiB of them. One that waits for more reads them in
-# the tiers.
+# Blocks that a connection may wait for while responses may contain bytes: 4 MiB of them. A connection that waits for
+# more reads them in the tiers.
 _MOST_EARLY: Final = 16
-# Bytes of answers that a socket takes (Linux counts twice as many): a block in one piece.
+# Bytes of responses that a socket buffers (Linux counts twice as many): a block in one piece.
 _SEND_ROOM: Final = MOST_EARLY
-# Bytes of questions that are read in one turn of the loop: 150 of them, which take 5 ms.
+# Bytes of requests that are read in one turn of the loop: 150 requests, which take 5 ms.
 _AT_ONCE: Final = 16 << 10
 
-# What a question of a peer is answered with.
+# The result of a peer's request.
 PeerOutcome = Answer | TakeIt | NotHere | LacksSnapshot
-# The "user" whose connections are those of the daemon's peer servers.
+# The "user" of the connections of the daemon's peer servers.
 _PEERS: Final = -1
 
 _hello, _asked = decoder(Hello), decoder(Asked)
-# Connections: who waits for blocks. A mount has several, and they take turns with those of others.
+# Numbers of connections, by which fetches alternate between callers. A mount has several connections.
 _numbers: Final = itertools.count(1)
 
 
 @dataclass(slots=True)
 class _User:
-    """What one user has here."""
+    """The resources of one user."""
 
     uid: int
     connections: int = 0
-    # Blocks that were asked for and not answered yet, also by connections that have ended.
+    # Blocks that were requested and not answered yet, including those of connections that have ended.
     blocks: int = 0
-    # Connections that do not read as fast as they are answered.
+    # Connections that read slower than they are answered.
     slow: set["_Connection"] = field(default_factory=set)
 
     @property
@@ -89,27 +89,27 @@ class _User:
         return sum(connection.unread for connection in self.slow)
 
     def take(self, blocks: int) -> None:
-        """Raises Busy."""
+        """Count *blocks* more. Raises Busy."""
         if self.blocks + blocks > MOST_BLOCKS:
             raise Busy(f"user {self.uid} waits for {self.blocks} blocks already; is an origin hanging?")
         self.blocks += blocks
 
 
 class FetchChannel:
-    """Used on the event loop."""
+    """Listens for mounts and peer servers. Used on the event loop."""
 
     def __init__(self, path: Path, admission: Admission, fetcher: Fetcher, errors: ErrorLog) -> None:
-        """path: of the socket. errors: is told of clients that make no sense."""
+        """path: of the socket. errors: receives protocol errors of clients."""
         self.path = path
         self.place = SocketPlace(path)
         self.fetcher = fetcher
-        # Brings the blocks for which a peer asks, with its patience in seconds, and passes on what has come of them. It
-        # must have no other peer bring them.
+        # Fetches the blocks that a peer requests, within its deadline in seconds, and passes on the results. It must
+        # not fetch them from another peer.
         self.ask_for_peer: Callable[[Fetch, float, Callable[[Sequence[PeerOutcome]], None]], None] = self._ask_for_peer
-        self.room = memoryview(bytearray(_AT_ONCE))  # in which each connection reads, one after the other
+        self.room = memoryview(bytearray(_AT_ONCE))  # the buffer in which each connection reads, one after the other
         self._admission = admission
         self._errors = errors
-        self._users: dict[int, _User] = {}  # by uid: those who have anything
+        self._users: dict[int, _User] = {}  # by uid: users with connections or blocks
         self._connections: set[_Connection] = set()
         self._hints: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -132,7 +132,7 @@ class FetchChannel:
         self.fetcher.ask_for_peer(fetch, patience, answer)
 
     async def stop(self, grace: float) -> None:
-        """Take no more questions, and answer those in progress within *grace* seconds."""
+        """Take no more requests, and answer those in progress within *grace* seconds."""
         self.place.leave()
         if self._server is not None:
             self._server.close()
@@ -150,7 +150,7 @@ class FetchChannel:
     # --- for connections ----------------------------------------------------------------------------------------
 
     def enter(self, connection: "_Connection", client: socket.socket) -> _User:
-        """A connection was made. Who that is; raises CachefsError where it may not be."""
+        """Register a new connection, and return its user. Raises CachefsError where it is refused."""
         self._connections.add(connection)
         if connection.for_peers:
             user = self._users.setdefault(_PEERS, _User(_PEERS))
@@ -169,7 +169,7 @@ class FetchChannel:
         return user
 
     def leave(self, connection: "_Connection", user: _User | None) -> None:
-        """It has ended."""
+        """Unregister a connection that has ended."""
         self._connections.discard(connection)
         if user is not None:
             user.slow.discard(connection)
@@ -187,7 +187,7 @@ class FetchChannel:
         self._errors.add(f"{self.path}, {who}", text, bug=bug)
 
     def hint(self, connection: "_Connection", asked: Asked) -> None:
-        """Blocks that nobody waits for."""
+        """Fetch blocks that no reader waits for."""
 
         async def run() -> None:
             answer: list[Answer] | CachefsError = []
@@ -203,26 +203,26 @@ class FetchChannel:
 
 
 class _Connection(asyncio.BufferedProtocol):
-    """One client."""
+    """The connection of one client."""
 
     def __init__(self, channel: FetchChannel, *, for_peers: bool = False) -> None:
         """for_peers: a peer server of this daemon is at the other end."""
         self.for_peers = for_peers
         self._channel = channel
-        self._transport: Any = None  # asyncio.Transport, once it is made
-        self._user: _User | None = None  # None: it is refused
+        self._transport: Any = None  # asyncio.Transport, once it is connected
+        self._user: _User | None = None  # None: the client is refused
         self._number = next(_numbers)
         self._frames = Frames(MOST_ASKED)
-        self._blocks = 0  # asked for here and not answered yet
+        self._blocks = 0  # requested on this connection and not answered yet
         self._greeted = False
-        self._ending = False  # no more questions are taken
-        self._gathered: list[bytearray] | None = None  # answers that are sent at the end of this turn
-        # Ends the connection: at first where no Hello comes, later where the client does not read.
+        self._ending = False  # no more requests are taken
+        self._gathered: list[bytearray] | None = None  # responses that are sent at the end of this turn
+        # Ends the connection: first where no Hello arrives, later where the client does not read.
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def unread(self) -> int:
-        """Bytes of answers that wait for the client."""
+        """Bytes of responses that wait for the client."""
         size: int = self._transport.get_write_buffer_size()
         return size
 
@@ -261,10 +261,10 @@ class _Connection(asyncio.BufferedProtocol):
                 self._transport.write(b"".join(gathered))
 
     def eof_received(self) -> None:
-        """The client has gone."""
+        """Ignore the end: `connection_lost` follows."""
 
     def pause_writing(self) -> None:
-        """The client does not read: nothing more is read from it either."""
+        """Stop reading from a client that does not read its responses."""
         if self._user is not None:
             self._user.slow.add(self)
         self._transport.pause_reading()
@@ -285,7 +285,7 @@ class _Connection(asyncio.BufferedProtocol):
     # --- questions ------------------------------------------------------------------------------------------------
 
     def _take(self, body: bytes | memoryview) -> None:
-        """Raises BadFrame."""
+        """Process a frame. Raises BadFrame."""
         if self._ending:
             return
         if self._greeted:
@@ -293,7 +293,7 @@ class _Connection(asyncio.BufferedProtocol):
             return
         hello = _hello(body)
         if hello.version != VERSION:
-            # It has had our Hello and knows what is wrong; it says so to its reader.
+            # The client has received our Hello, knows the error, and reports it to its reader.
             self._hang_up(
                 f"a mount speaks version {hello.version} of the fetch channel and this daemon version {VERSION}: "
                 "unmount and mount again with the daemon's version of cachefs"
@@ -315,7 +315,8 @@ class _Connection(asyncio.BufferedProtocol):
         if fetch.ahead:
             self._channel.hint(self, asked)
             return
-        # The client's own timer runs as long as the deadline: answer a little before, so that it learns the reason.
+        # The client's timer runs as long as the deadline: answer a little earlier, so that the client learns the
+        # reason.
         seconds = min(max(0.0, fetch.deadline), MOST_PATIENCE)
         ASKER.set(self._number)
         try:
@@ -330,7 +331,7 @@ class _Connection(asyncio.BufferedProtocol):
             self.answer(asked, self.bug(error))
 
     def _admit(self, blocks: list[BlockRef]) -> None:
-        """Raises Busy, ConfigError."""
+        """Count the blocks of a request. Raises Busy, ConfigError."""
         assert self._user is not None
         if sum(max(0, ref.size) + 2 * PIECE_SIZE for ref in blocks if ref.size) > MOST_ANSWERED // 2:
             raise ConfigError(f"the bytes of {len(blocks)} blocks are more than one answer can have")
@@ -340,7 +341,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._blocks += len(blocks)
 
     def answer(self, asked: Asked, answers: Sequence[PeerOutcome] | CachefsError, source: str = "") -> None:
-        """What has come of a question. source: what brought the block, where it has just come."""
+        """Send the result of a request. source: the source of a block that has just been fetched."""
         user, blocks = self._user, asked.fetch.blocks
         assert user is not None
         self._blocks -= len(blocks)
@@ -379,12 +380,12 @@ class _Connection(asyncio.BufferedProtocol):
     # --- the end --------------------------------------------------------------------------------------------------
 
     def bug(self, error: Exception) -> CachefsError:
-        """For the client, where there is a bug in the daemon."""
+        """Log an internal error, and return the error for the client."""
         self._channel.complain(self._user, f"internal error ({error!r})", bug=error)
         return CachefsError(f"internal error ({error!r}); see the daemon's log")
 
     def end_when_answered(self) -> None:
-        """Take no more questions."""
+        """Take no more requests."""
         self._ending = True
         self._transport.pause_reading()
         self._close_if_answered()

@@ -1,7 +1,7 @@
-"""Who calls the daemon: the daemon's side. See cachefs.identity.
+"""Identifies callers of the daemon: the daemon's side. See cachefs.identity.
 
 An identity is what the kernel said of a process when it connected, signed with a key that only this run of the daemon
-knows. So nothing is kept per caller, and an identity is void after a restart of the daemon: the client then asks again.
+has. So the daemon keeps nothing per caller, and an identity is void after a restart: the client then gets another one.
 """
 
 import asyncio
@@ -36,9 +36,9 @@ _MAX_GROUPS: Final = 256  # Python's getsockopt takes no larger buffer
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Whom the kernel's words make an administrator, or somebody who may mount."""
+    """Determines a caller's rights from the kernel's credentials."""
 
-    # The user that the daemon runs as. It may do everything, and so may root.
+    # The user that the daemon runs as, who has all rights, as root has.
     user: int
     # The group whose members administer; empty for none.
     admin_group: str = ""
@@ -46,23 +46,23 @@ class Admission:
     mount_group: str = ""
 
     def caller(self, uid: int, groups: Collection[int]) -> Caller:
-        """groups: ids of all groups of the process."""
+        """Return the caller. groups: ids of all groups of the process."""
         administers = uid in (0, self.user) or _id(self.admin_group) in groups
         return Caller(uid, uid == self.user, administers, administers or _id(self.mount_group) in groups)
 
     def check_mounts(self, caller: Caller) -> None:
-        """Raises AccessDenied for one who may not mount."""
+        """Raise AccessDenied for a caller that may not mount."""
         if not caller.mounts:
             raise AccessDenied(f"{caller} may not mount: it takes {self.mounters}")
 
     @property
     def administrators(self) -> str:
-        """Who may administer, for people."""
+        """The users with the right to administer, for messages."""
         return self._and_group(self.admin_group, "[security] admin_group")
 
     @property
     def mounters(self) -> str:
-        """Who may mount, for people."""
+        """The users with the right to mount, for messages."""
         return self._and_group(self.mount_group, "[daemon] socket_group")
 
     def _and_group(self, group: str, key: str) -> str:
@@ -71,7 +71,7 @@ class Admission:
 
 
 def _id(group: str) -> int | None:
-    """Id of a group; None for an empty name, or one that is not known any more."""
+    """Return the id of a group; None for an empty or unknown name."""
     try:
         return grp.getgrnam(group).gr_gid if group else None
     except KeyError:
@@ -79,7 +79,7 @@ def _id(group: str) -> int | None:
 
 
 class Identities:
-    """Gives identities out on a socket of its own, and knows them again."""
+    """Issues identities on a separate socket, and verifies them."""
 
     def __init__(self, path: Path, admission: Admission) -> None:
         self.place = SocketPlace(path)
@@ -102,7 +102,7 @@ class Identities:
             self._server.close()
 
     def of(self, identity: str) -> Caller | None:
-        """Who has this identity; None where this run of the daemon has not given it."""
+        """Return the caller with this identity; None where this run of the daemon has not issued it."""
         if not identity.startswith(FOR_SOMEBODY):
             return self._signed(identity)
         mount = self._signed(identity.removeprefix(FOR_SOMEBODY))
@@ -123,7 +123,7 @@ class Identities:
         return self._key.sign(said.encode("utf-8", "replace")).hex()
 
     async def _answer(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """An answer is small enough that the socket always takes it at once, whoever is at the other end."""
+        """Send an identity, which is small enough that the socket always takes it at once."""
         try:
             uid, groups = peer(writer.get_extra_info("socket"))
             writer.write(self.give(self._admission.caller(uid, groups)).encode())
@@ -135,13 +135,13 @@ class Identities:
 
 
 def peer(connection: socket.socket) -> tuple[int, set[int]]:
-    """User id and all group ids of the process that has connected."""
+    """Return the user id and all group ids of the connected process."""
     _, uid, gid = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     try:
         groups = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _MAX_GROUPS * _GROUP.size)
     except OSError as error:
         if error.errno != errno.ERANGE:
             raise
-        # Rare enough to ask what may have to ask a directory server.
+        # Rare, since it may query a directory server.
         return uid, {gid, *os.getgrouplist(pwd.getpwuid(uid).pw_name, gid)}
     return uid, {gid, *(group for (group,) in _GROUP.iter_unpack(groups))}

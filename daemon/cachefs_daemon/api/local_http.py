@@ -1,8 +1,8 @@
-"""What programs and browsers of this machine may read over HTTP: a port on loopback, or a unix socket.
+"""An HTTP server for programs and browsers of this machine: a port on loopback, or a unix socket.
 
-There is nothing to change here, so only GET and HEAD are answered, and nobody is asked who it is. The Host header must
-be a name of this machine: else a web page of another site could have a browser on it read this (DNS rebinding). No
-answer may be used by such a page in any other way either: HEADERS say so to browsers.
+It is read-only: only GET and HEAD are answered, without authentication. The Host header must be a name of this machine:
+else a web page of another site could have a browser on it read this (DNS rebinding). HEADERS forbid such a page any
+other use of a response.
 """
 
 import asyncio
@@ -24,14 +24,15 @@ log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-# Connections at once; the oldest one gives way to one more. And seconds that each may take: a scrape is one connection.
+# Most connections at once, of which the oldest is closed for one more; and the most seconds of each: a scrape is one
+# connection.
 MOST_CONNECTIONS: Final = 32
 CONNECTION_SECONDS: Final = 30.0
-# Seconds that answers under way may take when the daemon ends.
+# Seconds for responses in progress when the daemon ends.
 STOP_SECONDS: Final = 1.0
 
-# Of each answer. Our own page has neither inline scripts nor inline styles, so a name that reached the page as markup
-# could do nothing.
+# Headers of each response. Our own page has neither inline scripts nor inline styles, so a name that reached the page
+# as markup could do nothing.
 HEADERS: Final = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
@@ -46,10 +47,10 @@ HEADERS: Final = {
 
 
 class LocalHttp:
-    """Used on the event loop."""
+    """An HTTP server on one local address. Used on the event loop."""
 
     def __init__(self, listen: str, key: str) -> None:
-        """listen: HOST:PORT of loopback, or unix:/PATH. key: the setting that says so."""
+        """listen: HOST:PORT of loopback, or unix:/PATH. key: the setting with this address."""
         self._listen = listen
         self._key = key
         self._app = web.Application(middlewares=[self._check])
@@ -61,17 +62,17 @@ class LocalHttp:
         self._connections: dict[_Connection, None] = {}  # oldest first
 
     def add(self, path: str, handler: Handler) -> None:
-        """Answer requests for *path*, as aiohttp writes it, with *handler*. To be called before `start`."""
+        """Answer requests for *path*, in aiohttp's notation, with *handler*. Call before `start`."""
         self._app.router.add_get(path, handler)
 
     @property
     def port(self) -> int:
-        """Since `start`, of a port."""
+        """The port, after `start`."""
         assert self._server is not None
         return int(self._server.sockets[0].getsockname()[1])
 
     async def start(self) -> None:
-        """Raises CachefsError where it cannot listen there."""
+        """Listen. Raises CachefsError where that fails."""
         await self._runner.setup()
         loop = asyncio.get_running_loop()
         if self._place is not None:
@@ -123,10 +124,10 @@ class LocalHttp:
 
 
 class _Connection(asyncio.Protocol):
-    """A connection, which is closed when its time is over."""
+    """A connection that is closed after CONNECTION_SECONDS."""
 
     def __init__(self, inside: asyncio.Protocol, others: "dict[_Connection, None]") -> None:
-        """inside: what serves it."""
+        """inside: the protocol that serves the connection."""
         self._inside = inside
         self._others = others
         self._transport: asyncio.Transport | None = None
@@ -163,7 +164,7 @@ class _Connection(asyncio.Protocol):
 
 
 def _is_here(host: str) -> bool:
-    """Is that, with or without a port, a name of this machine?"""
+    """Return whether *host*, with or without a port, is a name of this machine."""
     bare = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() and not host.endswith("]") else host
     bare = bare.removeprefix("[").removesuffix("]")
     if bare.lower() in ("localhost", socket.gethostname().lower()):
@@ -174,7 +175,7 @@ def _is_here(host: str) -> bool:
 
 
 def _quiet() -> logging.Logger:
-    """For requests that aiohttp does not understand: a traceback of each would fill the log."""
+    """Return a silent logger for requests that aiohttp does not understand: a traceback of each would fill the log."""
     logger = logging.getLogger(f"{__name__}.requests")
     logger.setLevel(logging.CRITICAL)
     return logger

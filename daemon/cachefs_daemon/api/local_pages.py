@@ -1,4 +1,4 @@
-"""What this machine's programs and browsers may read, and where: metrics, the web page. Both may have one address."""
+"""The local HTTP pages of the daemon: metrics and the web page, which may share an address."""
 
 from cachefs_daemon.api.local_http import LocalHttp
 from cachefs_daemon.local_listen import UNIX
@@ -8,13 +8,13 @@ from cachefs_daemon.web.page import WebPage
 
 
 class LocalPages:
-    """Used on the event loop."""
+    """Serves the configured pages. Used on the event loop."""
 
     def __init__(self, node: Node) -> None:
         metrics, web = node.config.metrics.listen, node.config.web.listen
         self._servers: dict[str, LocalHttp] = {}  # by address
         self._page: WebPage | None = None
-        # For people: what there is, and where.
+        # The pages and their addresses, for messages.
         self.places: list[str] = []
         if metrics:
             self._at(metrics, "metrics.listen").add("/metrics", Scrape(node).answer)
@@ -31,12 +31,12 @@ class LocalPages:
         return self._servers[listen]
 
     async def start(self) -> None:
-        """Raises CachefsError where it cannot listen there."""
+        """Listen. Raises CachefsError where that fails."""
         for server in self._servers.values():
             await server.start()
 
     async def run(self) -> None:
-        """Keeps what the page shows of the past. Runs as long as the daemon, or has nothing to do."""
+        """Record the history for the web page, as long as the daemon runs; return at once without a page."""
         if self._page is not None:
             await self._page.run()
 

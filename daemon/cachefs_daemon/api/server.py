@@ -36,10 +36,10 @@ log = logging.getLogger(__name__)
 
 # gRPC refuses more than 8 KiB of metadata; one line is far less.
 MAX_ERROR_TEXT: Final = 2000
-# From one look at the sockets to the next. It takes two system calls.
+# Seconds between two checks of the sockets, of two system calls each.
 LOOK_SECONDS: Final = 2.0
-# Servers whose socket was removed that still answer those who were connected; and how long calls of one before them go
-# on, such as warm-ups.
+# Most servers whose socket was removed and that still answer their connected callers; and the seconds for which calls
+# of an older one, such as warm-ups, may go on.
 MOST_FORMER: Final = 8
 FORMER_GRACE: Final = 86400.0
 
@@ -55,11 +55,11 @@ _CODES: Final[dict[type[CachefsError], grpc.StatusCode]] = {
 
 
 class Server:
-    """Listens on the daemon's socket, and has a `Service` answer the calls that cachefs.rpc lists."""
+    """Listens on the daemon's socket, and dispatches the calls of cachefs.rpc to a `Service`."""
 
     def __init__(self, service: Service, path: Path, admission: Admission, channel: FetchChannel) -> None:
-        """path: of the socket; that of cachefs.identity is beside it. admission: who may do more than look. channel: is
-        opened and closed with the socket."""
+        """path: of the socket; that of cachefs.identity is beside it. admission: determines the rights of callers.
+        channel: opened and closed with the socket."""
         self._place = SocketPlace(path)
         self._channel = channel
         self._identities = Identities(identity_socket(path), admission)
@@ -67,11 +67,11 @@ class Server:
         self._handlers = {method.name: _handler(method, service, door) for method in METHODS}
         self._server: grpc.aio.Server | None = None
         self._stopping = False
-        self._former: set[asyncio.Task[None]] = set()  # the ends of servers whose socket was removed
-        self._ending: list[grpc.aio.Server] = []  # those servers
+        self._former: set[asyncio.Task[None]] = set()  # tasks that stop servers whose socket was removed
+        self._ending: list[grpc.aio.Server] = []  # such servers
 
     async def start(self) -> None:
-        """Raises Busy where another daemon listens on the socket, CachefsError where it cannot be made."""
+        """Listen. Raises Busy where another daemon listens on the socket, CachefsError where it cannot be created."""
         self._server = self._listen()
         try:
             await self._identities.start()
@@ -83,7 +83,7 @@ class Server:
         await self._server.start()
 
     def _listen(self) -> grpc.aio.Server:
-        """A new server that listens on the socket. Raises CachefsError."""
+        """Return a new server that listens on the socket. Raises CachefsError."""
         made: list[grpc.aio.Server] = []
 
         def bind(path: str) -> None:
@@ -97,7 +97,7 @@ class Server:
         return made[0]
 
     async def keep_reachable(self) -> None:
-        """Make sockets again that others have removed. Runs until it is cancelled."""
+        """Create sockets again that other programs have removed. Runs until it is cancelled."""
         keepers = (
             SocketKeeper(self._place, self._listen_again),
             SocketKeeper(self._identities.place, self._identities.start),
@@ -111,12 +111,13 @@ class Server:
                 await keeper.look()
 
     async def _listen_again(self) -> None:
-        """Raises CachefsError. gRPC takes no further socket once a server has started, so there is another server."""
+        """Start another server, since gRPC takes no further socket after a server's start. Raises CachefsError."""
         former, self._server = self._server, self._listen()
         await self._server.start()
         if former is None:
             return
-        # Its callers go on with it. To tell them to connect anew fails those calls that are just on their way.
+        # Connected callers keep the former server. Telling them to reconnect would fail the calls that are just on
+        # their way.
         self._ending.append(former)
         if len(self._ending) > MOST_FORMER:
             task = asyncio.create_task(self._end(self._ending[0]))
@@ -161,7 +162,7 @@ def _handler(method: Method[Any, Any], service: Service, door: Door) -> grpc.Rpc
 
 
 def _decoder(method: Method[Any, Any]) -> Callable[[bytes], Any]:
-    """What makes a message out of a request. It raises CachefsError."""
+    """Return a function that decodes a request, and raises CachefsError."""
     decode = decoder(method.request)
 
     def read(request: bytes) -> Any:
@@ -199,7 +200,7 @@ def _streaming(
     async def call(request: bytes, context: Any) -> AsyncGenerator[bytes, None]:
         try:
             caller = door.admit(method, context)
-            # Closed at once when the caller goes away, so that what it began (a listing, a warmup) ends.
+            # Closed at once when the caller disconnects, so that the listing or warm-up that it began ends.
             async with contextlib.aclosing(behaviour(decode(request), *caller)) as replies:
                 async for reply in replies:
                     yield encode(reply)

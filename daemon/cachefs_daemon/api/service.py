@@ -1,8 +1,8 @@
-"""What the daemon answers to mounts, jobs and cachectl.
+"""Answers the calls of mounts, jobs and cachectl.
 
 cachefs.rpc lists the calls, each with the messages that it takes and gives. For each there is a method here of the same
-name: a coroutine, or an async generator where the reply is a stream. Where jobs belong to users (`Right.JOB`) it is
-told who calls.
+name: a coroutine, or an async generator where the reply is a stream. Where jobs belong to users (`Right.JOB`) it
+receives the caller.
 """
 
 import asyncio
@@ -88,27 +88,24 @@ log = logging.getLogger(__name__)
 
 FromJob = TypeVar("FromJob", JobPublish, JobEpoch, JobProgress)
 
-# Seconds that a removal waits, at most, for what other nodes have said.
+# Most seconds that a removal waits for the published state of other nodes.
 _CAUGHT_UP_SECONDS: Final = 2.0
-# Seconds in which a mount that was unmounted ends, with what its workers say at the end: as long as `cachectl umount`
-# waits for it.
+# Seconds within which an unmounted mount ends, including its workers' last reports: as long as `cachectl umount` waits.
 _UNMOUNTED_SECONDS: Final = 10.0
-# A mount that has been detached for longer is taken to have open files: `cachectl umount --lazy` waits so long.
+# A mount that has been detached for longer probably has open files: `cachectl umount --lazy` waits this long.
 _DETACHED_SECONDS: Final = 1.5
-# Seconds within which other nodes say that one of their mounts has ended, which was unmounted a moment ago.
+# Seconds within which other nodes publish the end of one of their mounts, which was unmounted a moment ago.
 _UNMOUNTED_ELSEWHERE_SECONDS: Final = 4.0
 
 
 class Service:
-    """Answers the calls of cachefs.rpc, and does nothing else. Used on the event loop.
-
-    It has as many methods as there are calls, which cachefs.rpc and the docstrings of their messages explain.
-    """
+    """Answers the calls of cachefs.rpc, with a method for each. Used on the event loop. cachefs.rpc and the docstrings
+    of the messages describe the calls."""
 
     def __init__(self, node: Node, settings: LiveSettings) -> None:
         self._node = node
         self._settings = settings
-        # Directories of the tiers, by name: they do not change while the daemon runs.
+        # Directories of the tiers, by name, which do not change while the daemon runs.
         self._tiers = {tier.name: str(tier.directory) for tier in node.storage.usage()}
 
     # --- mounts -------------------------------------------------------------------------------------------------
@@ -225,7 +222,7 @@ class Service:
         )
 
     def _newest(self, dataset: str) -> str:
-        """Id of the dataset's current snapshot; empty where there is none."""
+        """Return the id of the dataset's current snapshot; "" where there is none."""
         known = self._node.catalog.find(dataset)
         return known.current.id if known is not None and known.current is not None else ""
 
@@ -320,7 +317,7 @@ class Service:
                         progress = self._with_mounts_behind(progress, progress.dataset)
                     yield progress
         finally:
-            # The caller may go away after there is another snapshot, and before it is told so.
+            # The caller may disconnect after the snapshot has changed, and before it receives the result.
             if followed is not dataset.current:
                 await unbroken(self._node.changes.follow(dataset, before))
 
@@ -331,8 +328,8 @@ class Service:
         return msgspec.structs.replace(last, behind_elsewhere=behind[:MOST_NAMES])
 
     async def dataset_remove(self, request: DatasetName) -> Freed:
-        """Blocks that other datasets have as well stay."""
-        if self._node.sharing is not None:  # what was added elsewhere a moment ago is removed too
+        """Remove a dataset. Blocks that other datasets also have stay."""
+        if self._node.sharing is not None:  # datasets that were added elsewhere a moment ago are removed too
             await self._node.sharing.shared.catch_up(_CAUGHT_UP_SECONDS)
         await self._node.catalog.until_taken_over(request.name)
         await self._check_unmounted(request.name)
@@ -425,14 +422,14 @@ class Service:
 
 
 def _without_url(text: str, url: str) -> str:
-    """Leave a refused URL out of a *text* for the log: a user, a password or a signature may be in it."""
+    """Remove a refused URL from a *text* for the log: it may contain a user, a password or a signature."""
     for one in (repr(url), url, repr(url.rstrip("/")), url.rstrip("/")):
         text = re.sub(re.escape(one) + "/*", "the URL", text) if one else text
     return text.replace("URL the URL", "the URL")
 
 
 def _owned(request: FromJob, caller: Caller) -> FromJob:
-    """What a job says, with the job's full name."""
+    """Return the job's message with the job's full name."""
     return msgspec.structs.replace(request, job=job_of(caller, request.job))
 
 

@@ -1,4 +1,4 @@
-"""Makes a socket of the daemon again where others have removed it."""
+"""Creates a socket of the daemon again after another program has removed it."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -10,16 +10,16 @@ log = logging.getLogger(__name__)
 
 
 class SocketKeeper:
-    """Looks after one socket. What keeps it from being made again is logged once, and tried again at each look."""
+    """Watches one socket. A failure to create it is logged once, and retried at each look."""
 
     def __init__(self, place: SocketPlace, listen: Callable[[], Awaitable[None]]) -> None:
-        """listen: makes the socket; raises CachefsError."""
+        """listen: creates the socket; raises CachefsError."""
         self._place = place
         self._listen = listen
-        # At the last look. A daemon that begins at our path needs a moment until it listens, so what is there is left
-        # alone at the first look.
+        # At the last look. Another daemon that starts at our path needs a moment until it listens, so a foreign socket
+        # is left alone at the first look.
         self._before = Standing.OURS
-        # What was logged last.
+        # The error that was logged last.
         self._said = ""
 
     async def look(self) -> None:

@@ -1,8 +1,8 @@
-"""The path of a socket that the daemon listens on: taken at the start, and looked after.
+"""The path of a socket on which the daemon listens: taken at the start, and watched.
 
-A socket is its path only until somebody removes that: a cleaner of temporary files, or another daemon. Who listens is
-not told, and nobody can connect any more. So the path is looked at from time to time. What is there counts as ours only
-if it is the very file that we have made.
+A cleaner of temporary files or another daemon may remove the path of a socket. The listener is not told, and clients
+cannot connect any more. So the path is checked from time to time. It counts as ours only if it is the very file that we
+have created.
 """
 
 import contextlib
@@ -20,18 +20,18 @@ from cachefs.errors import Busy, CachefsError
 
 log = logging.getLogger(__name__)
 
-# Connections that wait until they are taken.
+# Connections that wait until they are accepted.
 BACKLOG: Final = 128
-# For asyncio, which takes so many connections in one turn of the loop. Where it has no descriptor for one, it tries so
-# often each second, with a traceback for each.
+# Backlog for asyncio, which accepts this many connections in one turn of the loop. Where it has no descriptor for one,
+# it retries as often each second, with a traceback for each.
 AT_ONCE: Final = 1
-# Who may connect: everybody, see docs/operations.md.
+# All users may connect, see docs/operations.md.
 SOCKET_MODE: Final = 0o666
 _DIRECTORY_MODE: Final = 0o755
 
 
 class Standing(StrEnum):
-    """What is at the path."""
+    """The owner of the path."""
 
     OURS = "ours"
     GONE = "gone"
@@ -39,19 +39,20 @@ class Standing(StrEnum):
 
 
 class SocketPlace:
-    """The path of one socket. It never removes a socket that somebody else listens on."""
+    """The path of one socket. Never removes a socket on which another process listens."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        # Device and inode of the socket that we have made; none before. The number stays ours while we listen, also
+        # Device and inode of the socket that we have created; None before. The number stays ours while we listen, even
         # where the path is gone.
         self._ours: tuple[int, int] | None = None
 
     def take(self, bind: Callable[[str], object]) -> None:
-        """Have *bind* listen at the path that it is given, and give that socket our path, with its mode.
+        """Let *bind* listen at a temporary path, and move that socket to our path, with its mode.
 
-        gRPC removes the path that it was given before it listens and when it ends, whoever is there then. So it is
-        given another one. Raises Busy where somebody listens at our path, CachefsError where it cannot be used.
+        gRPC removes the path that it was given before it listens and when it ends, whichever socket is there then. So
+        it gets another one. Raises Busy where another process listens at our path, CachefsError where it cannot be
+        used.
         """
         self._clear()
         try:
@@ -62,7 +63,7 @@ class SocketPlace:
                 os.close(directory)
         except FileExistsError:
             raise Busy(f"another daemon listens on {self.path} since a moment ago; stop one of them") from None
-        except RuntimeError:  # of gRPC, whose text names the path that it was given
+        except RuntimeError:  # of gRPC, whose text names the temporary path
             raise CachefsError(
                 f"cannot listen on the socket {self.path}: no socket can be made in {self.path.parent}; let the daemon "
                 "write there, or give it another daemon.socket"
@@ -71,7 +72,7 @@ class SocketPlace:
             raise CachefsError(f"cannot listen on the socket {self.path}: {error.strerror or error}") from None
 
     def listen(self) -> socket.socket:
-        """A socket that listens at our path, for asyncio. Raises as `take` does."""
+        """Return a socket that listens at our path, for asyncio. Raises as `take` does."""
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
 
         def bind(path: str) -> None:
@@ -104,12 +105,12 @@ class SocketPlace:
         return Standing.OURS if found == self._ours else Standing.TAKEN
 
     def leave(self) -> None:
-        """Remove our socket. To be called while we listen: later the inode may be another's."""
+        """Remove our socket. Call while we listen: later the inode may belong to another file."""
         if self.standing() == Standing.OURS:
             self.path.unlink(missing_ok=True)
 
     def _clear(self) -> None:
-        """Remove a socket nobody listens on any more. Raises Busy where somebody does."""
+        """Remove a socket without a listener. Raises Busy where a process listens on it."""
         try:
             before = os.lstat(self.path)
         except OSError:
@@ -125,13 +126,13 @@ class SocketPlace:
 
 
 def _is_listening(path: Path) -> bool:
-    """Does anybody listen on the socket? Raises CachefsError where nobody can tell."""
+    """Return whether a process listens on the socket. Raises CachefsError where that is unknown."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as connection:
         try:
             connection.connect(str(path))
         except (ConnectionRefusedError, FileNotFoundError):
             return False
-        except BlockingIOError:  # so many are waiting for it that it takes no more at the moment
+        except BlockingIOError:  # its backlog is full
             return True
         except OSError as error:
             raise CachefsError(f"cannot tell whether a daemon listens on {path}: {error}") from None
@@ -139,10 +140,10 @@ def _is_listening(path: Path) -> bool:
 
 
 def _open_directory(path: Path) -> int:
-    """Make the directory where it is missing, so that everybody may pass. Raises OSError."""
+    """Create the directory where it is missing, so that all users may enter it. Raises OSError."""
     for missing in reversed([each for each in (path, *path.parents) if not each.exists()]):
         missing.mkdir(exist_ok=True)
-        missing.chmod(_DIRECTORY_MODE)  # mkdir's own is less the umask, which is one for all threads
+        missing.chmod(_DIRECTORY_MODE)  # mkdir's own mode is less the umask, which is one for all threads
     return os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
 

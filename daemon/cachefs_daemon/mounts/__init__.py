@@ -1,4 +1,4 @@
-"""The mounts of this node: who is there, what they read, and the orders for what is pushed into their page caches.
+"""The mounts of this node: their liveness, their reads, and the commands that push pages into their page caches.
 
-May import datasets and store; knows no jobs.
+May import datasets and store, but not jobs.
 """

@@ -1,4 +1,4 @@
-"""Which mounts stay at a snapshot that is not the newest of their dataset."""
+"""Marks mounts that stay at a snapshot older than the newest of their dataset."""
 
 from collections.abc import Callable
 
@@ -9,10 +9,10 @@ from cachefs.mount_spec import MountSpec
 
 
 def with_lag(view: MountView, newest: Callable[[str], str]) -> MountView:
-    """The *view*, with the answer whether the mount is behind.
+    """Return the *view* with `behind` set.
 
-    newest: gives the id of a dataset's current snapshot by the dataset's name; empty where there is none. A mount that
-    follows refreshes is never behind, nor is one that was told which snapshot to show.
+    newest: returns the id of a dataset's current snapshot by the dataset's name; "" where there is none. A mount that
+    follows refreshes is never behind, nor is one with a snapshot in its spec.
     """
     spec = MountSpec.parse(view.spec)
     if not spec.stays or spec.parts[0].digits is not None or not view.snapshot:

@@ -1,4 +1,4 @@
-"""Through which mounts of the node each consumer reads, as the reads that were its own tell. No I/O."""
+"""Determines through which mounts of the node each consumer reads, from the reads that were its own. No I/O."""
 
 from collections.abc import Container, Mapping, Sequence
 from typing import Final
@@ -6,23 +6,23 @@ from typing import Final
 from cachefs.planning.pagecache.lookahead import Reader
 from cachefs.planning.pagecache.push_plan import Audience
 
-# Fewer reads say nothing: somebody looks at a file or two through another mount.
+# Fewer reads prove nothing: a user may look at a file or two through another mount.
 _FEWEST: Final = 16
-# After so many reads the earlier ones count half.
+# After this many reads, earlier ones count half.
 _REMEMBERED: Final = 256
-# A mount counts if it had this share of them: some reads of others' mounts fit a sequence by chance.
+# A mount counts if it had this share of the reads: some reads through other mounts fit a sequence by chance.
 _SHARE: Final = 1 / 8
 
 
 class MountAffinity:
-    """Pages that are pushed for a consumer are of use in the mounts through which it reads, and in no others. Silence
-    changes nothing: a consumer whose pages are all pushed is not seen to read."""
+    """Records the mounts through which each consumer reads, the only ones in which pages pushed for it are of use.
+    Silence changes nothing: a consumer whose pages are all pushed is not seen to read."""
 
     def __init__(self) -> None:
         self._reads: dict[str, dict[str, float]] = {}  # by consumer and mount: reads, the earlier ones halved
 
     def note(self, mount: str, own_reads: Mapping[str, int]) -> None:
-        """own_reads: by consumer, how many of its own reads came through *mount*."""
+        """Record own_reads: by consumer, how many of its own reads came through *mount*."""
         for consumer, count in own_reads.items():
             if count > 0:
                 self._note(mount, consumer, count)
@@ -34,7 +34,7 @@ class MountAffinity:
             self._reads[consumer] = {mount: count / 2 for mount, count in reads.items() if count > 1}
 
     def mounts_of(self, consumer: str) -> frozenset[str]:
-        """Ids of the mounts through which the consumer reads; none while nobody knows."""
+        """Return the ids of the mounts through which the consumer reads; none while unknown."""
         reads = self._reads.get(consumer, {})
         total = sum(reads.values())
         if total < _FEWEST:
@@ -43,7 +43,7 @@ class MountAffinity:
         return frozenset(mount for mount, count in reads.items() if count >= least)
 
     def audience(self, mount: str, readers: Sequence[Reader]) -> Audience:
-        """readers: all those of snapshots that *mount* shows."""
+        """Return the audience of *mount*. readers: all readers of snapshots that it shows."""
         here = [reader for reader in readers if not (known := self.mounts_of(reader.key)) or mount in known]
         return Audience(here, frozenset(one.snapshot for one in readers) - {one.snapshot for one in here})
 

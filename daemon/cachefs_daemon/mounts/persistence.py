@@ -1,6 +1,6 @@
-"""Keeps the list of mounts on disk, so that a daemon that starts knows which mounts are there before they report.
+"""Keeps the list of mounts on disk, so that a new daemon knows the mounts before they report.
 
-It is one JSON file in the state directory, replaced as a whole. A file that cannot be read is ignored: each mount
+The list is one JSON file in the state directory, replaced as a whole. A file that cannot be read is ignored: each mount
 reports within 10 s.
 """
 
@@ -20,7 +20,7 @@ FILE_NAME: Final = "mounts.json"
 
 
 class MountPersistence:
-    """Saves what a registry of mounts knows, and restores it when the daemon starts."""
+    """Saves a registry of mounts, and restores it when the daemon starts."""
 
     def __init__(self, mounts: MountRegistry, state_dir: Path, threads: Threads) -> None:
         self._mounts = mounts
@@ -28,11 +28,11 @@ class MountPersistence:
         self._threads = threads
 
     async def restore(self) -> None:
-        """Tell the registry which mounts an earlier daemon knew."""
+        """Restore the mounts of the previous daemon."""
         self._mounts.restore(await self._threads.background(_load, self._path))
 
     async def run(self) -> None:
-        """Saves changes for as long as the daemon runs."""
+        """Save changes as long as the daemon runs."""
         await autosave(self.save, "mounts are unknown until they report")
 
     async def save(self) -> None:
@@ -57,7 +57,7 @@ def _load(path: Path) -> list[MountRecord]:
 
 
 def _save(path: Path, records: list[MountRecord]) -> None:
-    """Without fsync: no mount outlives the machine."""
+    """Write the file without fsync: no mount outlives the machine."""
     fresh = path.with_suffix(".new")
     fresh.write_bytes(msgspec.json.format(msgspec.json.encode(records), indent=1))
     fresh.replace(path)

@@ -1,4 +1,5 @@
-"""The stream of orders to one mount's pusher: what the plan of pushes decides, as messages, and the answers to it."""
+"""The stream of commands to one mount's pusher: turns decisions of the push plan into messages, and processes the
+replies."""
 
 import asyncio
 import contextlib
@@ -13,13 +14,13 @@ from cachefs.planning.pagecache.push_plan import NOBODY, Audience, PushPlan
 from cachefs.planning.pagecache.states import PageStates
 from cachefs.push_messages import HeldPages, PushDone, PushOrder, PushSubscribe
 
-# The plan is asked at least, and at most, so often for what to do next. To ask it takes 0.3 ms beside readers at full
-# speed, and a pusher has orders for longer than the shorter time.
+# Longest and shortest step between two questions to the plan. One takes 0.3 ms beside readers at full speed, and a
+# pusher has commands for longer than the shorter time.
 STEP_SECONDS: Final = 0.05
 # The step where nothing is to be pushed. A published job and further reads wake the stream at once.
 IDLE_SECONDS: Final = 0.5
 SHORTEST_STEP: Final = 0.01
-# A pusher that has got no order for so long is shown that the daemon is there.
+# A pusher without a command for this long gets an empty one, as a heartbeat of the daemon.
 ALIVE_SECONDS: Final = 10.0
 
 
@@ -27,57 +28,57 @@ class PushStream:
     """The stream of one mount, whichever process pushes for it: the mount's pages outlive that process."""
 
     def __init__(self, plan: PushPlan, audience: Callable[[float], Audience], lead: Callable[[], float]) -> None:
-        """plan: decides what is ordered; audience: who reads what the mount shows, where an order takes so many
-        seconds; lead: seconds before its read that a block must be fetched."""
+        """plan: decides the commands; audience: returns the readers of what the mount shows, where a command takes the
+        given seconds; lead: returns the seconds before its read that a block must be fetched."""
         self.pages = plan.pages  # the model of the mount's page cache
-        self.listening = False  # somebody takes orders
-        self.pushes = True  # and not only says which pages are there
-        self.guessed = 0  # blocks that were to be pushed on a guess
+        self.listening = False  # a pusher takes commands
+        self.pushes = True  # and does not only report which pages are there
+        self.guessed = 0  # blocks to be pushed because of readahead
         self._plan = plan
         self._audience = audience
         self._lead = lead
-        self._subscription = 0  # number of the latest one; the others have ended
+        self._subscription = 0  # number of the latest one; earlier ones have ended
         self._closed = False
-        self._counters: Counter[str] = Counter()  # as this pusher last reported them
-        self._past: Counter[str] = Counter()  # those of pushers that have ended
-        self._earlier: Counter[str] = Counter()  # counted before this daemon heard of it
+        self._counters: Counter[str] = Counter()  # as the present pusher last reported them
+        self._past: Counter[str] = Counter()  # counters of pushers that have ended
+        self._earlier: Counter[str] = Counter()  # counted before the first subscription to this daemon
         self._news = asyncio.Event()
 
     @property
     def takes(self) -> bool:
-        """Is there a pusher that may push?"""
+        """Whether there is a pusher that may push."""
         return self.listening and self.pages.budget > 0
 
     @property
     def states(self) -> PageStates:
-        """The states of `pages`, without those of snapshots that are read through other mounts only."""
+        """The states of `pages`, without those of snapshots that are read only through other mounts."""
         return self._plan.states
 
     @property
     def stored(self) -> Mapping[str, int]:
-        """Bytes that were pushed by this daemon since jobs come to them, by snapshot."""
+        """Bytes that this daemon has pushed for reads of jobs, by snapshot."""
         return self._plan.stored
 
     @property
     def counters(self) -> dict[str, int]:
-        """What the mount's pushers have counted since the first of them began."""
+        """The counters of all pushers of the mount, since the first of them began."""
         return {name: self._past[name] + value for name, value in self._counters.items()}
 
     @property
     def told_here(self) -> dict[str, int]:
-        """The same, of the time of this daemon."""
+        """The same counters, since this daemon started."""
         return {name: value - self._earlier[name] for name, value in self.counters.items()}
 
     async def orders(self, request: PushSubscribe) -> AsyncGenerator[PushOrder, None]:
-        """Orders for the pusher that sends *request*, as they are decided. They end when the pusher listens no longer,
-        or when another pusher of the mount subscribes."""
+        """Yield the commands for the pusher that sends *request*, as they are decided. They end when the pusher
+        listens no longer, or when another pusher of the mount subscribes."""
         held = [_file_blocks(one) for one in request.held]
         self._plan.begin(request.budget, held, asyncio.get_running_loop().time(), pushes=request.pushes)
         self.listening, self.pushes = True, request.pushes
         if not self._subscription:
             self._earlier = Counter(request.counters)
         self._subscription += 1
-        self._news.set()  # orders to an earlier pusher end
+        self._news.set()  # commands to an earlier pusher end
         subscription = self._subscription
         try:
             async for order in self._orders_of(subscription):
@@ -100,7 +101,7 @@ class PushStream:
                 said = now()
                 yield PushOrder(serial=0, snapshot="", entries=b"", numbers=b"")
             await asyncio.sleep(SHORTEST_STEP)
-            if not self._news.is_set():  # a timeout takes longer than to look
+            if not self._news.is_set():  # a timeout takes longer than a check
                 step = IDLE_SECONDS if self._plan.is_idle else STEP_SECONDS
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(step - SHORTEST_STEP):
@@ -111,27 +112,28 @@ class PushStream:
         return self._plan.next_orders(audience, now, self._lead())
 
     def close(self) -> None:
-        """No more orders: the pusher asks again, of the daemon that is there then."""
+        """End the stream: the pusher subscribes again, to the next daemon."""
         self._closed = True
         self._subscription += 1
         self._news.set()
 
     def wake(self) -> None:
-        """Somebody has read on."""
+        """Wake the stream after further reads."""
         self._news.set()
 
     def guess(self, files: FileBlocks, size: int) -> None:
-        """Somebody seems to come to these blocks, of *size* bytes, although nobody has published it."""
+        """Push these blocks, of *size* bytes, which are probably read next although no sequence with them was
+        published."""
         if self.takes:
             self.guessed += len(files)
             self._plan.guess(files, size)
             self._news.set()
 
     def report(self, report: PushDone) -> None:
-        """What came of orders. The plan does not know those of an earlier subscription any more."""
+        """Process the results of commands. The plan has forgotten those of an earlier subscription."""
         self.pages.budget = report.budget
         if any(report.counters.get(name, 0) < value for name, value in self._counters.items()):
-            self._past.update(self._counters)  # another process
+            self._past.update(self._counters)  # the report is from another process
         self._counters = Counter(report.counters)
         now = asyncio.get_running_loop().time()
         for done in report.done:

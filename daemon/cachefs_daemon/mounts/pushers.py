@@ -1,4 +1,4 @@
-"""All pushers of the node's mounts, and what is in the page cache of each mount for as long as it lives."""
+"""All pushers of the node's mounts, and the contents of each mount's page cache, for as long as the mount lives."""
 
 import contextlib
 import functools
@@ -34,30 +34,30 @@ class Audiences(Protocol):
     """Knows for which consumers pages are pushed."""
 
     def readers(self) -> Sequence[Reader]:
-        """All consumers for which pages are pushed into any mount."""
+        """Return all consumers for which pages are pushed into any mount."""
 
     def of(self, mount: str, latency: float) -> Audience:
-        """The consumers that read what the mount with that id shows. latency: seconds that an order to the mount's
-        pusher takes; blocks that a consumer reads within them come too late."""
+        """Return the consumers that read what *mount* shows. latency: seconds that a command to the mount's pusher
+        takes; blocks that a consumer reads within them would come too late."""
 
     def mounts_of(self, consumer: str, snapshot: str) -> Collection[str]:
-        """Ids of the mounts through which *consumer*, which reads *snapshot*, may read; none where it is not of this
-        node."""
+        """Return the ids of the mounts through which *consumer* may read *snapshot*; none where the consumer is on
+        another node."""
 
     def shows(self, mount: str, snapshot: str) -> bool:
-        """Are files of *snapshot* among those that the mount with that id shows?"""
+        """Return whether *mount* shows files of *snapshot*."""
 
 
 @dataclass(frozen=True, slots=True)
 class TierFacts:
-    """What pushing must know of the tiers, and of who fetches into them."""
+    """Figures of the tiers, and of fetches into them, that pushing needs."""
 
     lead: Callable[[], float]  # seconds before its read that a block must be fetched
     capacity: Callable[[], float]  # bytes of blocks that all tiers together keep
 
 
 class Pushers:
-    """Used from the event loop only."""
+    """Manages a push stream for each mount. Used from the event loop only."""
 
     def __init__(
         self, plan: Plan, presence: Presence, coverage: Coverage, audiences: Audiences, tiers: TierFacts
@@ -72,11 +72,11 @@ class Pushers:
         self._closed = False
 
     def is_active(self) -> bool:
-        """Is there a pusher that may push?"""
+        """Return whether there is a pusher that may push."""
         return any(stream.takes for stream in self._streams.values())
 
     async def orders(self, request: PushSubscribe) -> AsyncGenerator[PushOrder, None]:
-        """Yield the orders for a mount's pusher until it hangs up; end at once while the daemon is ending."""
+        """Yield the commands for a mount's pusher until it disconnects; end at once while the daemon is stopping."""
         if self._closed:
             return
         stream = self._streams.get(request.mount)
@@ -92,42 +92,42 @@ class Pushers:
 
     def _open(self, mount: str) -> PushStream:
         shows = functools.partial(self._audiences.shows, mount)
-        # Serial numbers begin with the time since the machine started, which nobody sets back. So no order of an
+        # Serial numbers begin with the time since the machine started, which cannot be set back. So no command of an
         # earlier daemon has one of them.
         first = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
         plan = PushPlan(self._plan, self._presence, shows, first, self._tiers.capacity)
         return PushStream(plan, functools.partial(self._audiences.of, mount), self._tiers.lead)
 
     def close(self) -> None:
-        """End all streams of orders, which would keep the daemon from ending until its grace is over (5 s)."""
+        """End all streams of commands, which would keep the daemon from stopping until its grace is over (5 s)."""
         self._closed = True
         for stream in self._streams.values():
             stream.close()
 
     def forget_gone(self, lives: Callable[[str], bool]) -> None:
-        """Forget the pages of mounts that have ended. lives: is there a mount with that id?"""
+        """Forget the pages of mounts that have ended. lives: returns whether there is a mount with that id."""
         gone = [mount for mount, stream in self._streams.items() if not stream.listening and not lives(mount)]
         for mount in gone:
             self._past.update(_counters(self._streams.pop(mount)))
 
     def report(self, report: PushDone) -> None:
-        """A pusher says what came of its orders."""
+        """Process a pusher's report on its commands."""
         stream = self._streams.get(report.mount)
         if stream is not None:
             stream.report(report)
 
     def wake(self) -> None:
-        """Somebody has read on: all mounts' plans look at once for what to do next."""
+        """Wake all streams after further reads, to ask their plans at once."""
         for stream in self._streams.values():
             stream.wake()
 
     def show_cached(self) -> None:
-        """Let the memory tier know what it need not keep. To be called every few seconds, as tripwires change."""
+        """Tell the memory tier which blocks it need not keep. Call every few seconds, as tripwires change."""
         streams = list(self._streams.values())
         self._coverage.show(streams, all_tripwires(self._plan, self._audiences.readers()) if streams else {})
 
     def pages_of(self, mount: str) -> PageStates:
-        """What is in the page cache of *mount*: by snapshot, the PageState of each block. Empty where the mount has no
+        """Return the page cache of *mount*: by snapshot, the PageState of each block. Empty where the mount has no
         pusher."""
         stream = self._streams.get(mount)
         return stream.pages.states if stream is not None else NOTHING
@@ -142,7 +142,7 @@ class Pushers:
         return found
 
     def on_reads(self, mount: str, accessed: Sequence[bytes], tripped: Mapping[str, Ids]) -> None:
-        """*mount* has read these blocks. accessed: their keys; tripped: by snapshot, the numbers of those that were
+        """Process reads of *mount*. accessed: keys of the blocks; tripped: by snapshot, the numbers of those that were
         left out of the mount's page cache on purpose, shape (n,), int32."""
         stream = self._streams.get(mount)
         if stream is None:
@@ -151,19 +151,20 @@ class Pushers:
         stream.wake()
 
     def takes(self, mount: str) -> bool:
-        """Are pages pushed to *mount*?"""
+        """Return whether pages are pushed to *mount*."""
         stream = self._streams.get(mount)
         return stream is not None and stream.takes
 
     def guess(self, mount: str, files: FileBlocks, size: int) -> None:
-        """Somebody seems to come to these blocks, of *size* bytes, although nobody has published it."""
+        """Push these blocks, of *size* bytes, which are probably read next although no sequence with them was
+        published."""
         stream = self._streams.get(mount)
         if stream is not None:
             stream.guess(files, size)
 
     def ahead(self, snapshot: str, blocks: Ids) -> int:
-        """How many bytes of these blocks of *snapshot* are in the page cache of the mount that has most of them.
-        blocks: numbers, shape (n,), int32; a block that is there several times counts once."""
+        """Return the bytes of these blocks of *snapshot* in the page cache of the mount that has most of them. blocks:
+        numbers, shape (n,), int32; a block that occurs several times counts once."""
         most = 0
         for stream in self._streams.values():
             states = stream.pages.states.get(snapshot)
@@ -173,27 +174,27 @@ class Pushers:
         return most
 
     def counters(self) -> Counter[str]:
-        """Sums over all mounts since this daemon started, those that have ended included."""
+        """Return the sums over all mounts since this daemon started, including those that have ended."""
         total = Counter(self._past)
         for stream in self._streams.values():
             total.update(_counters(stream))
         return total
 
     def stored(self) -> Counter[str]:
-        """Bytes that were pushed since jobs come to them, by snapshot: into the page caches of those mounts that are
-        there, while a job reads the snapshot."""
+        """Return the bytes that were pushed for reads of jobs, by snapshot: into the page caches of the present
+        mounts, while a job reads the snapshot."""
         total: Counter[str] = Counter()
         for stream in self._streams.values():
             total.update(stream.stored)
         return total
 
     def held(self) -> tuple[int, int]:
-        """Bytes in the page caches of all mounts, and how many there may be."""
+        """Return the bytes in the page caches of all mounts, and their budget."""
         pages = [stream.pages for stream in self._streams.values() if stream.pushes]
         return sum(one.used for one in pages), sum(one.budget for one in pages)
 
     def shown(self, view: MountView) -> MountView:
-        """*view* with counters of what is pushed."""
+        """Return *view* with counters of pushes."""
         stream = self._streams.get(view.id)
         if stream is None or not stream.pushes:
             return view

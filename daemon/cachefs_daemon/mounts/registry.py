@@ -1,4 +1,4 @@
-"""The mounts of this node, as their reports tell: who is there, what they read, and whether they still live."""
+"""The mounts of this node, from their reports: liveness, contents and reads."""
 
 import math
 import time
@@ -15,39 +15,39 @@ from cachefs.mount_table import mount_points, mount_points_of
 from cachefs_daemon.datasets.records import DatasetRecord, SnapshotRecord
 from cachefs_daemon.runtime.boot_clock import Moment, birth_of
 
-# A mount that lives reports at least every 10 s, if the daemon answers.
+# A living mount reports at least every 10 s, if the daemon answers.
 SILENCE: Final = 30.0
-# Seconds from its start within which a mount has asked for its datasets.
+# Seconds from its start within which a mount has requested its datasets.
 STARTING: Final = 5.0
 
 
 class MountRecord(msgspec.Struct, frozen=True):
-    """What is kept of a mount when the daemon ends."""
+    """The part of a mount's state that is kept on disk."""
 
     id: str
     mountpoint: str
     spec: str
     pid: int
     born: Moment  # when its process started
-    connection: int = 0  # the kernel's number of the FUSE connection; 0 where the mount has not told it
+    connection: int = 0  # the kernel's number of the FUSE connection; 0 where the mount has not reported it
 
 
 @dataclass(slots=True, eq=False)
 class _Mount:
-    """One mount, as its reports tell."""
+    """One mount, from its reports."""
 
     report: MountReport  # the last one of any worker
     seen: float  # monotonic seconds of that report
-    # When its process started, which tells it from another process with the same pid; None where the daemon cannot see
-    # the process, as in a container of its own.
+    # When its process started, which distinguishes it from another process with the same pid; None where the daemon
+    # cannot see the process, as in a container of its own.
     born: Moment | None
     detached_at: float = math.inf  # monotonic seconds at which it was first seen to be mounted nowhere
-    workers: dict[int, MountReport] = field(default_factory=dict)  # the last report of each worker that is there
+    workers: dict[int, MountReport] = field(default_factory=dict)  # the last report of each living worker
     # Counters of workers that have ended.
     past: Counter[str] = field(default_factory=Counter)
-    # What its workers had counted before they reported to this daemon, having reported to an earlier one.
+    # The counters of its workers before their first report to this daemon.
     earlier: Counter[str] = field(default_factory=Counter)
-    # By id of a snapshot: how many reports had reads of it; None for a mount of an earlier release.
+    # By id of a snapshot: the number of reports with reads of it; None for a mount of an earlier release.
     snapshots: Counter[str] | None = None
 
     @property
@@ -55,7 +55,7 @@ class _Mount:
         return MountSpec.parse(self.report.spec)
 
     def take(self, report: MountReport, instance: str) -> None:
-        """A worker of the mount reports. instance: of this daemon."""
+        """Process a report of a worker. instance: of this daemon."""
         before = self.workers.pop(report.worker, None)
         if (before is None or before.worker_pid != report.worker_pid) and report.heard_from not in ("", instance):
             self.earlier.update(report.counters)
@@ -72,14 +72,14 @@ class _Mount:
         self.seen = time.monotonic()
 
     def counters(self) -> Counter[str]:
-        """Sums over all workers, those that have ended included."""
+        """Return the sums over all workers, including those that have ended."""
         total = Counter(self.past)
         for report in self.workers.values():
             total.update(report.counters)
         return total
 
     def told_here(self) -> Counter[str]:
-        """The same, of the time of this daemon."""
+        """Return the same sums, since this daemon started."""
         total = self.counters()
         total.subtract(self.earlier)
         return total
@@ -87,11 +87,12 @@ class _Mount:
 
 @dataclass(frozen=True, slots=True)
 class MountReads:
-    """What a mount shows, and what reads have reached it. Reads that the kernel answers from its page cache do not."""
+    """The spec of a mount, and the reads that have reached it. Reads that the kernel answers from its page cache do
+    not."""
 
     spec: MountSpec
     count: int
-    # By id of a snapshot: how many reports had reads of it; None for a mount of an earlier release.
+    # By id of a snapshot: the number of reports with reads of it; None for a mount of an earlier release.
     snapshots: Mapping[str, int] | None = None
 
 
@@ -101,27 +102,26 @@ class ShownDataset:
 
     name: str
     mountpoint: str
-    # Does the mount show the same snapshot after a refresh, though it was not told which one to show?
+    # True where the mount shows the same snapshot after a refresh, although its spec names none.
     stays: bool
     # Ids of the snapshots that it shows.
     snapshots: Sequence[str]
 
 
 class MountRegistry:
-    """Used from the event loop only."""
+    """All mounts of the node. Used from the event loop only."""
 
     def __init__(self, instance: str = "", on_change: Callable[[], None] = lambda: None) -> None:
-        """instance: of this daemon. on_change: is called when there is another mount, or one less, or one shows another
-        snapshot."""
+        """instance: of this daemon. on_change: called when a mount appears, ends, or shows another snapshot."""
         self._instance = instance
         self._on_change = on_change
-        self.unsaved = False  # has `records` changed since it was saved? Whoever saves it resets this
+        self.unsaved = False  # `records` has changed since the last save; the saver resets it
         self._mounts: dict[str, _Mount] = {}  # by id
         self._past: Counter[str] = Counter()  # counters of mounts that have ended
 
     def records(self) -> list[MountRecord]:
-        """What is to be kept of the mounts whose process the daemon sees. The other mounts are left out: nobody could
-        tell later whether they still live."""
+        """Return the records of mounts whose process the daemon sees. Of others it could not be told later whether
+        they live."""
         known = ((mount.report, mount.born) for mount in self._mounts.values())
         return [
             MountRecord(one.id, one.mountpoint, one.spec, one.pid, born, one.connection)
@@ -130,7 +130,7 @@ class MountRegistry:
         ]
 
     def restore(self, records: Iterable[MountRecord]) -> None:
-        """Mounts that an earlier daemon knew, and that still live, count as having reported now."""
+        """Restore the mounts of the previous daemon that still live, as if they had reported now."""
         for one in records:
             report = MountReport(
                 id=one.id, mountpoint=one.mountpoint, spec=one.spec, pid=one.pid, connection=one.connection
@@ -142,8 +142,7 @@ class MountRegistry:
                 self.unsaved = True
 
     def report(self, report: MountReport) -> bool:
-        """A mount says that it is there, what it has read, or that it closes. Returns whether this daemon hears of it
-        for the first time."""
+        """Process a report of a mount. Return whether this daemon learns of the mount for the first time."""
         for other in [other for other in self._mounts.values() if other.report.mountpoint == report.mountpoint]:
             if other.report.id != report.id and not _lives(other):
                 self._forget(other)
@@ -161,8 +160,8 @@ class MountRegistry:
         return is_new
 
     def views(self) -> list[MountView]:
-        """All mounts, as users see them. One whose process is gone is shown while its mount point is still there: an
-        attempt that failed, and a mount that has just ended, are no dead mounts."""
+        """Return all mounts, as users see them. A mount without a process is shown while its mount point is still
+        there: a failed attempt, and a mount that has just ended, are no dead mounts."""
         now = time.monotonic()
         gone = self._gone()
         return [
@@ -184,14 +183,14 @@ class MountRegistry:
         ]
 
     def counters(self) -> Counter[str]:
-        """Sums over all mounts since this daemon started, those that have ended included."""
+        """Return the sums over all mounts since this daemon started, including those that have ended."""
         total = Counter(self._past)
         for mount in self._mounts.values():
             total.update(mount.told_here())
         return total
 
     def reads(self) -> dict[str, MountReads]:
-        """By id of each mount: what it shows and has read."""
+        """Return the spec and the reads of each mount, by id."""
         return {
             name: MountReads(
                 mount.spec, mount.counters()["read"], None if mount.snapshots is None else dict(mount.snapshots)
@@ -201,11 +200,11 @@ class MountRegistry:
 
     @property
     def ids(self) -> Collection[str]:
-        """Ids of all mounts, also of those that have died."""
+        """Ids of all mounts, including dead ones."""
         return self._mounts.keys()
 
     def lives(self, mount: str) -> bool:
-        """Is there a living mount with this id?"""
+        """Return whether there is a living mount with this id."""
         known = self._mounts.get(mount)
         return known is not None and _lives(known)
 
@@ -215,21 +214,21 @@ class MountRegistry:
         return known is not None and _is_mounted(known)
 
     def seconds_detached(self, mount: str) -> float:
-        """Returns for how long the mount with this id is known to live on without a mount point; 0 where it has one.
-        One that has no user ends within moments."""
+        """Return the seconds since the living mount with this id was first seen without a mount point; 0 where it has
+        one. An unused one ends within moments."""
         known = self._mounts.get(mount)
         return max(0.0, time.monotonic() - known.detached_at) if known is not None and _is_detached(known) else 0.0
 
     def using(self, dataset: str) -> MountReport | None:
-        """A living mount whose spec names *dataset*. (A mount of `all` follows datasets as they come and go.)"""
+        """Return a living mount whose spec names *dataset*. (A mount of `all` follows datasets as they come and go.)"""
         for mount in self._mounts.values():
             if mount.spec.names(dataset) and _lives(mount):
                 return mount.report
         return None
 
     def shown(self, find: Callable[[str], DatasetRecord | None]) -> Iterator[ShownDataset]:
-        """What living mounts show of the datasets that they name. (A mount of `all` names none, and shows current
-        snapshots only.) find: gives the dataset of a name."""
+        """Yield what living mounts show of the datasets that they name. (A mount of `all` names none, and shows
+        current snapshots only.) find: returns the dataset of a name."""
         for mount in self._mounts.values():
             if not _lives(mount):
                 continue
@@ -239,12 +238,12 @@ class MountRegistry:
                     yield ShownDataset(name, mount.report.mountpoint, stays, _shown(mount, dataset))
 
     def shows(self, mount: str, snapshot: str, datasets: Iterable[DatasetRecord]) -> bool:
-        """Are files of *snapshot* among those that the mount with this id shows now? A mount that has not reported yet
-        may show anything."""
+        """Return whether the mount with this id shows files of *snapshot* now. A mount that has not reported yet may
+        show any."""
         known = self._mounts.get(mount)
         if known is None:
             return True
-        spec = known.spec  # taken apart once: this is asked for every reader in every step of every pusher
+        spec = known.spec  # parsed once: this is called for every reader in every step of every pusher
         if spec.stays:
             (part,) = spec.parts
             shown = (_generations(one, part.digits or "", known.born) for one in datasets if one.name == part.name)
@@ -253,7 +252,7 @@ class MountRegistry:
         return any(current.id == snapshot for newest in wanted for current in newest)
 
     def may_use(self, snapshot: SnapshotRecord) -> bool:
-        """May a living mount still read *snapshot*, which is not current any more?
+        """Return whether a living mount may still read *snapshot*, which is no longer current.
 
         A mount stays at the snapshots that it found when it started, or that its spec names.
         """
@@ -266,16 +265,16 @@ class MountRegistry:
         )
 
     def forget_gone(self) -> None:
-        """Drop mounts whose process and mount point are gone; a dead mount point stays, to be seen and recovered."""
+        """Forget mounts whose process and mount point are gone; a dead mount point stays, to be seen and recovered."""
         for mount in self._gone():
             self._forget(mount)
 
     def _gone(self) -> list[_Mount]:
-        """Mounts whose process and mount point are gone."""
+        """Return the mounts whose process and mount point are gone."""
         dead = [mount for mount in self._mounts.values() if not _lives(mount)]
         if not dead:
             return []
-        # What another mount has mounted there meanwhile, or had before, is not theirs.
+        # A mount point that another mount has replaced belongs to that one.
         left = {str(point.path) for point in mount_points()}
         left -= {mount.report.mountpoint for mount in self._mounts.values() if mount not in dead}
         return [mount for mount in dead if mount.report.mountpoint not in left]
@@ -288,7 +287,7 @@ class MountRegistry:
 
 
 def _shown(mount: _Mount, dataset: DatasetRecord) -> list[str]:
-    """Ids of the snapshots of *dataset* that a mount shows which names it."""
+    """Return the ids of the snapshots of *dataset* that a mount naming it shows."""
     spec = mount.spec
     if spec.is_single and mount.report.snapshot:
         return [mount.report.snapshot]
@@ -302,8 +301,8 @@ def _shown(mount: _Mount, dataset: DatasetRecord) -> list[str]:
 
 
 def _generations(dataset: DatasetRecord, digits: str, born: Moment | None) -> list[str]:
-    """Ids of the snapshots that a mount of one dataset may show. They begin with *digits*; without digits it is the one
-    that was current when the mount was *born* (None: unknown), or became current while it started."""
+    """Return the ids of the snapshots that a mount of one dataset may show. They begin with *digits*; without digits
+    it is the one that was current when the mount was *born* (None: unknown), or became current while it started."""
     if digits or born is None:
         return [known.id for known in dataset.snapshots if known.id.startswith(digits)]
     later = [known for known in dataset.snapshots if not known.replaced_before(born, unknown=True)]
