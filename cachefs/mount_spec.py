@@ -1,12 +1,12 @@
-"""The SPEC of a mount: which datasets it shows, as users write it and as mounts report it.
+"""The SPEC of a mount: the datasets that it shows, as users write it and as mounts report it.
 
 `NAME` is a dataset. `NAME@DIGITS` is the dataset at one of its snapshots, given by the first digits of the snapshot's
-id. `NAME,NAME` (each with or without digits) is several datasets, and `all` is every dataset of the node. A URL stands
-for the dataset that was added with it; the mount replaces it by the dataset's name. `NAME@latest` is the dataset at its
-current snapshot, and after each refresh at the new one, which a mount of several datasets does anyway.
+id. `NAME,NAME` (each with or without digits) is several datasets, and `all` is every dataset of the node. A URL means
+the dataset that was added with it; the mount replaces the URL by the dataset's name. `NAME@latest` is the dataset at
+its current snapshot, and after each refresh at the new one, as in any mount of several datasets.
 
-`cachefs:` may stand in front, as the kernel's table of mounts shows a SPEC. With it, mount(8) never takes a SPEC of
-/etc/fstab for a path, and sees what is mounted already.
+A SPEC may have the prefix `cachefs:`, as shown by the kernel's table of mounts. The prefix keeps mount(8) from taking a
+SPEC of /etc/fstab for a path, and lets it recognise existing mounts.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from cachefs.mount_table import SOURCE_PREFIX
 
 ALL: Final = "all"
 LATEST: Final = "@latest"
-# Datasets of one URL that an error names.
+# Maximum number of datasets of one URL that an error names.
 MOST_NAMED: Final = 5
 
 
@@ -27,9 +27,9 @@ MOST_NAMED: Final = 5
 class Part:
     """One dataset of a SPEC."""
 
-    # Name of the dataset; in the SPEC that is a URL, the URL.
+    # Name of the dataset, or its URL in a SPEC that is a URL.
     name: str
-    # First digits of the snapshot's id; None where none is given, so that the mount shows the current snapshot.
+    # First digits of the snapshot's id; None for the current snapshot.
     digits: str | None = None
 
     def __str__(self) -> str:
@@ -38,16 +38,16 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class MountSpec:
-    """A SPEC, taken apart."""
+    """A parsed SPEC."""
 
-    # The parts that the SPEC names, in its order; none where it is `all`.
+    # The datasets of the SPEC, in its order; none where the SPEC is `all`.
     parts: tuple[Part, ...]
-    # Does a mount of one dataset show the new snapshot after a refresh?
+    # Whether a mount of one dataset shows the new snapshot after a refresh.
     latest: bool = False
 
     @classmethod
     def parse(cls, text: str) -> "MountSpec":
-        """Every text is a SPEC; one that makes no sense names datasets that do not exist."""
+        """Parse a SPEC. Never fails; a malformed SPEC names datasets that do not exist."""
         text = text.removeprefix(SOURCE_PREFIX)
         if text == ALL:
             return cls(())
@@ -71,16 +71,16 @@ class MountSpec:
 
     @property
     def is_single(self) -> bool:
-        """Is the dataset's root the root of the mount?"""
+        """Whether the dataset's root is the root of the mount."""
         return len(self.parts) == 1
 
     @property
     def stays(self) -> bool:
-        """Does the mount stay at the snapshot it was mounted with?"""
+        """Whether the mount keeps showing the snapshot that it was mounted with."""
         return self.is_single and not self.latest
 
     def following(self) -> "MountSpec":
-        """The same, with new snapshots after a refresh. Raises ConfigError where it names one snapshot."""
+        """Return the SPEC with new snapshots after a refresh. Raises ConfigError where it names one snapshot."""
         if not self.is_single:
             return self
         if self.parts[0].digits is not None:
@@ -88,20 +88,20 @@ class MountSpec:
         return MountSpec(self.parts, latest=True)
 
     def names(self, dataset: str) -> bool:
-        """Does the SPEC name *dataset*? `all` names none."""
+        """Return whether the SPEC names *dataset*. `all` names none."""
         return any(part.name == dataset for part in self.parts)
 
     def shows(self, dataset: str) -> bool:
-        """Does a mount of the SPEC show *dataset*, at whatever snapshot?"""
+        """Return whether a mount of the SPEC shows *dataset*, at any snapshot."""
         return self.is_all or self.names(dataset)
 
     def follows(self, dataset: str) -> bool:
-        """Does the mount show *dataset* at its current snapshot, and after a refresh at the new one?"""
+        """Return whether the mount shows *dataset* at its current snapshot, and after a refresh at the new one."""
         return not self.stays and (self.is_all or Part(dataset) in self.parts)
 
     def resolved(self, datasets: Sequence[DatasetView]) -> "MountSpec":
-        """The SPEC with the name of a dataset in place of its URL. Raises NotFound, and ConfigError where several
-        datasets have the URL."""
+        """Return the SPEC with the name of a dataset in place of its URL. Raises NotFound, and ConfigError where
+        several datasets have the URL."""
         if not self.is_url:
             return self
         url = self.parts[0].name
@@ -115,7 +115,7 @@ class MountSpec:
         raise NotFound(f"no dataset is at {url}; give it a name with `cachectl dataset add NAME {url}`")
 
     def pins(self, snapshot: str) -> bool:
-        """Does the SPEC give the first digits of the id *snapshot*?"""
+        """Return whether the SPEC gives the first digits of the id *snapshot*."""
         return any(part.digits and snapshot.startswith(part.digits) for part in self.parts)
 
 

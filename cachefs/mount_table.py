@@ -1,4 +1,4 @@
-"""The kernel's table of mounts, from which we learn what is mounted where without asking a mount that may be dead."""
+"""Reads the kernel's table of mounts, which shows the mounts of cachefs without asking a mount that may be dead."""
 
 import errno
 import os
@@ -15,17 +15,17 @@ FS_TYPE: Final = "fuse.cachefs"
 SOURCE_PREFIX: Final = "cachefs:"
 _TABLE: Final = Path("/proc/self/mountinfo")
 _PROCESSES: Final = Path("/proc")
-# Processes that are looked at, and how one begins that serves a mount: `python -m cachefs.mount SPEC DIRECTORY`, or
-# `python /usr/sbin/mount.cachefs SPEC DIRECTORY`.
+# Maximum number of processes examined, and the commands of a process that serves a mount: `python -m cachefs.mount SPEC
+# DIRECTORY`, or `python /usr/sbin/mount.cachefs SPEC DIRECTORY`.
 _MOST_PROCESSES: Final = 4096
 _MOUNTS: Final = (b"cachefs.mount", b"mount.cachefs")
-# A mount of ours may be seen through an overlay of ours (cachefs.mount.shield), of which this is a layer.
+# A mount may be a layer of our overlay, its shield (cachefs.mount.shield), and is then seen through the overlay.
 _OVERLAY: Final = b"overlay"
 # File systems of this node's own disks and memory, on which no lookup waits for a server or another process.
 _LOCAL: Final = frozenset(
     b"bcachefs btrfs erofs ext2 ext3 ext4 f2fs overlay ramfs rootfs squashfs tmpfs xfs zfs".split()
 )
-# Symbolic links that one path may lead through, as in the kernel.
+# Maximum number of symbolic links in the resolution of one path, as in the kernel.
 _MOST_LINKS: Final = 40
 _LAYER: Final = re.compile(rb"lowerdir=\.::/sys/class/bdi/0\\134:(\d+)(?:,|$)")
 
@@ -35,16 +35,16 @@ class MountPoint:
     """A mount of cachefs."""
 
     path: Path
-    # Major and minor number of the mount's device, as in "0:57". Without a shield, the minor one is the number of the
-    # FUSE connection.
+    # Major and minor number of the mount's device, as in "0:57". Without a shield, the minor number is that of the FUSE
+    # connection.
     device: str
-    # What `df` shows: "cachefs:" and the SPEC.
+    # Source of the mount, as shown by `df`: "cachefs:" and the SPEC.
     source: str
     # The kernel's number of the FUSE connection below the shield; None without a shield.
     shielded: int | None = None
     # The directory of the mount that is seen here: not / where a part of the mount is bound to a directory.
     root: str = "/"
-    # The kernel's id of this mount, which /proc/PID/fdinfo shows as well.
+    # The kernel's id of this mount, also shown by /proc/PID/fdinfo.
     mount_id: int = field(default=0, compare=False)
 
     @property
@@ -58,29 +58,30 @@ class MountPoint:
 
 
 def source_of(spec: str) -> str:
-    """What a mount of *spec* gives the kernel as its source."""
+    """Return the source that a mount of *spec* gives to the kernel."""
     return SOURCE_PREFIX + spec
 
 
 def layer_of(connection: int) -> str:
-    """The layer of a shield that tells which FUSE connection is below it, as an option of overlayfs has it."""
+    """Return the layer of a shield that identifies the FUSE connection below, as an option of overlayfs."""
     return f"/sys/class/bdi/0\\:{connection}"
 
 
 def mount_points() -> list[MountPoint]:
-    """The mounts of cachefs, in the order in which they were mounted."""
+    """Return the mounts of cachefs, in the order of mounting."""
     return _mount_points(_TABLE)
 
 
 def mount_seen_at(path: Path) -> MountPoint | None:
-    """Returns the mount that programs see at *path*; None where none of cachefs is mounted there, or is covered by a
-    later mount of any file system."""
+    """Return the mount of cachefs that programs see at *path*; None where there is none, or a later mount of any file
+    system covers it."""
     row = _seen().get(os.fspath(path))
     return None if row is None else _mount_point(row)
 
 
 def mount_points_of(process: int) -> list[MountPoint]:
-    """The mounts of cachefs that *process* sees, which may be in a container. Raises OSError where nobody can tell."""
+    """Return the mounts of cachefs that *process* sees, which may be in a container. Raises OSError where they are
+    unknown."""
     return _mount_points(_PROCESSES / str(process) / "mountinfo")
 
 
@@ -89,9 +90,9 @@ def _mount_points(table: Path) -> list[MountPoint]:
 
 
 def daemon_sockets() -> dict[Path, str]:
-    """By directory of a mount that has a process: the socket of its daemon; empty where that is not known.
+    """Return by directory of each mount with a process the socket of its daemon; "" where it is unknown.
 
-    Command lines tell it, which every user may read, so neither a mount nor a daemon is asked.
+    Reads command lines, which every user may read, so that neither a mount nor a daemon is asked.
     """
     found: dict[Path, str] = {}
     for process in list(_PROCESSES.glob("[0-9]*"))[:_MOST_PROCESSES]:
@@ -113,7 +114,7 @@ def daemon_sockets() -> dict[Path, str]:
 
 
 def _environment_socket(process: Path) -> str:
-    """The socket of a mount that was given none; empty where its environment is not for this user to read."""
+    """Return the socket of a mount without a `socket` option; "" where this user may not read its environment."""
     try:
         variables = (process / "environ").read_bytes().split(b"\0")
     except OSError:
@@ -124,15 +125,15 @@ def _environment_socket(process: Path) -> str:
 
 
 def mounted_paths() -> set[str]:
-    """Where anything is mounted, of whatever file system."""
+    """Return the directories where any file system is mounted."""
     return set(_seen())
 
 
 def resolve_locally(path: str) -> str:
-    """Returns the absolute path without symbolic links, and asks only file systems of this node's own disks and memory.
+    """Return the absolute path without symbolic links, and ask only file systems of this node's own disks and memory.
 
     Raises OSError where the path does not exist, or leads through any other mount, such as one of cachefs or NFS: then
-    with EXDEV and, as its filename, the path with what was resolved until there.
+    with EXDEV and, as its filename, the path as far as it was resolved, and the rest.
     """
     local = {path: row.kind in _LOCAL and _mount_point(row) is None for path, row in _seen().items()}
     parts = os.path.join(os.getcwd(), path).split("/")[::-1]
@@ -158,17 +159,17 @@ def resolve_locally(path: str) -> str:
 
 
 def place_in_file_system(path: Path) -> tuple[str, str]:
-    """Returns the device that *path*, which has no links, is on and the path in that file system: the same for the same
-    directory in two bind mounts. No file system is asked."""
+    """Return the device of *path*, which has no links, and the path in its file system: the same for the same directory
+    in two bind mounts. Asks no file system."""
     seen = _seen()
     top = next((row for above in (path, *path.parents) if (row := seen.get(os.fspath(above))) is not None), None)
-    if top is None:  # as in a chroot whose top is no mount
+    if top is None:  # as in a chroot whose root is no mount
         return "", os.fspath(path)
     return top.device, os.path.normpath(os.path.join(top.root, path.relative_to(top.path)))
 
 
 def file_system_kinds() -> dict[str, str]:
-    """By device, as in "0:57": what kind of file system is mounted, such as `ext4`."""
+    """Return by device, as in "0:57", the type of its file system, such as `ext4`."""
     return {row.device: row.kind.decode(errors="replace") for row in _rows(_TABLE)}
 
 
@@ -188,23 +189,23 @@ class _Row:
 
     mount_id: int
     path: str
-    # The directory of the file system that is mounted there.
+    # The directory of the file system that is mounted at *path*.
     root: str
     device: str
     kind: bytes
-    # Not unescaped yet.
+    # Still escaped.
     source: bytes
-    # Those of the file system. Not unescaped either.
+    # Options of the file system, still escaped.
     options: bytes
 
 
 def _seen() -> dict[str, _Row]:
-    """Returns by directory the mount that programs see there: of two mounts on one directory, the later one."""
+    """Return by directory the mount that programs see there: of two mounts on one directory, the later one."""
     return {row.path: row for row in _rows(_TABLE)}
 
 
 def _rows(table: Path) -> Iterator[_Row]:
-    # The kernel escapes space, tab, newline and backslash; a name may have any other white space in it.
+    # Split at single spaces: the kernel escapes space, tab, newline and backslash, but not other white space in names.
     for line in table.read_bytes().rstrip(b"\n").split(b"\n"):
         left, _, right = line.partition(b" - ")
         fields, (kind, source, options) = left.split(b" "), right.split(b" ", 2)
@@ -212,5 +213,5 @@ def _rows(table: Path) -> Iterator[_Row]:
 
 
 def _text(field: bytes) -> str:
-    """Space, tab, newline and backslash are written as \\ooo."""
+    """Unescape a field, in which space, tab, newline and backslash are written as \\ooo."""
     return os.fsdecode(field.decode("unicode_escape").encode("latin-1"))

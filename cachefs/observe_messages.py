@@ -1,6 +1,6 @@
-"""What a node tells of itself to those who place jobs, and what they may order (see cachefs.messages for the rules).
+"""Messages between nodes and schedulers: what a node reports about itself, and what a scheduler may command.
 
-Packed by msgpack, over the control endpoint.
+Packed by msgpack, over the control endpoint. See cachefs.messages for the rules.
 """
 
 from enum import StrEnum
@@ -10,28 +10,28 @@ import msgspec
 
 from cachefs.messages import Message
 
-# Who asks: a name in `[cluster] observers` or `[cluster] schedulers` of the daemon, if there is no TLS.
+# Header with the caller's name, in `[cluster] observers` or `[cluster] schedulers` of the daemon, without TLS.
 OBSERVER: Final = "Cachefs-Observer"
 
 MEMBERS_PATH: Final = "/observe/cluster"
 REPORT_PATH: Final = "/observe/node"
 ORDER_PATH: Final = "/observe/order"
-# Part of the path of all that observers may ask.
+# Prefix of the paths that observers may request.
 OBSERVE: Final = "/observe/"
 
-# Seconds between two answers to the same observer, and that a poll waits for news at most.
+# Minimum seconds between two responses to one observer, and maximum seconds that a poll waits for news.
 LEAST_PAUSE: Final = 1.0
 MOST_WAIT: Final = 60.0
-# Bytes of one report, and snapshots in it, at most.
+# Maximum size of one report in bytes, and number of snapshots in it.
 MOST_REPORT: Final = 8 << 20
 MOST_SNAPSHOTS: Final = 2048
 MOST_MEMBERS: Final = 16384
-# Bytes in a second that are believed.
+# Maximum plausible rate in bytes per second.
 MOST_RATE: Final = 1e15
-# What is none of these is not said by a daemon that is well, and would be in every sum from then on.
+# A healthy daemon sends no value outside these ranges, which would spoil every later sum.
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 60)]
 Rate = Annotated[float, msgspec.Meta(ge=0.0, le=MOST_RATE)]
-# Names go into the log of whoever is asked.
+# Names appear in the log of the receiver.
 _ONE_LINE: Final = r"^[^\x00-\x1f\x7f-\x9f\u2028\u2029]*\Z"
 
 
@@ -48,66 +48,68 @@ class Member(Message, frozen=True):
 
 
 class Members(Message, frozen=True):
-    """Nodes of the cluster, as the one that answers knows them."""
+    """The nodes of the cluster, as known to the responding node."""
 
     cluster: str
-    # Id of the one that answers.
+    # Id of the responding node.
     me: str
     members: Annotated[list[Member], msgspec.Meta(max_length=MOST_MEMBERS)]
 
 
 class SnapshotReport(Message, frozen=True):
-    """What a node has of a snapshot."""
+    """The parts of a snapshot that a node holds."""
 
     id: str
-    # Bytes and blocks of all of it, here or not.
+    # Bytes and blocks of the whole snapshot, whether held or not.
     total: Count
     blocks: Count
-    # Of which it is the current one.
+    # Datasets of which it is the current snapshot.
     datasets: list[str] = msgspec.field(default_factory=list)
-    # Bytes of it in each tier.
+    # Bytes of the snapshot in each tier.
     memory: Count = 0
     ssd: Count = 0
-    # Of each of 256 shards, the part that is here: 0 to 255 each. Empty: nothing is, or it is not followed.
+    # For each of 256 shards, the part that the node holds, from 0 to 255; empty where it holds nothing or does not
+    # track it.
     shards: Annotated[bytes, msgspec.Meta(max_length=256)] = b""
-    # Is all of it pinned?
+    # Whether the whole snapshot is pinned.
     pinned: bool = False
-    # Looks since the daemon started, some seconds apart, that found reads of a mount which shows a dataset of it.
+    # Number of checks since the daemon started, some seconds apart, that found reads of a mount with a dataset of the
+    # snapshot.
     reads: Count = 0
 
 
 class RunningJob(Message, frozen=True, array_like=True):
-    """A job that has published here."""
+    """A job that has published on the node."""
 
     name: str
     snapshot: str
-    # Its consumers here, and bytes in a second that they read together.
+    # Consumers of the job on the node, and their total bytes per second.
     ranks: Count
     rate: Rate
 
 
 class OrderedWarmup(Message, frozen=True, array_like=True):
-    """How far a warm-up is that was ordered."""
+    """The progress of a warmup that a scheduler has ordered."""
 
-    # As in the order.
+    # Id of the order.
     id: str
     state: str
     blocks: Count
     total: Count
     bytes: Count
-    # Blocks that no tier takes, and that could not be fetched.
+    # Blocks that no tier admits, and blocks that could not be fetched.
     skipped: Count = 0
     failed: Count = 0
     message: str = ""
 
 
 class Load(Message, frozen=True):
-    """Bytes in a second: what of late was the most that came in a second, and what comes and goes now."""
+    """Rates in bytes per second: the recent maximum, and the present ones."""
 
-    # The most that origins gave, that other nodes gave; 0: nothing came yet.
+    # Maximum rates from origins, and from other nodes; 0 before the first bytes.
     origin_rate: Rate = 0.0
     peer_rate: Rate = 0.0
-    # Now: from origins; from other nodes; to other nodes; what jobs here read.
+    # Present rates: from origins; from other nodes; to other nodes; reads of jobs on the node.
     fetched: Rate = 0.0
     received: Rate = 0.0
     given: Rate = 0.0
@@ -115,19 +117,19 @@ class Load(Message, frozen=True):
 
 
 class NodeReport(Message, frozen=True):
-    """News of a node."""
+    """A node's report, complete or since an earlier version."""
 
     id: str
     name: str
-    # Changes with each start of its daemon. Versions of two starts have nothing to do with each other.
+    # Changes with each start of the daemon. Versions are only comparable within one start.
     instance: str
-    # What the next poll gives as `after`.
+    # Version to send as `after` in the next poll.
     version: int
-    # Does it name all snapshots? Else only those that have changed since `after`.
+    # Whether all snapshots are listed; else only those changed since `after`.
     full: bool
     zone: str = ""
     state: str = ""
-    # Bytes that all tiers may take, and that they take.
+    # Bytes that all tiers together may hold, and bytes that they hold.
     capacity: Count = 0
     used: Count = 0
     snapshots: Annotated[list[SnapshotReport], msgspec.Meta(max_length=MOST_SNAPSHOTS)] = msgspec.field(
@@ -139,7 +141,7 @@ class NodeReport(Message, frozen=True):
 
 
 class OrderKind(StrEnum):
-    """What a scheduler may have a node do."""
+    """A command from a scheduler to a node."""
 
     WARM = "warm"
     STOP = "stop"
@@ -151,23 +153,23 @@ class OrderKind(StrEnum):
 
 
 class Order(Message, frozen=True):
-    """Do something with a dataset on this node."""
+    """A request to carry out a command on a dataset of this node."""
 
     kind: OrderKind
-    # Of a warm-up: names it, so that an order that comes twice is carried out once, and that it can be stopped.
+    # Id of a warmup, so that a repeated order is carried out once, and a warmup can be stopped.
     id: Annotated[str, msgspec.Meta(max_length=128, pattern=_ONE_LINE)] = ""
     dataset: Annotated[str, msgspec.Meta(max_length=256, pattern=_ONE_LINE)] = ""
-    # Of a warm-up: the shards to bring, a bit each, 32 bytes, lowest bit first; empty: all.
+    # Shards of a warmup to fetch, one bit each, 32 bytes, lowest bit first; empty for all.
     shards: Annotated[bytes, msgspec.Meta(max_length=32)] = b""
-    # The warm-up goes in the order in which this job reads, where it has published here; else in the listing's.
+    # Job whose order of reads the warmup follows, if it has published here; else the warmup follows the listing.
     job: Annotated[str, msgspec.Meta(max_length=512)] = ""
-    # Of a limit: part of each tier, and seconds that blocks stay after their last read (0: no limit).
+    # For a limit: part of each tier, and seconds that blocks stay after their last read (0 for no limit).
     share: float | None = None
     ttl: float | None = None
 
 
 class OrderDone(Message, frozen=True):
-    """What has become of an order; of a warm-up, that it has begun."""
+    """The result of an order; for a warmup, that it has begun."""
 
     blocks: int = 0
     bytes: int = 0

@@ -1,4 +1,4 @@
-"""Files of certificates: how they are loaded, what is wrong with one, and whether others have taken its place."""
+"""Loads files of certificates, explains their errors, and detects their replacement."""
 
 import os
 import ssl
@@ -8,19 +8,19 @@ from pathlib import Path
 
 from cachefs.errors import ConfigError
 
-# Of each file its mtime, inode and size; None for one that is not there.
+# Mtime, inode and size of each file; None for a missing file.
 FilesState = tuple[tuple[int, int, int] | None, ...]
 
 
 def why_unusable(error: Exception) -> str:
-    """In words, what loading the files into an SSLContext has raised."""
+    """Return a text for users about an error of loading the files into an SSLContext."""
     if isinstance(error, ssl.SSLError):
         return f"not what PEM files of TLS have in them, or they do not belong together ({error.reason or error})"
     return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 
 def files_state(paths: Sequence[Path | None]) -> FilesState:
-    """What changes when one of the files does. None in the place of a path: no file is meant."""
+    """Return a value that changes when one of the files does. A None among the paths stands for an unset file."""
     return tuple(_state(path) if path is not None else None for path in paths)
 
 
@@ -34,14 +34,14 @@ def _state(path: Path) -> tuple[int, int, int] | None:
 
 @dataclass(frozen=True, slots=True)
 class PemFiles:
-    """What one side of TLS is made of, and how its settings are called, for messages."""
+    """The files of one side of TLS, and the names of their settings, for messages."""
 
-    # Its certificate, with those between it and the authority, and its key, without a password. None: it shows none.
+    # Certificate with its chain up to the authority, and its key without a password. None: no certificate.
     cert: Path | None = None
     key: Path | None = None
-    # Authorities of the other side. None: those of the system for a client; a server asks for no certificate.
+    # Authorities of the other side. None: a client uses the system's; a server asks for no certificate.
     ca: Path | None = None
-    # Settings of cert, key and ca.
+    # Names of the settings of cert, key and ca.
     names: tuple[str, str, str] = ("tls_cert", "tls_key", "tls_ca")
 
     @property
@@ -49,7 +49,7 @@ class PemFiles:
         return files_state((self.cert, self.key, self.ca))
 
     def load(self, context: ssl.SSLContext) -> ssl.SSLContext:
-        """Put them into a context, which is returned. Raises ConfigError naming the setting and the file."""
+        """Load the files into a context, and return it. Raises ConfigError with the setting and the file."""
         cert, key, ca = self.names
         if self.ca is not None:
             try:
@@ -58,7 +58,7 @@ class PemFiles:
                 raise ConfigError(f"{ca} = {str(self.ca)!r}: {why_unusable(error)}") from None
         if self.cert is not None and self.key is not None:
             try:
-                # A key with a password would ask for it on the terminal.
+                # Without this, OpenSSL would ask for the key's password on the terminal.
                 context.load_cert_chain(self.cert, self.key, password=lambda: "")
             except (OSError, ssl.SSLError, ValueError) as error:
                 raise ConfigError(
@@ -67,7 +67,7 @@ class PemFiles:
         return context
 
     def client_context(self) -> ssl.SSLContext:
-        """For a client that checks the name of whom it asks. Raises ConfigError."""
+        """Return a context for a client that checks the name of the server. Raises ConfigError."""
         if self.ca is None:
             return self.load(ssl.create_default_context())
         return self.load(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))

@@ -10,7 +10,7 @@ from cachefs.messages import Message
 
 
 class HeldPages(Message, frozen=True):
-    """Blocks of one snapshot that were stored, and not dropped since then."""
+    """Blocks of one snapshot that were stored, and not dropped since."""
 
     snapshot: str
     entries: bytes
@@ -18,24 +18,24 @@ class HeldPages(Message, frozen=True):
 
 
 class PushSubscribe(Message, frozen=True):
-    """Opens the stream of orders. A mount has one stream; a later one takes the place of an earlier one."""
+    """Opens the stream of orders. A mount has one stream; a later one replaces an earlier one."""
 
     # The mount's id in its MountReports.
     mount: str
     # Bytes of the page cache that may be filled now.
     budget: int
-    # The blocks that were stored by orders of earlier streams, and are still there.
+    # Blocks stored by orders of earlier streams that are still in the page cache.
     held: list[HeldPages] = msgspec.field(default_factory=list)
-    # What the pusher has counted since it started (see PushDone).
+    # Counters since the pusher started (see PushDone).
     counters: dict[str, int] = msgspec.field(default_factory=dict)
-    # False where pages are neither stored nor dropped: it only says which are there.
+    # Whether the pusher stores and drops pages; otherwise it only reports which pages are there.
     pushes: bool = True
-    # Where the mount is; empty where its pusher is of an older version.
+    # Directory of the mount; "" for a pusher of an older version.
     directory: str = ""
 
 
 class PushOrder(Message, frozen=True):
-    """Store blocks, or drop them, in this order. An order without blocks only shows that the daemon is there."""
+    """A command to store blocks, or drop them, in this order. An empty order is the daemon's heartbeat."""
 
     # Number of the order in its stream.
     serial: int
@@ -43,7 +43,7 @@ class PushOrder(Message, frozen=True):
     entries: bytes
     numbers: bytes
     drop: bool = False
-    # The blocks were stored before. Store those of which the kernel has taken pages back.
+    # Whether the blocks were stored before: store those whose pages the kernel has reclaimed.
     check: bool = False
 
 
@@ -51,7 +51,7 @@ class OrderDone(Message, frozen=True, array_like=True):
     """The result of one order."""
 
     serial: int
-    # Indices, in the order, of the blocks that could not be stored or dropped: u32, little-endian.
+    # Indices in the order of the blocks that could not be stored or dropped: u32, little-endian.
     failed: bytes = b""
 
 
@@ -62,9 +62,9 @@ class PushDone(Message, frozen=True):
     done: list[OrderDone]
     # Bytes of the page cache that may be filled now.
     budget: int
-    # What the pusher has counted since it started, by name (see cachefs.mount.push.blocks).
+    # Counters since the pusher started, by name (see cachefs.mount.push.blocks).
     counters: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class PushReply(Message, frozen=True):
-    """The daemon has the report."""
+    """Acknowledges a PushDone."""

@@ -1,4 +1,4 @@
-"""Where the records of an array-like file are, found by reading as little of the file as possible."""
+"""Finds the records of an array-like file by reading as little of the file as possible."""
 
 import ast
 import functools
@@ -12,37 +12,38 @@ from numpy.typing import NDArray
 
 from cachefs.errors import ConfigError
 
-# (offset, length) -> the bytes there, fewer only at the end of the file.
+# Function (offset, length) -> bytes; fewer only at the end of the file.
 Read = Callable[[int, int], bytes]
 Offsets = NDArray[numpy.uint64]
-# The offset and the length of each record, in bytes: two arrays of shape (records,), in file order.
+# Offset and length of each record in bytes: two arrays of shape (records,), in file order.
 Extents = tuple[Offsets, Offsets]
 
 INDEXERS = ("npy", "tar", "tfrecord", "fixed:<bytes>")
 _FIXED: Final = "fixed:"
 _LONGEST_NUMBER: Final = 20  # digits
 
-# Bytes that are read rather than skipped: an object store takes less than a millisecond for 64 KiB, 20 for a request.
+# Minimum size in bytes of a sequential read: an object store takes less than a millisecond for 64 KiB, 20 for a
+# request.
 AHEAD = 64 << 10
-# Records of one file, or of all files of a map, at most: their places take 16 bytes each.
+# Maximum number of records of one file, or of all files of a map: their extents take 16 bytes each.
 MOST: Final = 1 << 26
 
-# Bytes that are read after a longer skip: enough for a tar header with the extended headers before it.
+# Bytes read after a longer skip: enough for a tar header with the extended headers before it.
 HEADER = 4 << 10
 
 
 def index(kind: str, read: Read, size: int) -> Extents:
-    """Where the records of a file of *size* bytes are: their offsets and lengths in bytes, in file order, each an array
-    of shape (records,) and dtype uint64.
+    """Return the extents of the records of a file of *size* bytes: their offsets and lengths in bytes, in file order,
+    each an array of shape (records,) and dtype uint64.
 
     - `npy`: the rows (items along the first axis) of the array in a file of numpy.save.
     - `tar`: the data of the regular files of an uncompressed archive (ustar, GNU or pax).
     - `tfrecord`: the records with their frame (length, data and both checksums), as in NVIDIA DALI's index files. The
       checksums of the lengths are verified; the data is not read, so its checksums are not.
-    - `fixed:<bytes>`: records of that many bytes from the start of the file to its end.
+    - `fixed:<bytes>`: records of this number of bytes from the start of the file to its end.
 
-    The file's size bounds what is done, whatever is in it. Raises ConfigError, which does not say the name of the file,
-    also for more than MOST records.
+    The work is bounded by the file's size, whatever its content. Raises ConfigError, without the name of the file, also
+    for more than MOST records.
     """
     check_kind(kind)
     file = _Window(read, size)
@@ -56,7 +57,7 @@ def index(kind: str, read: Read, size: int) -> Extents:
 
 
 def check_kind(kind: str) -> None:
-    """Raises ConfigError where nothing can find records of this kind."""
+    """Raises ConfigError where records of this kind cannot be found."""
     if kind in INDEXERS[:-1]:
         return
     if not kind.startswith(_FIXED):
@@ -69,7 +70,7 @@ def check_kind(kind: str) -> None:
 
 
 class _Window:
-    """A file of which one range is in memory. Reads that follow each other closely ask for AHEAD bytes at once."""
+    """Keeps one range of a file in memory. Sequential reads request AHEAD bytes at once."""
 
     def __init__(self, read: Read, size: int) -> None:
         self.size = size
@@ -78,7 +79,8 @@ class _Window:
         self._held = b""
 
     def at(self, offset: int, length: int) -> bytes:
-        """The bytes at *offset*; fewer at the end of the file. Raises ConfigError where the file ends before *size*."""
+        """Return the bytes at *offset*; fewer at the end of the file. Raises ConfigError where the file ends before
+        *size*."""
         length = min(length, self.size - offset)
         if length <= 0:
             return b""
@@ -141,7 +143,7 @@ def _npy(file: _Window) -> Extents:
 
 
 def _npy_rows(header: bytes) -> tuple[int, int]:
-    """(number of rows, bytes per row)."""
+    """Return (number of rows, bytes per row)."""
     try:
         described = ast.literal_eval(header.decode("utf-8" if not header.isascii() else "ascii"))
         shape: tuple[int, ...] = described["shape"]
@@ -209,7 +211,7 @@ def _tar(file: _Window) -> Extents:
 
 
 def _tar_size(header: bytes, position: int) -> int:
-    """The size field of a header, if the header's checksum is right. The checksum counts its own field as spaces."""
+    """Return the size field of a header whose checksum is right. The checksum counts its own field as spaces."""
     try:
         if (
             len(header) == _TAR_BLOCK
@@ -237,7 +239,7 @@ def _tar_extend(extended: dict[bytes, bytes], kind: bytes, records: bytes, posit
         digits = records[at:blank] if blank >= 0 else b""
         length = _number(digits, 0, position)
         key, equals, value = records[blank + 1 : at + length].partition(b"=")
-        # A length that does not even cover its own digits would be looked at again and again.
+        # A length smaller than its own digits would make this loop endless.
         if not len(digits) < length <= len(records) - at or not equals or not value.endswith(b"\n"):
             raise ConfigError(f"the tar archive has a damaged or too long extended header at byte {position}")
         if kind == _TAR_GLOBAL and key == b"size":
@@ -259,8 +261,8 @@ def _number(digits: bytes | None, otherwise: int, position: int) -> int:
 
 _TFRECORD_HEADER = struct.Struct("<QI")  # length of the data, its masked CRC-32C
 _TFRECORD_FRAME = _TFRECORD_HEADER.size + 4
-# Headers whose checksums are verified at once. One by one, that would take longer than the scan; all at the end, a hole
-# of zeros would be scanned to its end.
+# Number of headers whose checksums are verified at once. Single checks would take longer than the scan; a check only at
+# the end would scan a hole of zeros to its end.
 _TFRECORD_CHECKED_AT_ONCE = 4096
 
 
@@ -287,7 +289,8 @@ def _tfrecord(file: _Window) -> Extents:
 
 
 def _check_lengths(headers: bytes, offsets: list[int]) -> None:
-    """Verify the headers of the last records of *offsets*. After a wrong one the scan is wrong: the first counts."""
+    """Verify the headers of the last records of *offsets*. Reports the first wrong one, after which the scan is
+    wrong."""
     fields = numpy.frombuffer(headers, dtype=[("length", numpy.uint8, 8), ("crc", "<u4")])
     wrong = numpy.flatnonzero(masked_crc32c(fields["length"]) != fields["crc"])
     if len(wrong):
@@ -304,7 +307,7 @@ def _crc32c_table() -> NDArray[numpy.uint32]:
 
 
 def masked_crc32c(rows: NDArray[numpy.uint8]) -> NDArray[numpy.uint32]:
-    """TFRecord's checksum of each row of an array of shape (n, bytes): shape (n,), uint32."""
+    """Return TFRecord's checksum of each row of an array of shape (n, bytes): shape (n,), uint32."""
     table = _crc32c_table()
     crc = numpy.full(len(rows), 0xFFFFFFFF, dtype=numpy.uint32)
     for column in rows.T:

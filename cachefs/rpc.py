@@ -1,7 +1,7 @@
 """The control plane of one node: gRPC over a unix socket, msgpack messages, no data.
 
-METHODS is the whole interface. A call has one name, that of its constant here: the call DATASET_ADD is `DatasetAdd` on
-the wire, and the daemon serves it with its coroutine (or async generator, where it streams) `dataset_add`.
+METHODS is the whole interface. A call is named after its constant here: DATASET_ADD is `DatasetAdd` on the wire, and
+the daemon serves it with its coroutine (or async generator, where it streams) `dataset_add`.
 """
 
 import os
@@ -67,29 +67,29 @@ from cachefs.push_messages import PushDone, PushOrder, PushReply, PushSubscribe
 from cachefs.read_messages import MountReads, ReadsAsked, ReadsTold
 from cachefs.socket_path import MAX_SOCKET_PATH, is_forbidden
 
-# This variable must be set before gRPC is loaded. No process of ours uses gRPC on both sides of a fork, and gRPC's fork
-# handlers have made children die of "Bad file descriptor".
+# Must be set before gRPC is loaded. No process uses gRPC on both sides of a fork, and gRPC's fork handlers have made
+# children die of "Bad file descriptor".
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "false")
 import grpc
 
 SERVICE: Final = "cachefs.Daemon"
-# A warmup list or an accessed-keys report of a million entries is tens of megabytes.
+# Large enough for a warmup list or an accessed-keys report of a million entries, tens of megabytes.
 MAX_MESSAGE: Final = 256 << 20
-# Seconds that closing a connection may take; it takes a millisecond.
+# Timeout for closing a connection, which takes a millisecond.
 CLOSE_SECONDS: Final = 5.0
 CHANNEL_OPTIONS: Final = (
     ("grpc.max_receive_message_length", MAX_MESSAGE),
     ("grpc.max_send_message_length", MAX_MESSAGE),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    # In spite of its name this is the time that connecting may take: with 100 ms, a busy daemon would seem absent.
+    # Despite its name the timeout of connecting: with 100 ms, a busy daemon would seem absent.
     ("grpc.min_reconnect_backoff_ms", 5000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.enable_http_proxy", 0),
-    # A stream has no deadline. A daemon that does not even answer a ping for so long was stopped, or is stuck.
+    # A stream has no deadline. A daemon that does not answer a ping within this time was stopped, or is stuck.
     ("grpc.keepalive_time_ms", 15_000),
     ("grpc.keepalive_timeout_ms", 15_000),
     ("grpc.http2.ping_timeout_ms", 15_000),
-    # This one is for the daemon's side, which by default takes pings that are 15 s apart for abuse and hangs up.
+    # For the daemon's side, which by default takes pings 15 s apart for abuse and hangs up.
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
 )
 
@@ -98,7 +98,7 @@ Reply = TypeVar("Reply", bound=Message)
 
 
 class Right(StrEnum):
-    """Who may make a call."""
+    """The users who may make a call."""
 
     LOOK = "look"  # every local user
     JOB = "job"  # every local user, for jobs of their own
@@ -113,10 +113,9 @@ class Method(Generic[Request, Reply]):
     request: type[Request]
     reply: type[Reply]
     right: Right
-    # Is the reply a stream of *reply* messages?
+    # Whether the reply is a stream of *reply* messages.
     streams: bool = False
-    # The name of the call on the wire, such as `DatasetAdd`, and that of the daemon's function for it, such as
-    # `dataset_add`; see `_named`.
+    # Name on the wire, such as `DatasetAdd`, and name of the daemon's function, such as `dataset_add`; see `_named`.
     name: str = field(default="", init=False)
     function: str = field(default="", init=False)
 
@@ -169,7 +168,7 @@ STALL_LIST: Final = Method(JobName, StallRows, Right.JOB)  # an empty name: of a
 
 
 def _named(namespace: Mapping[str, object]) -> tuple[Method[Any, Any], ...]:
-    """All calls among the constants of a module, each of which learns its name here."""
+    """Return all methods among the constants of a module, and name each after its constant."""
     found = []
     for constant, value in namespace.items():
         if isinstance(value, Method):
@@ -180,19 +179,20 @@ def _named(namespace: Mapping[str, object]) -> tuple[Method[Any, Any], ...]:
 
 METHODS: Final = _named(globals())
 
-# What a call ends with where nobody has answered it.
+# Status codes of a call without an answer.
 _SILENT: Final = (
     grpc.StatusCode.DEADLINE_EXCEEDED,
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.UNAUTHENTICATED,
     grpc.StatusCode.CANCELLED,
 )
-# A failed call has a trailer of this name, with the error's class name and text; so the caller raises the same error.
+# Trailer of a failed call with the error's class name and text, so that the caller raises the same error.
 ERROR_TRAILER: Final = "cachefs-error"
 
 
 def encode(message: Message) -> bytes:
-    """Raises ConfigError for a text that is not UTF-8 and a number of more than 64 bits, which can come from users."""
+    """Return the encoded message. Raises ConfigError for a text that is not UTF-8 and a number of more than 64 bits,
+    since both may come from users."""
     try:
         return msgspec.msgpack.encode(message)
     except UnicodeEncodeError as error:
@@ -217,22 +217,22 @@ def _target(socket: Path) -> str:
 
 
 class DaemonClient:
-    """Blocking client of the node's daemon. It is to be made after the last fork."""
+    """Blocking client of the node's daemon. Must be made after the last fork."""
 
     def __init__(self, socket: Path, *, for_somebody: bool = False) -> None:
-        """for_somebody: it calls for somebody whom it does not know, which only those may do who may mount.
+        """for_somebody: call on behalf of an unknown user, which only users who may mount may do.
 
-        Raises ConfigError where no socket can have such a path.
+        Raises ConfigError where the path is not possible for a socket.
         """
         self.socket = socket
         self._channel = grpc.insecure_channel(_target(socket), options=CHANNEL_OPTIONS)
-        self.identity = ""  # goes along with each call; empty: not asked for yet
+        self.identity = ""  # sent along with each call; "" before it is known
         self._prefix = FOR_SOMEBODY if for_somebody else ""
-        self._nobody_answers = False  # when the identity was last asked for: the daemon has gone meanwhile
+        self._nobody_answers = False  # as the identity was last requested: the daemon has ended
 
     def call(self, method: Method[Request, Reply], request: Request, timeout: float = 30.0) -> Reply:
-        """Raises the CachefsError the daemon raised, or DaemonUnavailable."""
-        # Encoded here, since gRPC would hide what is wrong with a request.
+        """Call the daemon. Raises the CachefsError that the daemon raised, or DaemonUnavailable."""
+        # Encoded here, since gRPC would hide the error of an invalid request.
         encoded = encode(request)
         stub = self._channel.unary_unary(method.path, None, decoder(method.reply))
         while True:
@@ -246,7 +246,7 @@ class DaemonClient:
     def begin(self, method: Method[Request, Reply], request: Request, timeout: float) -> Any:
         """Start a call. Returns its gRPC future: result() gives the reply or raises grpc.RpcError (see `error`).
 
-        Whoever waits for it tries again where `identified` says so. Raises ConfigError as `encode` does.
+        The caller retries where `identified` returns True. Raises ConfigError as `encode` does.
         """
         encoded = encode(request)
         stub = self._channel.unary_unary(method.path, None, decoder(method.reply))
@@ -271,13 +271,13 @@ class DaemonClient:
                 if not self.identified(error, used):
                     raise self.error(error) from None
             finally:
-                replies.cancel()  # what the daemon does for a caller ends with the caller, not with its garbage
+                replies.cancel()  # the daemon's work for a caller ends with the caller, not with its garbage collection
 
     def identified(self, error: grpc.RpcError, used: str) -> bool:
-        """Has a call failed since the daemon did not know who we are, and does it now? Then it is to be made again.
+        """Return whether a failed call should be retried, as the daemon did not know the caller and now does.
 
-        used: `identity` when the call was made. A daemon that has just started knows nobody. Blocks for as long as
-        connecting to the daemon takes.
+        used: `identity` when the call was made. A daemon that has just started knows no identity. Blocks while
+        connecting to the daemon.
         """
         if error.code() != grpc.StatusCode.UNAUTHENTICATED:
             return False
@@ -292,7 +292,7 @@ class DaemonClient:
         return ((IDENTITY_KEY, self._prefix + self.identity),) if self.identity else ()
 
     def error(self, error: grpc.RpcError) -> errors.CachefsError:
-        """The error that a failed call stands for."""
+        """Return the error for a failed call."""
         if error.code() in _SILENT and (why := why_silent(self.socket)):
             return errors.DaemonUnavailable(f"the daemon at {self.socket} does not answer: {why}")
         if error.code() == grpc.StatusCode.UNAUTHENTICATED and self._nobody_answers:
@@ -315,10 +315,10 @@ class DaemonClient:
         return errors.CachefsError(f"the daemon failed: {error.details()}")
 
     def close(self) -> None:
-        """Takes CLOSE_SECONDS at most.
+        """Close the channel within CLOSE_SECONDS.
 
-        gRPC waits for its calls to end, without a deadline. A KeyboardInterrupt that hit it while it began a call has
-        left one that never ends.
+        gRPC waits for its calls to end, without a deadline, and a KeyboardInterrupt during the start of a call leaves a
+        call that never ends.
         """
         closing = threading.Thread(target=self._channel.close, name="close-channel", daemon=True)
         closing.start()

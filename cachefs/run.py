@@ -1,4 +1,4 @@
-"""`cachefs run`: runs a command so that torch's DataLoaders are watched in its Python processes, and no more."""
+"""`cachefs run`: runs a command so that torch's DataLoaders in its Python processes are watched."""
 
 import contextlib
 import os
@@ -19,33 +19,34 @@ from cachefs.publishing.stderr import write_line
 from cachefs.socket_path import SOCKET_VARIABLE, absolute, refusal, socket_path
 
 STARTUP: Final = Path(__file__).parent / "hooks" / "startup"
-# With these names ends the directory of every installation of cachefs.
+# Last parts of the directory of each installation of cachefs.
 _ENDING: Final = STARTUP.parts[-3:]
-# Exit status for a command that does not exist, and for one that cannot be run, as of every shell.
+# Exit statuses of every shell for a command that does not exist, and for one that cannot be run.
 NOT_FOUND: Final = 127
 NOT_RUN: Final = 126
-# For an option that there is not, or whose value makes no sense.
+# Exit status for an unknown option or an invalid value.
 USAGE: Final = 2
-# Bytes of a script that are looked at.
+# Maximum number of bytes examined of a script.
 _MOST_OF_A_SCRIPT: Final = 1 << 16
-# A line of a shell script that sets the variable, and does not keep what is in there.
+# Matches a line of a shell script that sets PYTHONPATH without its previous value.
 _SETS_ANEW: Final = re.compile(r"^[^#\n]*?(?<![\w$])PYTHONPATH=(?!.*\$\{?PYTHONPATH)", re.MULTILINE)
-# Mounts that are named, at most.
+# Maximum number of mounts named in a line.
 MOST_NAMED: Final = 3
 
 
 def environment(
     given: Mapping[str, str], command: Sequence[str], job: str | None, socket: str | None
 ) -> dict[str, str]:
-    """The environment *given*, with what makes *command* publish as *job* to the daemon at *socket*.
+    """Return the environment *given*, changed so that *command* publishes as *job* to the daemon at *socket*.
 
-    Inside another `cachefs run`, the job stays the same, and the directory of the other one leaves PYTHONPATH.
+    Inside another `cachefs run`, the job stays the same, and the other installation's directory is removed from
+    PYTHONPATH.
     """
     changed = {
         "PYTHONPATH": _python_path(given.get("PYTHONPATH", "")),
         PYTHON_VARIABLE: sys.executable,
     }
-    # In Slurm each step that the command starts is a job of its own, and each process is told its step.
+    # In Slurm each step that the command starts is a job of its own, and knows its step.
     if job or given.get(JOB_VARIABLE) or not given.get("SLURM_JOB_ID") or slurm_step():
         changed[JOB_VARIABLE] = job or job_name(command)
     if socket:
@@ -54,9 +55,9 @@ def environment(
 
 
 def speaking(given: Mapping[str, str], *, quiet: bool) -> dict[str, str]:
-    """The variables that say whether, and where, the processes of a run put together what is said in the end.
+    """Return the variables that control whether, and where, the processes of a run collect the final summary.
 
-    Inside another `cachefs run` the outer one speaks. Of the ranks that a launcher starts, the first one speaks.
+    Inside another `cachefs run` the outer one prints. Of the ranks started by a launcher, the first one prints.
     """
     if quiet or is_quiet(given) or (found_rank()[0] or 0) > 0:
         return {QUIET_VARIABLE: "1"}
@@ -64,16 +65,16 @@ def speaking(given: Mapping[str, str], *, quiet: bool) -> dict[str, str]:
 
 
 def _python_path(given: str) -> str:
-    """PYTHONPATH with our directory in front. All else stays as it is: an empty entry means the current directory."""
+    """Return PYTHONPATH with our directory in front. Keeps all else: an empty entry means the current directory."""
     others = [path for path in given.split(os.pathsep) if Path(path).parts[-len(_ENDING) :] != _ENDING]
     return os.pathsep.join([str(STARTUP), *others]) if others != [""] else str(STARTUP)
 
 
 def first_line(points: Sequence[MountPoint], socket: Path, refusal: str, others: int = 0) -> str:
-    """What was found: datasets that are mounted, and the daemon.
+    """Return the line on the mounted datasets and the daemon.
 
-    points: mounts of this daemon, as far as is known; refusal: why its socket cannot be used, if so; others: mounts of
-    other daemons.
+    points: mounts of this daemon, as far as known; refusal: why its socket cannot be used, or ""; others: number of
+    mounts of other daemons.
     """
     if not points:
         where = f"by the daemon at {_shown(socket)} (another daemon has mounts)" if others else "on this machine"
@@ -85,20 +86,21 @@ def first_line(points: Sequence[MountPoint], socket: Path, refusal: str, others:
 
 
 def _is_program(name: str) -> bool:
-    """May the command be run? Where it may not, there is nothing to say but that."""
+    """Return whether the command exists and may be run. Otherwise that error is the only output."""
     return bool(name) and shutil.which(name) is not None
 
 
 def named_first(points: Sequence[MountPoint], command: Sequence[str]) -> list[MountPoint]:
-    """The mounts, first those that arguments of the command name, or files below."""
+    """Return the mounts, first those that contain a path among the arguments of the command."""
     words = [os.path.join(word.rpartition("=")[2], "") for word in command]
     return sorted(points, key=lambda point: not any(word.startswith(os.path.join(point.path, "")) for word in words))
 
 
 def mounts_of(points: Sequence[MountPoint], sockets: Mapping[Path, str], socket: Path) -> list[MountPoint]:
-    """The living mounts of a daemon. sockets: see `daemon_sockets`. A mount of an unknown daemon counts as this one's.
+    """Return the living mounts of a daemon. A mount of an unknown daemon counts as this one's. sockets: see
+    `daemon_sockets`.
 
-    A dead mount has no process. Where no process of any of the mounts is seen, as in a container, all mounts count.
+    A dead mount has no process. Where no process of any mount is seen, as in a container, all mounts count.
     """
     here = os.path.realpath(socket)
     if not any(point.path in sockets for point in points):
@@ -107,13 +109,13 @@ def mounts_of(points: Sequence[MountPoint], sockets: Mapping[Path, str], socket:
 
 
 def _shown(name: object) -> str:
-    """On one line, whatever characters a name has."""
+    """Return a name on one line, with other characters than printable ones replaced."""
     return "".join(one if one.isprintable() else "?" for one in str(name))
 
 
 def _say_what_is_found(changed: Mapping[str, str], command: Sequence[str]) -> None:
-    """Returns the first lines. No process is asked, so there is nothing to wait for."""
-    with contextlib.suppress(Exception):  # a line is worth no command that is not run; no code of the job runs yet
+    """Print the first lines. Asks no process, so that there is nothing to wait for."""
+    with contextlib.suppress(Exception):  # the command must run without a line, too; no code of the job runs yet
         socket = socket_path(changed.get(SOCKET_VARIABLE))
         points = named_first(mount_points(), command)
         sockets = daemon_sockets() if points else {}
@@ -128,8 +130,8 @@ def _say_what_is_found(changed: Mapping[str, str], command: Sequence[str]) -> No
 
 
 def where_python_path_is_set_anew(command: Sequence[str]) -> str:
-    """Returns the word of the command, or the script that it names, which sets PYTHONPATH and drops what is in there;
-    empty where none does, as far as the texts tell."""
+    """Return the word of the command, or the script that it names, that sets PYTHONPATH and drops its value; "" where
+    none does, judging by the texts."""
     for word in command:
         if word.startswith("PYTHONPATH=") and str(STARTUP) not in word:
             return word
@@ -138,10 +140,10 @@ def where_python_path_is_set_anew(command: Sequence[str]) -> str:
 
 
 def _first_script(command: Sequence[str]) -> str:
-    """Returns the first word that names a script; empty where there is none, or only one that is not to be read.
+    """Return the first word that names a script; "" where there is none, or it should not be read.
 
     The words after a script are its arguments, and those after a program may be: none of them is opened, as opening a
-    FIFO or a tape changes it, and reading a file of a mount may take for ever.
+    FIFO or a tape changes it, and reading a file of a mount may never end.
     """
     for word in command:
         with contextlib.suppress(OSError, ValueError):
@@ -155,7 +157,7 @@ def _first_script(command: Sequence[str]) -> str:
 
 
 def _text_of(path: str) -> str | None:
-    """The first part of a regular file; None where it is no text. Raises OSError."""
+    """Return the first part of a regular file; None where it is no text. Raises OSError."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
     with os.fdopen(os.open(resolve_locally(path), flags), "rb") as file:
         text = file.read(_MOST_OF_A_SCRIPT)
@@ -163,9 +165,9 @@ def _text_of(path: str) -> str | None:
 
 
 def run(command: Sequence[str], job: str | None, socket: str | None, *, quiet: bool = False) -> int:
-    """Become *command*, so that signals, terminal and exit status are its own. quiet: nothing but problems is said.
+    """Become *command*, so that signals, terminal and exit status are its own. quiet: print only problems.
 
-    Returns only where it cannot be run, with the exit status.
+    Returns only where the command cannot be run, with the exit status.
     """
     if socket and not _is_there(socket):
         print(
@@ -199,7 +201,7 @@ def _inherited_signals() -> Iterator[None]:
     """Restore the signals that Python ignores, SIGPIPE and SIGXFSZ, for the command that this process becomes.
 
     With both ignored, `yes | head` in a shell would not end. Their actions before Python started are those of the
-    parent. Where the command cannot be run, this process goes on and ignores both signals again.
+    parent. Where the command cannot be run, this process ignores both signals again.
     """
     inherited = _ignored_by(os.getppid())
     restored = [number for number in (signal.SIGPIPE, signal.SIGXFSZ) if not inherited >> (number - 1) & 1]
@@ -212,7 +214,8 @@ def _inherited_signals() -> Iterator[None]:
 
 
 def _ignored_by(process: int) -> int:
-    """The signals, as bits, that a process ignores and passes on: a Python starts others without those of its own."""
+    """Return the signals, as bits, that a process ignores and its children inherit. A Python restores its own for
+    children."""
     with contextlib.suppress(OSError):
         if Path(f"/proc/{process}/exe").readlink().name.startswith("python"):
             return 0
@@ -222,7 +225,7 @@ def _ignored_by(process: int) -> int:
 
 
 def _is_there(path: str) -> bool:
-    """Is something there? One that nobody may look at counts."""
+    """Return whether the path exists, or may exist where this user may not look."""
     try:
         os.stat(path)
     except (FileNotFoundError, NotADirectoryError):

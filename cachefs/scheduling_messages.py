@@ -1,7 +1,7 @@
-"""What cachefs-scheduler is asked and answers, as JSON over HTTP (see cachefs.messages for the rules).
+"""Messages of cachefs-scheduler, as JSON over HTTP (see cachefs.messages for the rules).
 
-The service, the parts of it that talk to Kubernetes and Slurm, and `cachectl sched` use these records. Names of jobs
-say whose they are: `kube:NAMESPACE/NAME`, `slurm:JOBID`. Names of nodes are those of the scheduler.
+The service, its parts for Kubernetes and Slurm, and `cachectl sched` use these records. Names of jobs begin with their
+scheduler: `kube:NAMESPACE/NAME`, `slurm:JOBID`. Names of nodes are those of the scheduler.
 """
 
 from enum import StrEnum
@@ -31,7 +31,7 @@ MOST_NODES: Final = 16384
 MOST_RANKS: Final = 16384
 MOST_JOBS_PER_COPY: Final = 1_000_000
 
-# As Kubernetes: a namespace and a name of 253 characters at most, with what stands before and between.
+# Fits Kubernetes: a namespace and a name of at most 253 characters, with prefix and separator.
 JobName = Annotated[str, msgspec.Meta(min_length=1, max_length=512, pattern=r"^[!-~]+$")]
 NodeName = Annotated[str, msgspec.Meta(min_length=1, max_length=253, pattern=r"^[!-~]+$")]
 # NAME, NAME@SNAPSHOT or NAME@latest.
@@ -40,109 +40,109 @@ NodeNames = Annotated[list[NodeName], msgspec.Meta(max_length=MOST_NODES)]
 
 
 class Policy(StrEnum):
-    """What happens where no node that holds a job's dataset can take the job."""
+    """The action where no node that holds a job's dataset can take the job."""
 
-    # The job goes elsewhere.
+    # Place the job elsewhere.
     PREFER = "prefer"
-    # Nodes that hold nothing of it are refused, where any holds something.
+    # Refuse nodes that hold nothing of the dataset, where any node holds something.
     REQUIRE = "require"
-    # The job waits until a copy has a slot; see `Ask.max_jobs_per_copy`.
+    # Let the job wait until a copy has a slot; see `Ask.max_jobs_per_copy`.
     SUSPEND = "suspend"
-    # The job goes elsewhere, and another copy is made there.
+    # Place the job elsewhere, and make another copy there.
     CLONE = "clone"
 
 
 class Ask(Message, frozen=True):
-    """A job that is to be placed."""
+    """A job to be placed."""
 
     job: JobName
     dataset: DatasetName
     policy: Policy = Policy.PREFER
-    # Jobs that may read one copy at the same time; 0: as the policy of the dataset says.
+    # Jobs that may read one copy at the same time; 0 for the limit of the dataset's policy.
     max_jobs_per_copy: Annotated[int, msgspec.Meta(ge=0, le=MOST_JOBS_PER_COPY)] = 0
-    # Units that are placed one by one and read together: pods, or nodes of a Slurm job.
+    # Units that are placed separately and read together: pods, or nodes of a Slurm job.
     ranks: Annotated[int, msgspec.Meta(ge=1, le=MOST_RANKS)] = 1
-    # Whose turn it is in the queue: users get the same number of slots; higher priorities go first.
+    # Order in the queue: users get equal numbers of slots; higher priorities go first.
     user: Annotated[str, msgspec.Meta(max_length=253)] = ""
     priority: Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)] = 0
-    # Bytes in a second that each rank reads, and epochs; 0: not known.
+    # Bytes per second that each rank reads, and number of epochs; 0 where unknown.
     rate: Annotated[float, msgspec.Meta(ge=0.0, le=1e15)] = 0.0
     epochs: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 0
 
 
 class RankAsk(Message, frozen=True):
-    """Which of these nodes suit a job."""
+    """A request to rank nodes for a job."""
 
     ask: Ask
-    # None: all nodes that the service knows.
+    # None for all nodes that the service knows.
     candidates: NodeNames | None = None
 
 
 class Ranking(Message, frozen=True):
-    """How well nodes suit a job."""
+    """The suitability of nodes for a job."""
 
-    # By node, 0 to 1 (best). Empty: nothing is known of the dataset, and `why` says what is lacking. A candidate that
-    # the service does not know is in it as a node that holds nothing.
+    # By node, 0 to 1 (best). Empty where nothing is known of the dataset, for the reason in `why`. A candidate unknown
+    # to the service counts as a node that holds nothing.
     scores: dict[str, float] = msgspec.field(default_factory=dict)
-    # Only for `require`: the nodes that must not be taken, and why each.
+    # Only for `require`: the nodes that must not be used, with the reason for each.
     refused: dict[str, str] = msgspec.field(default_factory=dict)
     why: str = ""
-    # Seconds since when the oldest of what was used is known.
+    # Age in seconds of the oldest information used.
     age: float = 0.0
 
 
 class Assignment(Message, frozen=True):
     """Nodes for the ranks of a job, which together hold its data."""
 
-    # By rank. A node may be named several times only where there are fewer candidates than ranks.
+    # By rank. A node appears several times only where there are fewer candidates than ranks.
     nodes: list[str] = msgspec.field(default_factory=list)
     why: str = ""
 
 
 class Admission(Message, frozen=True):
-    """May a job start?"""
+    """Whether a job may start."""
 
     job: str
     go: bool
-    # In words, for people.
+    # The reason, for people.
     why: str = ""
-    # In the queue of its dataset: 1 is next; 0: it does not wait.
+    # Place in the queue of its dataset: 1 is next; 0 where the job does not wait.
     place: int = 0
-    # Nodes on which copies are being made for it (`clone`), or that have a slot for it.
+    # Nodes on which copies are being made for the job (`clone`), or that have a slot for it.
     targets: list[str] = msgspec.field(default_factory=list)
 
 
 class Admissions(Message, frozen=True):
-    """Of all jobs that were asked for and are not placed; the answer to a long poll."""
+    """The admissions of all requested jobs that are not placed; the response to a long poll."""
 
-    # To be given as `after` in the next poll: it then waits until something is different.
+    # Value for `after` in the next poll, which then waits until something changes.
     version: int
     jobs: list[Admission] = msgspec.field(default_factory=list)
 
 
 class Placed(Message, frozen=True):
-    """A job runs on these nodes, or is about to."""
+    """Reports that a job runs on these nodes, or is about to."""
 
     job: JobName
     nodes: NodeNames
-    # For a service that has not heard of the job before, as after a restart without its state.
+    # For a service that does not know the job, as after a restart without its state.
     ask: Ask | None = None
 
 
 class Ended(Message, frozen=True):
-    """A job is no more, whether it ran or not."""
+    """Reports that a job has ended, whether it ran or not."""
 
     job: JobName
 
 
 class KnownJobs(Message, frozen=True):
-    """Names of jobs that are known and not said to have ended. A scheduler ends those that it has no longer."""
+    """Names of known jobs that have not been reported as ended. A scheduler ends those that it no longer has."""
 
     jobs: list[str] = msgspec.field(default_factory=list)
 
 
 class NodeEstimate(Message, frozen=True):
-    """What a job would wait for on a node."""
+    """The estimated waiting of a job on a node."""
 
     node: str
     # 0 to 1.
@@ -150,18 +150,18 @@ class NodeEstimate(Message, frozen=True):
     # Seconds that one rank waits in its first epoch, and in each later one.
     first: float
     later: float
-    # Bytes of an epoch, by where they would come from: this node, its zone, other nodes, the origin.
+    # Bytes of an epoch by source: this node, its zone, other nodes, the origin.
     local: int
     zone: int
     elsewhere: int
     origin: int
-    # Seconds since the node has last said anything.
+    # Seconds since the node's last report.
     age: float = 0.0
     state: str = ""
 
 
 class Explanation(Message, frozen=True):
-    """Why a job is where it is, or waits."""
+    """The reasons for a job's placement or wait."""
 
     job: str
     dataset: str = ""
@@ -172,49 +172,49 @@ class Explanation(Message, frozen=True):
     state: str = ""
     # A few sentences.
     text: list[str] = msgspec.field(default_factory=list)
-    # The best nodes, and those on which it runs.
+    # The best nodes, and the nodes on which the job runs.
     nodes: list[NodeEstimate] = msgspec.field(default_factory=list)
     placed: list[str] = msgspec.field(default_factory=list)
 
 
 class HeldPart(Message, frozen=True, array_like=True):
-    """What a node has of a dataset."""
+    """The part of a dataset that a node holds."""
 
     dataset: str
-    # Bytes of its current snapshot that are there, and of all of it.
+    # Bytes of its current snapshot on the node, and bytes of the whole snapshot.
     bytes: int
     total: int
 
 
 class NodeStatus(Message, frozen=True):
-    """A node, as the service knows it."""
+    """A node, as known to the service."""
 
-    # As schedulers call it.
+    # The scheduler's name of the node.
     name: str
     # joining, active, draining, away, or unknown.
     state: str
-    # Seconds since it has last said anything; its data counts less and less from the first minutes on.
+    # Seconds since the node's last report; its data counts less and less from the first minutes on.
     age: float
-    # Bytes that its tiers may take, and that they take.
+    # Bytes that its tiers may hold, and bytes that they hold.
     capacity: int = 0
     used: int = 0
     zone: str = ""
-    # Of which it has anything.
+    # Datasets of which the node holds anything.
     datasets: list[HeldPart] = msgspec.field(default_factory=list)
     # Running jobs that have published, on all datasets.
     jobs: int = 0
-    # Why nothing has come of it of late; empty where something has.
+    # Why there was no recent report; "" where there was one.
     problem: str = ""
 
 
 class NodesStatus(Message, frozen=True):
-    """All nodes that the service knows, in order of their names."""
+    """All nodes known to the service, sorted by name."""
 
     nodes: list[NodeStatus] = msgspec.field(default_factory=list)
 
 
 class WaitingJob(Message, frozen=True):
-    """A job that the service knows."""
+    """A job known to the service."""
 
     job: str
     dataset: str
@@ -222,9 +222,9 @@ class WaitingJob(Message, frozen=True):
     # asked, waiting, admitted or placed.
     state: str
     priority: int
-    # Seconds since it was first asked for.
+    # Seconds since the first request for the job.
     seconds: float
-    # In its queue; 0: it does not wait.
+    # Place in its queue; 0 where it does not wait.
     place: int = 0
     policy: Policy = Policy.PREFER
     nodes: list[str] = msgspec.field(default_factory=list)
@@ -232,13 +232,13 @@ class WaitingJob(Message, frozen=True):
 
 
 class QueueStatus(Message, frozen=True):
-    """Jobs that the service knows: those that wait in their order, then the others."""
+    """Jobs known to the service: the waiting ones in their order, then the others."""
 
     jobs: list[WaitingJob] = msgspec.field(default_factory=list)
 
 
 class WarmupStatus(Message, frozen=True):
-    """A warm-up that the service has ordered."""
+    """A warmup that the service has ordered."""
 
     node: str
     dataset: str
@@ -253,29 +253,29 @@ class WarmupStatus(Message, frozen=True):
 
 
 class SchedulerStatus(Message, frozen=True):
-    """The service, in short."""
+    """A summary of the service."""
 
     version: str
     uptime: float
     nodes: int
-    # That have said something within a minute; and seconds since the one that is silent longest was heard.
+    # Nodes that have reported within a minute; and seconds since the oldest last report of a node.
     fresh: int
     oldest: float
     datasets: int
     # Jobs by state.
     jobs: dict[str, int] = msgspec.field(default_factory=dict)
-    # Bytes that all nodes may cache, cache, and that running jobs need.
+    # Bytes that all nodes may cache, bytes that they cache, and bytes that running jobs need.
     capacity: int = 0
     used: int = 0
     needed: int = 0
-    # Nodes of average capacity that would hold what running jobs need.
+    # Number of nodes of average capacity that would hold the data of running jobs.
     nodes_needed: int = 0
     warmups: list[WarmupStatus] = msgspec.field(default_factory=list)
     problems: list[str] = msgspec.field(default_factory=list)
 
 
 class DatasetPolicy(Message, frozen=True):
-    """What holds for a dataset. In a request, what is None stays as it is."""
+    """The policy for a dataset. In a request, None leaves a field as it is."""
 
     dataset: DatasetName
     max_jobs_per_copy: Annotated[int, msgspec.Meta(ge=0, le=MOST_JOBS_PER_COPY)] | None = None
@@ -298,7 +298,7 @@ class CopyStatus(Message, frozen=True):
 
 
 class PolicyStatus(Message, frozen=True):
-    """What holds for a dataset, and how it stands."""
+    """The policy for a dataset, and its present state."""
 
     policy: DatasetPolicy
     copies: list[CopyStatus] = msgspec.field(default_factory=list)
@@ -308,13 +308,13 @@ class PolicyStatus(Message, frozen=True):
 
 
 class PolicyList(Message, frozen=True):
-    """All datasets."""
+    """The policies of all datasets."""
 
     datasets: list[PolicyStatus] = msgspec.field(default_factory=list)
 
 
 class ScaleAsk(Message, frozen=True):
-    """Have a job's data follow it onto these nodes, a dataset be in so many copies, or a node leave: one of them."""
+    """A request for one change: move a job's data to these nodes, set a dataset's number of copies, or drain a node."""
 
     job: Annotated[str, msgspec.Meta(max_length=512)] = ""
     nodes: NodeNames = msgspec.field(default_factory=list)
@@ -324,6 +324,6 @@ class ScaleAsk(Message, frozen=True):
 
 
 class ScaleDone(Message, frozen=True):
-    """What was begun: sentences."""
+    """The begun changes, in sentences."""
 
     text: list[str] = msgspec.field(default_factory=list)

@@ -1,8 +1,8 @@
 """Removes credentials from texts that people see: errors, log lines, URLs.
 
-A URL may name a user and a password, and a signed URL proves in its query who asks. Servers, proxies and libraries
-repeat such URLs in their messages. Every CachefsError passes its text through `without_secrets`, and so does the
-daemon's log. A secret that stands in no URL and has no name beside it cannot be told from other words.
+A URL may contain a user and a password, and the query of a signed URL authenticates the sender. Servers, proxies and
+libraries repeat such URLs in their messages. Every CachefsError passes its text through `without_secrets`, and so does
+the daemon's log. A secret outside of a URL and without a name beside it cannot be recognised.
 """
 
 import re
@@ -11,7 +11,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 REMOVED: Final = "[removed]"
 _USER: Final = re.compile(r"(?P<scheme>\b[A-Za-z][A-Za-z0-9+.-]*://)[^\s/?#'\"<>]*@")
-# Parameters of signed URLs (AWS, Google, Azure, CDNs), and what people call parameters that are secret.
+# Parameters of signed URLs (AWS, Google, Azure, CDNs), and usual names of secret parameters.
 _NAME: Final = (
     r"(?:x-(?:amz|goog)-(?:signature|credential|security-token)|awsaccesskeyid|googleaccessid|key-pair-id|policy"
     r"|signature|sig|[\w-]*(?:token|secret|passw(?:or)?d|api[_-]?key|access[_-]?key)|pwd|auth)"
@@ -20,19 +20,19 @@ _PARAMETER: Final = re.compile(rf"(?P<name>[?&;]{_NAME}=)[^\s&#'\"<>;,)\]]+", re
 
 
 def without_secrets(text: str) -> str:
-    """Returns the text without users and passwords in URLs, and without the values of secret parameters."""
+    """Return the text without users and passwords in URLs, and without the values of secret parameters."""
     if "@" in text:
         text = _USER.sub(r"\g<scheme>", text)
     return _PARAMETER.sub(rf"\g<name>{REMOVED}", text) if "=" in text else text
 
 
 def has_secrets(url: str) -> bool:
-    """Returns whether a URL has a user, or a parameter that proves who asks."""
+    """Return whether a URL has a user, or a parameter that authenticates the sender."""
     return without_secrets(url) != url
 
 
 def shown_url(url: str) -> str:
-    """Returns a URL without what may be a secret: user, password, query."""
+    """Return a URL without the parts that may be secret: user, password, query."""
     try:
         parts = urlsplit(url)
     except ValueError:

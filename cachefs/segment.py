@@ -1,7 +1,7 @@
-"""Verified reads of blocks out of segment files: what the mount and the daemon share of a tier.
+"""Verified reads of blocks from segment files, shared by the mount and the daemon.
 
-Bytes are copied out with pread and never handed out as a mapping. The copy is verified, and cannot change any more when
-the daemon punches the block out of the file; and a truncated file is a short read and not a SIGBUS.
+Bytes are copied with pread, never exposed as a mapping. The verified copy cannot change when the daemon punches the
+block out of the file; and a truncated file is a short read and not a SIGBUS.
 """
 
 import errno
@@ -15,7 +15,7 @@ from typing import Final
 from cachefs.block import PIECE_SIZE, Location, pieces_match
 
 MAX_OPEN_SEGMENTS: Final = 512
-# A file system without RWF_NOWAIT (tmpfs, overlayfs, NFS, ZFS) answers so; then nobody knows whether a read would wait.
+# Errors of file systems without RWF_NOWAIT (tmpfs, overlayfs, NFS, ZFS), where it is unknown whether a read would wait.
 _NO_NOWAIT: Final = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 
@@ -24,13 +24,13 @@ def segment_path(directory: Path, number: int) -> Path:
 
 
 class SegmentReader:
-    """Verified reads from the segments of a node's tiers. It is not thread-safe: each thread needs its own."""
+    """Verified reads from the segments of a node's tiers. Not thread-safe: each thread needs its own reader."""
 
     def __init__(self, directories: Mapping[int, Path], owner: int | None = None) -> None:
-        """directories: tier number -> directory; owner: uid of the daemon, None where any will do.
+        """directories: tier number -> directory; owner: uid of the daemon, None for any.
 
-        A file of somebody else is none of its segments: a tier's directory may lie where everybody can make one, and
-        may be away for a while.
+        A file of another owner is not a segment: a tier's directory may lie where all users can create files, and may
+        be absent for a while.
         """
         self._directories = dict(directories)
         self._owner = owner
@@ -40,7 +40,8 @@ class SegmentReader:
     def read(
         self, key: bytes, location: Location, start: int, size: int, buffer: memoryview, *, wait: bool = True
     ) -> memoryview | None:
-        """Bytes [start, start + size) of the block *key*, as a view into *buffer*; None where they are not right.
+        """Return bytes [start, start + size) of the block *key*, as a view into *buffer*; None where they fail
+        verification.
 
         *buffer* must hold size + 2 * PIECE_SIZE bytes, since whole pieces are read to be verified. With wait=False a
         read that would wait for the disk, or might wait, raises BlockingIOError.
@@ -61,7 +62,7 @@ class SegmentReader:
             return None  # the segment is gone
         if got < len(pieces):
             if not wait:
-                # RWF_NOWAIT may return the cached part only; a slow read finds out whether the rest is cold or missing.
+                # RWF_NOWAIT may return the cached part only; a waiting read tells whether the rest is cold or missing.
                 raise BlockingIOError
             return None
         if not pieces_match(key, location.checksums, first, pieces):
@@ -89,7 +90,7 @@ class SegmentReader:
         return fd
 
     def _open(self, path: Path, flags: int = 0) -> int:
-        """Raises OSError. It neither follows a link that somebody has planted nor waits for the writer of a pipe."""
+        """Open a segment file, without following a planted link or waiting for the writer of a pipe. Raises OSError."""
         fd = os.open(path, flags | os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode) or self._owner not in (None, found.st_uid):

@@ -1,4 +1,4 @@
-"""Numbers of bytes as people write them: `4MiB`, `1.5 GB`, `0`, and shares of something: `25%`."""
+"""Parses and formats sizes: `4MiB`, `1.5 GB`, `0`, and shares of a total: `25%`."""
 
 import re
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _STEPS: Final = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10,
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """A number of bytes: `size`, or `percent` of a total that is known only later."""
+    """A size in bytes: `size`, or `percent` of a total that is only known later."""
 
     size: int = 0
     percent: float = 0.0
@@ -32,7 +32,7 @@ class Share:
 
 
 def parse_size(value: object) -> int:
-    """Bytes from a number or a text. Raises ValueError saying how to write it."""
+    """Return the bytes of a number or a text. Raises ValueError with the expected format."""
     found = _SIZE.fullmatch(value) if isinstance(value, str) else None
     size: float = -1
     if isinstance(value, int) and not isinstance(value, bool):
@@ -47,7 +47,7 @@ def parse_size(value: object) -> int:
 
 
 def parse_share(value: object) -> Share:
-    """A size or a percentage. Raises ValueError saying how to write it."""
+    """Return a size or a percentage. Raises ValueError with the expected format."""
     if isinstance(value, Share):
         return value
     found = _PERCENT.fullmatch(value) if isinstance(value, str) else None

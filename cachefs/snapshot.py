@@ -1,17 +1,17 @@
 """A snapshot: the immutable listing of a dataset at one moment, in one LMDB file that opens at once.
 
-Entries are numbered breadth-first, and by the bytes of their names; the root is 0. So the children of a directory are
-consecutive, and so are all entries of a subtree that are equally deep: listing a directory and walking a tree are range
-scans. There are four tables, which cachefs.snapshot_builder writes:
+Entries are numbered breadth-first, and by the bytes of their names; the root is 0. The children of a directory are
+therefore consecutive, and so are all entries of a subtree at one depth: listing a directory and walking a tree are
+range scans. There are four tables, written by cachefs.snapshot_builder:
 
-    inode    number -> entry. This is what holds. Each record is sealed with a checksum over the record and its number.
-    dirent   (parent, name) -> number. This is only a hint: it is compared with the entry, and where there is none, the
+    inode    number -> entry. The authoritative table. Each record is sealed with a checksum over record and number.
+    dirent   (parent, name) -> number. Only a hint: it is compared with the entry, and where it is missing, the
              directory's entries are searched. So damage never hides a file or swaps two.
     problem  keys of the origin that are not in the tree, and why
-    meta     the facts about the whole
+    meta     facts about the whole snapshot
 
-The LMDB file is followed by a footer with its length and digest, since LMDB dies of SIGBUS on a truncated file. A file
-that is truncated or written to while it is open is noticed by who asks `is_replaced` from time to time, and not sooner.
+The LMDB file is followed by a footer with its length and digest, since LMDB dies of SIGBUS on a truncated file. Only
+regular calls of `is_replaced` detect that a file is truncated or written to while it is open.
 
 Measured on 1,000,000 files in 1,000 directories, random order (170 MB): open 0.4 ms, file() 1.7 us, entry() 3.9 us,
 lookup() 6 us and 32 us for an absent name, children() and walk() 2.4 us per entry, verify() 17 ms when cached.
@@ -53,7 +53,7 @@ _OF_FILE: Final = struct.Struct("<Q16s")  # size, content id; then name, then ve
 _OF_DIRECTORY: Final = struct.Struct("<QQ")  # first child, number of children; then name
 _CHECKSUM: Final = struct.Struct("<I")
 _MASK: Final = 0xFFFFFFFF
-# Directories whose paths are remembered: ImageNet has 1,000, read in any order. A path of S3 has at most 1 KiB.
+# Number of directories whose paths are cached: ImageNet has 1,000, read in any order. A path of S3 has at most 1 KiB.
 _MOST_PARENTS: Final = 2048
 
 
@@ -62,25 +62,25 @@ class Entry:
     """A file or directory."""
 
     number: int
-    # Number of the directory that it is in; for the root, its own number.
+    # Number of the parent directory; for the root, its own number.
     parent: int
     name: bytes
     is_dir: bool
     # Bytes of the file; 0 for a directory.
     size: int
-    # When it was changed last, unix time in nanoseconds; for a directory, the newest time below it.
+    # Last change, unix time in nanoseconds; for a directory, the newest time below it.
     mtime_ns: int
-    # The ETag, or what stands in for one; empty for a directory.
+    # The ETag, or a replacement for one; empty for a directory.
     version: bytes
     # The content id (cachefs.block.content_id); empty for a directory.
     content: bytes
-    # The children of a directory: the number of the first one, and how many there are. Both are 0 for a file.
+    # First child's number and number of children of a directory; 0 and 0 for a file.
     first_child: int
     child_count: int
 
 
 class Meta(msgspec.Struct, frozen=True):
-    """Facts about the whole."""
+    """Facts about the whole snapshot."""
 
     # Name of the snapshot: 32 hex digits, a function of everything in it but *created_ns* and *archived*.
     id: str
@@ -93,32 +93,32 @@ class Meta(msgspec.Struct, frozen=True):
     bytes: int
     # When the snapshot was made: unix time in nanoseconds.
     created_ns: int
-    # Keys of the origin that are not in the tree.
+    # Keys of the origin that are missing from the tree.
     problem_count: int
-    # Files that could not be read when the snapshot was first made, before they are restored from an archive. It is
-    # not part of the id: nodes of earlier releases compute the id without it.
+    # Files that could not be read when the snapshot was first made, unless they are restored from an archive. Not part
+    # of the id: nodes of earlier releases compute the id without it.
     archived: int = 0
 
 
 def content_version(version: bytes) -> bytes:
-    """The part of a version that identifies the content. After a NUL there may be where the origin keeps it, such as
-    the commit of a repository."""
+    """Return the part of a version that identifies the content. A suffix after a NUL may locate the content at the
+    origin, such as the commit of a repository."""
     return version.partition(b"\0")[0]
 
 
 def seal(number: int, payload: bytes) -> bytes:
-    """*payload* with a checksum, which is also wrong where the record is found under another number."""
+    """Return *payload* with a checksum, which does not match where the record is found under another number."""
     return payload + _CHECKSUM.pack(xxh3_64_intdigest(payload, number) & _MASK)
 
 
 def unseal(number: int, record: bytes) -> bytes | None:
-    """The payload of a record; None where its checksum is wrong."""
+    """Return the payload of a record; None where its checksum does not match."""
     payload = record[:-4]
     return payload if record[-4:] == _CHECKSUM.pack(xxh3_64_intdigest(payload, number) & _MASK) else None
 
 
 def pack_entry(entry: Entry) -> bytes:
-    """The sealed record of *entry*."""
+    """Return the sealed record of *entry*."""
     kind, of_kind = (
         (_DIRECTORY, _OF_DIRECTORY.pack(entry.first_child, entry.child_count))
         if entry.is_dir
@@ -140,10 +140,11 @@ def _unpack_entry(number: int, payload: bytes) -> Entry:
 
 
 def verify(path: Path) -> None:
-    """Read the whole file. Raises SnapshotDamaged unless every byte is as it was written, NotFound where it is missing.
+    """Verify the whole file. Raises SnapshotDamaged unless every byte is as it was written, NotFound where it is
+    missing.
 
-    Opening a snapshot verifies far less, and damage to LMDB's own pages can crash any process that reads them. So the
-    daemon, which keeps the snapshots, calls this once for each when it starts.
+    Opening a snapshot verifies far less, and damage to LMDB's own pages can crash any process that reads them. The
+    daemon, which keeps the snapshots, therefore calls this once for each when it starts.
     """
     length, digest = _footer(path)
     actual = xxh3_128()
@@ -156,13 +157,13 @@ def verify(path: Path) -> None:
 
 
 class Snapshot:
-    """Read access to one snapshot. It is thread-safe; a process needs one per file, made after the last fork.
+    """Read access to one snapshot. Thread-safe; a process needs one per file, made after the last fork.
 
-    Its public attributes are the fields of Meta; there are so many since they are read too often for one more look-up.
+    The public attributes are the fields of Meta, without a further look-up, since they are read often.
     """
 
     def __init__(self, path: Path) -> None:
-        """Raises NotFound where there is no such file, AccessDenied where this user may not read it, SnapshotDamaged
+        """Raises NotFound where the file is missing, AccessDenied where this user may not read it, SnapshotDamaged
         where it is not a whole snapshot."""
         self._source = path
         length, _ = _footer(path)
@@ -180,13 +181,13 @@ class Snapshot:
             self._dirent = self._env.open_db(DIRENT_DB, create=False)
             self._problem = self._env.open_db(PROBLEM_DB, create=False)
             meta = self._read_meta()
-            # The file never changes, so one transaction does for all reads, which saves 0.5 us per read.
+            # The file never changes, so one transaction serves all reads, which saves 0.5 us per read.
             self._txn = self._env.begin(db=self._inode)
         except lmdb.Error as error:
             self._env.close()
             raise _damaged(path, str(error)) from error
         self._get = self._txn.get
-        # By number, paths of directories in which entries were asked for, each with a slash at its end.
+        # Paths of directories whose entries were requested, by number, each with a trailing slash.
         self._parents: dict[int, bytes] = {}
         self.id = meta.id
         self.url = meta.url
@@ -199,18 +200,18 @@ class Snapshot:
         self.archived = meta.archived
 
     def entry(self, number: int) -> Entry:
-        """Raises NotFound, SnapshotDamaged."""
+        """Return the entry with this number. Raises NotFound, SnapshotDamaged."""
         return _unpack_entry(number, self._payload(number))
 
     def file(self, number: int) -> tuple[int, bytes]:
-        """(size, content id) of a file, which is all that a read needs. Raises as `entry` does."""
+        """Return (size, content id) of a file, all that a read needs. Raises as `entry` does."""
         payload = self._payload(number)
         if payload[0] != _FILE:
             raise NotFound(f"entry {number} of snapshot {self.id} is a directory, not a file")
         return _OF_FILE.unpack_from(payload, 18)
 
     def lookup(self, parent: int, name: bytes) -> Entry | None:
-        """The entry *name* of the directory *parent*; None where it does not exist, or *parent* is a file."""
+        """Return the entry *name* of the directory *parent*; None where it does not exist, or *parent* is a file."""
         if not 0 < len(name) <= 255:
             return None
         with contextlib.suppress(NotFound, lmdb.Error, struct.error):
@@ -221,11 +222,11 @@ class Snapshot:
         return self._search(self.entry(parent), name)
 
     def children(self, entry: Entry, start: int = 0) -> Iterator[Entry]:
-        """The entries of the directory *entry* in the order of their names' bytes, from number *start* of them on."""
+        """Yield the entries of the directory *entry*, sorted by the bytes of their names, from index *start* on."""
         return self._scan(entry.first_child + start, entry.first_child + entry.child_count)
 
     def find(self, path: bytes) -> Entry | None:
-        """The entry at *path*, relative to the root, whose own path is b""; None where it does not exist."""
+        """Return the entry at *path*, relative to the root, whose own path is b""; None where it does not exist."""
         entry: Entry | None = self.entry(ROOT)
         for name in path.split(b"/") if path else ():
             if entry is None:
@@ -234,11 +235,12 @@ class Snapshot:
         return entry
 
     def path(self, number: int) -> bytes:
-        """The path of an entry relative to the root. For a file this is its key relative to the dataset's URL."""
+        """Return the path of an entry relative to the root. For a file this is its key relative to the dataset's
+        URL."""
         return self.path_of(self.entry(number)) if number != ROOT else b""
 
     def path_of(self, entry: Entry) -> bytes:
-        """The same for an entry but the root. Most files share a directory with one that was asked for a moment ago."""
+        """Return the path of an entry other than the root. Caches parents, which most successive files share."""
         parent = self._parents.get(entry.parent)
         if parent is None:
             parent = self._find_parent(entry.parent)
@@ -256,7 +258,7 @@ class Snapshot:
         return path
 
     def walk(self, top: Entry) -> Iterator[Entry]:
-        """All files at or below *top*, level by level, each level in the order of paths."""
+        """Yield all files at or below *top*, level by level, each level sorted by path."""
         if not top.is_dir:
             yield top
             return
@@ -272,12 +274,12 @@ class Snapshot:
             first, end = below, below + count
 
     def entries_after(self, number: int, most: int) -> Iterator[Entry]:
-        """Up to *most* entries with the next numbers, in their order."""
+        """Yield up to *most* entries with the next numbers, in order."""
         end = 1 + self.directories + self.files
         return self._scan(number + 1, min(number + 1 + most, end))
 
     def contents(self) -> Iterator[tuple[int, int, bytes]]:
-        """(number, size, content id) of every file, in the order of numbers. It is faster than `walk`: 0.8 us each."""
+        """Yield (number, size, content id) of every file, sorted by number. Faster than `walk`: 0.8 us each."""
         end = 1 + self.directories + self.files
         number = -1
         for number, (key, record) in enumerate(self._records(ROOT)):
@@ -291,7 +293,7 @@ class Snapshot:
             raise _damaged(self._source, f"entry {number + 1} is missing")
 
     def problems(self) -> list[tuple[bytes, str]]:
-        """(key, reason) of the keys that are not in the tree, in their order; the first 1000 of *problem_count*."""
+        """Return (key, reason) of the keys that are not in the tree, sorted; the first 1000 of *problem_count*."""
         found = []
         with self._env.begin(db=self._problem) as txn, txn.cursor() as cursor:
             for number, (_, record) in enumerate(cursor):
@@ -303,10 +305,10 @@ class Snapshot:
         return found
 
     def is_replaced(self) -> bool:
-        """Is the file at the path another one by now, of another size, or has somebody written to it?
+        """Return whether the file at the path was replaced, changed its size or was written to.
 
-        Then this is not to be read any more: LMDB maps the file, and a process that reads a map beyond the end of its
-        file dies of SIGBUS, as it may of pages with anything in them. A file that is gone does no harm. It takes 2 us.
+        Then the snapshot must not be read any more: LMDB maps the file, and a process that reads a map beyond the end
+        of its file dies of SIGBUS, as it may on damaged pages. A deleted file does no harm. Takes 2 us.
         """
         try:
             found = os.stat(self._source)
@@ -343,7 +345,7 @@ class Snapshot:
             raise _damaged(self._source, f"entry {first} is missing or does not match its checksum")
 
     def _records(self, first: int) -> Iterator[tuple[bytes, bytes]]:
-        """(key, record) of the entries from number *first* on."""
+        """Yield (key, record) of the entries from number *first* on."""
         try:
             with self._env.begin(db=self._inode) as txn, txn.cursor() as cursor:
                 if cursor.set_key(NUMBER.pack(first)):

@@ -1,12 +1,12 @@
-"""Building a snapshot out of the listing of an origin.
+"""Builds a snapshot from the listing of an origin.
 
 Objects may come in any order, and more of them than fit into memory. Each is one flat row of bytes, `path NUL NUL
-facts`, in which NULs also stand for the path's slashes. So sorting the rows of one depth as plain bytes sorts them by
-the components of their paths. Sorted runs go to a file whenever a bounded number of rows has come. They are merged
-depth by depth, the deepest first, as a directory needs to know how many children it has (`cachefs/snapshot_levels.py`);
+facts`, in which NULs also replace the path's slashes, so that sorting the rows of one depth as plain bytes sorts them
+by path components. Whenever a bounded number of rows has come, they go to a file as sorted runs. The runs are merged
+depth by depth, the deepest first, as a directory needs to know its number of children (`cachefs/snapshot_levels.py`);
 entries are then written from the root down.
 
-Keys that cannot be file names are reported and left out; they are never replaced by others.
+Keys that cannot be file names are reported and left out, never replaced by others.
 """
 
 import contextlib
@@ -48,19 +48,19 @@ from cachefs.snapshot_levels import SnapshotLevels, TreeRow, directory_row, file
 from cachefs.spill_file import Segment, SpillFile
 
 MAX_NAME: Final = 255
-# Bytes of a file, and nanoseconds before and after 1970: of what a listing says beyond that, the kernel would show
-# nothing, nor the directory it is in.
+# Maximum size of a file in bytes, and nanoseconds before and after 1970: beyond these limits, the kernel would show
+# neither the file nor its directory.
 MAX_SIZE: Final = 1 << 60
 MAX_TIME: Final = 1 << 62
 
 Progress = Callable[[str, int, int], None]
 
-# Bytes of rows that are kept in memory, with what Python needs for each, until they are sorted and go to the file.
+# Maximum bytes of rows in memory, with Python's overhead for each, before they are sorted and written to the file.
 _ROOM: Final = 32 << 20
 _ROW_OVERHEAD: Final = 41
-# Directories that are known to have rows. Where there are more of them, some get several rows.
+# Maximum number of directories remembered as having rows. With more, some directories get several rows.
 _RECENT: Final = 10_000
-# Entries per transaction.
+# Number of entries per transaction.
 _BATCH: Final = 10_000
 # Address space only, while building. At 200 bytes per entry this is enough for some three hundred million entries.
 _MAP_SIZE: Final = 64 << 30
@@ -68,17 +68,17 @@ _MAP_SIZE: Final = 64 << 30
 
 @dataclass(frozen=True, slots=True)
 class ListedObject:
-    """An object as the origin lists it."""
+    """An object in the origin's listing."""
 
     # Key of the object, relative to the dataset's URL. A key that ends in a slash stands for a directory.
     key: bytes
     # Bytes of the object.
     size: int
-    # When the object was changed last: unix time in nanoseconds.
+    # When the object was last changed: unix time in nanoseconds.
     mtime_ns: int
-    # Its ETag, or what stands in for one (see cachefs.snapshot.content_version).
+    # Its ETag, or a replacement for one (see cachefs.snapshot.content_version).
     version: bytes
-    # Whether it cannot be read before it is restored from an archive.
+    # Whether the object cannot be read before it is restored from an archive.
     is_archived: bool = False
 
 
@@ -90,7 +90,8 @@ def build(
     directory: Path,
     progress: Progress = lambda phase, objects, size: None,
 ) -> Path:
-    """Write the snapshot of *objects* into *directory*. Returns the file, whose name is the id; see SnapshotBuilder."""
+    """Write the snapshot of *objects* into *directory*. Return the file, which is named after the id; see
+    SnapshotBuilder."""
     with contextlib.closing(SpillFile(directory)) as spill:
         builder = SnapshotBuilder(url, block_size, identity, spill)
         builder.add(objects)
@@ -98,21 +99,21 @@ def build(
 
 
 class BuilderState(msgspec.Struct, frozen=True):
-    """What a builder has got, so that another may go on with it. Its rows are in the first builder's file."""
+    """The state of a builder, from which another can continue. Its rows are in the first builder's file."""
 
-    # Bytes of that file.
+    # Size of the file in bytes.
     end: int = 0
     # The sorted runs of each depth, from the root down.
     runs: list[list[Segment]] = []
     # Objects so far, and their bytes.
     objects: int = 0
     total_bytes: int = 0
-    # When the root was changed, as far as an object stands for it: unix time in nanoseconds.
+    # Last change of the root, where an object stands for it: unix time in nanoseconds.
     root_mtime_ns: int = 0
-    # The first problems by key, and the number of all.
+    # The first problems by key, and the number of all problems.
     problems: list[tuple[bytes, str]] = []
     problem_count: int = 0
-    # Objects of them that are files.
+    # How many of the objects are files.
     files: int = 0
 
 
@@ -120,26 +121,26 @@ class SnapshotBuilder:
     """Collects a listing, then writes the snapshot once."""
 
     def __init__(self, url: str, block_size: int, identity: Callable[[bytes], bytes], spill: SpillFile) -> None:
-        """identity: key -> the object's full name at its origin, as for cachefs.block.content_id. spill: where rows
-        are kept; the caller closes it."""
+        """identity: key -> the object's full name at its origin, as for cachefs.block.content_id; spill: holds the
+        rows, and is closed by the caller."""
         self._url = url
         self._block_size = block_size
         self._identity = identity
         self._spill = spill
         self._levels: list[list[bytes]] = []  # rows of each depth that are in memory
-        self._held = 0  # bytes that these take
+        self._held = 0  # bytes of these rows
         self._runs: list[list[Segment]] = []  # sorted runs of each depth
-        self._recent: set[bytes] = set()  # directories that have got rows lately
+        self._recent: set[bytes] = set()  # directories that have recently got rows
         self._root_mtime_ns = 0
         self._problems: set[tuple[bytes, str]] = set()  # (key, reason): the first MAX_PROBLEMS, and a few more
         self._problem_count = 0
         self._files = 0  # added so far
-        self._archived = 0  # archived files of the tree, as far as it is written
+        self._archived = 0  # archived files of the part of the tree that is written
         self.objects = 0  # added so far
-        self.bytes = 0  # of these objects
+        self.bytes = 0  # total size of these objects
 
     def add(self, objects: Iterable[ListedObject]) -> None:
-        """Raises OSError."""
+        """Add objects of the listing. Raises OSError."""
         for listed in objects:
             if not 0 <= listed.size <= MAX_SIZE:
                 self.report(listed.key, f"has {listed.size} bytes, it says")
@@ -164,8 +165,8 @@ class SnapshotBuilder:
             self._spill_rows()
 
     def report(self, key: bytes, reason: str) -> None:
-        """Note that the origin's *key* is not in the tree. A key that is listed twice counts once, while there are no
-        more than MAX_PROBLEMS."""
+        """Record that the origin's *key* is not in the tree. A key that is listed twice counts once, up to MAX_PROBLEMS
+        keys."""
         if (key, reason) in self._problems:
             return
         self._problem_count += 1
@@ -174,14 +175,14 @@ class SnapshotBuilder:
             self._problems = set(sorted(self._problems)[:MAX_PROBLEMS])
 
     def left_out(self) -> str:
-        """Why there are no files though some were listed, for people; else empty."""
+        """Return why there are no files though some were listed, for people; else ""."""
         if not self._problem_count or self._files:
             return ""
         key, reason = min(self._problems)
         return f"{key.decode(errors='backslashreplace')!r} {reason} ({self._problem_count} left out in all)"
 
     def state(self) -> BuilderState:
-        """For `restore`. Raises OSError."""
+        """Return the state for `restore`. Raises OSError."""
         self._spill_rows()
         return BuilderState(
             self._spill.end, [list(runs) for runs in self._runs], self.objects, self.bytes,
@@ -190,9 +191,9 @@ class SnapshotBuilder:
         )  # fmt: skip
 
     def restore(self, state: BuilderState) -> None:
-        """Go on where another builder was, in the place of which this one is given its file.
+        """Continue from the state of another builder, whose file this builder was given.
 
-        Raises OSError, and CachefsError where the file does not have that builder's rows.
+        Raises OSError, and CachefsError where the file does not have the other builder's rows.
         """
         self._spill.cut(state.end)
         for runs in state.runs:
@@ -206,11 +207,11 @@ class SnapshotBuilder:
         self._files = state.files
 
     def write(self, directory: Path, progress: Progress = lambda phase, objects, size: None) -> Path:
-        """Write `<id>.snapshot` into *directory*, durably and at once. A file of the same name is replaced if it is
-        damaged; else it stays, as mounts have it open.
+        """Write `<id>.snapshot` into *directory*, durably and atomically. Replaces a damaged file of the same name, but
+        keeps a good one, as mounts have it open.
 
-        progress: called after each batch with ("building", entries so far, bytes of the files among them).
-        Raises OSError, lmdb.Error, CachefsError.
+        progress: called after each batch with ("building", entries so far, bytes of the files among them). Raises
+        OSError, lmdb.Error, CachefsError.
         """
         self._spill_rows()
         levels = SnapshotLevels(directory, self.report)
@@ -237,7 +238,7 @@ class SnapshotBuilder:
         self._add_directory(path.rpartition(b"\0")[0])
 
     def _add_directory(self, path: bytes) -> None:
-        """One row for each directory on the way to *path*. Some come again, and are one when rows are merged."""
+        """Add one row for each directory on the way to *path*. Repeated rows become one when rows are merged."""
         while path and path not in self._recent:
             if len(self._recent) >= _RECENT:
                 self._recent.clear()
@@ -270,7 +271,7 @@ class SnapshotBuilder:
         return Entry(number, parent, name, is_dir, size, mtime_ns, version, content, first_child, children)
 
     def _write_tables(self, path: Path, entries: Iterator[Entry], progress: Progress) -> str:
-        """Write the LMDB file. Returns the snapshot's id."""
+        """Write the LMDB file. Return the snapshot's id."""
         digest = hashlib.blake2b(b"%d %b\0" % (self._block_size, self._url.encode()), digest_size=16)
         self._archived = 0
         files = directories = size = 0
@@ -307,7 +308,7 @@ class SnapshotBuilder:
 
 
 def _unusable(path: bytes) -> str | None:
-    """Why *path* cannot be a path of files; None where it can."""
+    """Return why *path* cannot be a path of files; None where it can."""
     if b"\0" in path:
         return "contains a NUL byte"
     for name in path.split(b"/"):
@@ -347,7 +348,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _append_footer(path: Path) -> None:
-    """Add length and digest to the finished LMDB file, and make it durable."""
+    """Append length and digest to the finished LMDB file, and make it durable."""
     digest = xxh3_128()
     with path.open("r+b", buffering=0) as file:
         while chunk := file.read(1 << 20):

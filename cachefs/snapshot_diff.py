@@ -1,4 +1,4 @@
-"""What has changed between two snapshots of a dataset."""
+"""Compares two snapshots of a dataset."""
 
 from collections.abc import Iterator
 
@@ -21,7 +21,7 @@ def compare(old: Snapshot, new: Snapshot) -> SnapshotDiff:
 
 
 def _common_files(old: Snapshot, new: Snapshot) -> Iterator[tuple[Entry, Entry]]:
-    """The files that are at the same path in both. Only directories that both have are entered."""
+    """Yield the files at the same path in both snapshots. Enters only directories that both have."""
     pending = [(old.entry(ROOT), new.entry(ROOT))]
     while pending:
         before, after = pending.pop()
@@ -33,7 +33,7 @@ def _common_files(old: Snapshot, new: Snapshot) -> Iterator[tuple[Entry, Entry]]
 
 
 def _same_names(old: Iterator[Entry], new: Iterator[Entry]) -> Iterator[tuple[Entry, Entry]]:
-    """The pairs of entries with the same name, out of two sequences in the order of names."""
+    """Yield the pairs of entries with the same name, from two sequences sorted by name."""
     left, right = next(old, None), next(new, None)
     while left is not None and right is not None:
         if left.name == right.name:

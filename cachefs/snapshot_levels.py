@@ -1,9 +1,9 @@
-"""From rows in sorted runs to the tree of a snapshot in the order of its numbers, in bounded memory.
+"""Merges rows in sorted runs into the tree of a snapshot, ordered by number, in bounded memory.
 
-A row is `path NUL NUL kind facts`, in which NULs stand for the path's slashes. Each depth of the tree has runs of its
-own. They are merged from the deepest depth to the root: the rows of one directory follow each other, so one counter
-tells how many children it has and how new they are. Then numbers are given from the root down: the directories of a
-depth have their children in the same order in the next one.
+A row is `path NUL NUL kind facts`, in which NULs replace the path's slashes. Each depth of the tree has runs of its
+own. They are merged from the deepest depth to the root: the rows of one directory are adjacent, so one counter gives
+its number of children and their newest time. Then numbers are assigned from the root down: the directories of a depth
+have their children in the same order in the next one.
 """
 
 import struct
@@ -16,19 +16,19 @@ from cachefs.snapshot import ROOT
 from cachefs.spill_file import Segment, SegmentWriter, SpillFile
 
 _SEPARATOR: Final = b"\0\0"
-# A directory comes before a file of the same path.
+# Sorts a directory before a file of the same path.
 _DIRECTORY: Final = b"D"
 _FILE: Final = b"F"
 _IS_DIRECTORY: Final = _DIRECTORY[0]
 _EARLIEST: Final = -(1 << 63)
-# The time in ns since _EARLIEST, so that bytes sort by time; the size; whether it is archived. The version follows.
+# Time in ns since _EARLIEST, so that bytes sort by time; size; whether the object is archived. The version follows.
 _FACTS: Final = struct.Struct(">QQ?")
 _TIME: Final = struct.Struct(">Q")
-# Of a directory: the newest time in it, as above, and how many children it has. In _families its path follows.
+# Of a directory: the newest time in it, as above, and its number of children. In _families its path follows.
 _FAMILY: Final = struct.Struct(">QQ")
-# Where a directory is in its depth, and how many children it has.
+# Index of a directory in its depth, and its number of children.
 _PARENT: Final = struct.Struct(">QQ")
-# Of a directory in which nothing has a time.
+# Time of a directory in which nothing has a time.
 _NO_TIME: Final = 0
 
 Report = Callable[[bytes, str], None]
@@ -38,57 +38,55 @@ class TreeRow(NamedTuple):
     """A file or directory, and its place in the tree."""
 
     number: int
-    # Number of the directory that it is in.
+    # Number of the parent directory.
     parent: int
-    # Relative to the root, with NULs for slashes.
+    # Relative to the root, with NULs in place of slashes.
     path: bytes
     is_dir: bool
     mtime_ns: int
     # Bytes of a file; 0 for a directory.
     size: int
-    # Of a file; empty for a directory.
+    # Version of a file; empty for a directory.
     version: bytes
-    # Of a directory: the number of its first child, and how many it has. 0 and 0 for a file.
+    # Number of the first child and number of children of a directory; 0 and 0 for a file.
     first_child: int
     children: int
     is_archived: bool = False
 
 
 class _Level(NamedTuple):
-    """One depth, merged."""
+    """One merged depth."""
 
     rows: Segment
-    # Those of its directories that have children.
+    # The directories with children among the rows.
     parents: Segment
     # Number of its rows.
     size: int
 
 
 def file_row(path: bytes, mtime_ns: int, size: int, version: bytes, is_archived: bool = False) -> bytes:
-    """path: as in TreeRow."""
+    """Return the row of a file. path: as in TreeRow."""
     return b"%b\0\0F%b%b" % (path, _FACTS.pack(mtime_ns - _EARLIEST, size, is_archived), version)
 
 
 def directory_row(path: bytes, mtime_ns: int | None = None) -> bytes:
-    """mtime_ns: of the object that stands for the directory, where there is one."""
+    """Return the row of a directory. mtime_ns: of the object that stands for the directory, where there is one."""
     return path + (b"\0\0D" if mtime_ns is None else b"\0\0D" + _TIME.pack(mtime_ns - _EARLIEST))
 
 
 class SnapshotLevels:
-    """The rows of all depths, merged. They are in files without names."""
+    """The merged rows of all depths, in files without names."""
 
     def __init__(self, directory: Path, report: Report) -> None:
-        """directory: where the files are. report: told of (path, reason) for what cannot be in the tree.
-
-        Raises OSError.
-        """
+        """directory: for the files; report: called with (path, reason) for objects that cannot be in the tree. Raises
+        OSError."""
         self._rows, self._parents, self._families = (SpillFile(directory) for _ in range(3))
         self._report = report
         self._levels: list[_Level] = []  # from the root down
         self._root = _FAMILY.pack(_NO_TIME - _EARLIEST, 0)
 
     def merge(self, depths: Iterable[list[Iterator[bytes]]]) -> None:
-        """depths: the sorted runs of each depth, the deepest first. Raises OSError, CachefsError."""
+        """Merge all depths. depths: the sorted runs of each depth, the deepest first. Raises OSError, CachefsError."""
         families = Segment(0, 0)
         for runs in depths:
             level, families = self._merged(merge(*runs), families)
@@ -97,10 +95,7 @@ class SnapshotLevels:
             self._root = family
 
     def tree(self, root_mtime_ns: int) -> Iterator[TreeRow]:
-        """Everything, in the order of the numbers. root_mtime_ns: the root is at least so new.
-
-        Raises OSError, CachefsError.
-        """
+        """Yield all rows, sorted by number. root_mtime_ns: minimum time of the root. Raises OSError, CachefsError."""
         newest, children = _FAMILY.unpack_from(self._root)
         mtime_ns = max(root_mtime_ns, newest + _EARLIEST)
         first = ROOT + 1
@@ -116,12 +111,12 @@ class SnapshotLevels:
             file.close()
 
     def _merged(self, sorted_rows: Iterator[bytes], below: Segment) -> tuple[_Level, Segment]:
-        """One depth, and the families to which its rows belong. below: the families of which its directories are the
-        parents."""
+        """Merge one depth. Return it, and the families to which its rows belong. below: the families whose parents are
+        the directories of this depth."""
         rows, parents, families = (SegmentWriter(file) for file in (self._rows, self._parents, self._families))
         children = self._families.read(below)
         next_family = next(children, b"")
-        # The directory of the last row, the newest time in it as in _FACTS, and its children so far.
+        # Directory of the last row, the newest time in it as in _FACTS, and the number of its children so far.
         directory, newest, count = b"", _NO_TIME - _EARLIEST, 0
         size = 0
         for path, facts in self._one_per_path(sorted_rows):
@@ -150,8 +145,8 @@ class SnapshotLevels:
         return _Level(rows.finish(), parents.finish(), size), families.finish()
 
     def _one_per_path(self, rows: Iterator[bytes]) -> Iterator[tuple[bytes, bytes]]:
-        """(path, kind and facts), once for each path. A directory stays where a file has its path, and is as new as the
-        newest object that stands for it. Of several files the last one, which is the newest, stays."""
+        """Yield (path, kind and facts), once for each path. A directory wins over a file of the same path, and has the
+        time of the newest object that stands for it. Of several files the last one, which is the newest, wins."""
         kept_path, kept_facts = b"", b""
         for row in rows:
             path, _, facts = row.partition(_SEPARATOR)
@@ -173,7 +168,8 @@ class SnapshotLevels:
             yield kept_path, kept_facts
 
     def _numbered(self, level: _Level, first: int, parents: Iterator[tuple[int, int]]) -> Iterator[TreeRow]:
-        """first: the number of the first row. parents: (number, children) of the directories above, in order."""
+        """Yield the rows with numbers. first: number of the first row; parents: (number, children) of the directories
+        above, in order."""
         first_child = first + level.size
         parent, left = ROOT, 0
         for number, row in enumerate(self._rows.read(level.rows), first):

@@ -1,19 +1,20 @@
-"""Where the daemon's socket is. This module loads nothing: whoever only needs the path need not load gRPC."""
+"""Finds the daemon's socket. Imports little, so that users of the path alone need not load gRPC."""
 
 import os
 from pathlib import Path
 from typing import Final
 
 DEFAULT_SOCKET: Final = Path("/run/cachefs/cachefsd.sock")
-# Names the socket where no other way does.
+# Variable with the socket's path where none is given.
 SOCKET_VARIABLE: Final = "CACHEFS_SOCKET"
-# Bytes that the socket's path may have: the size of sun_path, less its final NUL and the suffix of cachefs.identity.
+# Maximum length of the socket's path in bytes: the size of sun_path, less its final NUL and the suffix of
+# cachefs.identity.
 MAX_SOCKET_PATH: Final = 104
 
 
 def absolute(path: str) -> str:
-    """The path for processes that may run elsewhere. As it is where the current directory was deleted: it leads to
-    nothing there, which is told once somebody connects."""
+    """Return the absolute path, for processes in other directories. Returns the path as it is where the current
+    directory was deleted: connecting to it fails later."""
     try:
         return os.path.abspath(path)
     except OSError:
@@ -21,24 +22,24 @@ def absolute(path: str) -> str:
 
 
 def socket_path(given: str | os.PathLike[str] | None = None) -> Path:
-    """The daemon's socket: as *given*, else as $CACHEFS_SOCKET says, else the system-wide one."""
+    """Return the path of the daemon's socket: *given*, else $CACHEFS_SOCKET, else the system-wide one."""
     return Path(given or os.environ.get(SOCKET_VARIABLE) or DEFAULT_SOCKET)
 
 
 def refusal(socket: Path) -> str:
-    """Why nobody can be called at *socket*: there is none, or this user may not connect to it. Empty where it is there;
-    that somebody answers is not said."""
+    """Return why no call can be made at *socket*: it is missing, or this user may not connect to it. "" where it
+    exists, whether or not a daemon answers."""
     if is_forbidden(socket):
         return f"you may not use the socket {socket} of the daemon"
     return "" if socket.exists() else f"there is no socket {socket} here"
 
 
 def is_forbidden(socket: Path) -> bool:
-    """Is there a socket that this user may not connect to?"""
+    """Return whether there is a socket that this user may not connect to."""
     try:
         before = socket.stat()
         may = os.access(socket, os.W_OK, effective_ids=True)
-        # A daemon that starts takes away what an earlier one has left, which nobody may use then.
+        # A starting daemon removes the socket of an earlier one, to which no user may connect then.
         after = socket.stat()
         return not may and (after.st_ino, after.st_ctime_ns) == (before.st_ino, before.st_ctime_ns)
     except OSError as error:

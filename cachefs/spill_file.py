@@ -1,7 +1,7 @@
 """Rows of bytes in a file, for work on more of them than fit into memory.
 
-Rows are written in frames of a thousand, each with its length and a checksum. A part that was written at one go is a
-segment, and is read from its beginning to its end. A frame takes 0.1 us per row to write and 0.1 us to read.
+Rows are written in frames of a thousand, each with its length and a checksum. The rows of one write are a segment,
+which is read from beginning to end. A frame takes 0.1 us per row to write and 0.1 us to read.
 """
 
 import os
@@ -17,28 +17,26 @@ from xxhash import xxh3_64_intdigest
 
 from cachefs.errors import CachefsError
 
-_ROWS: Final = 1000  # of a frame
+_ROWS: Final = 1000  # per frame
 _HEAD: Final = struct.Struct(">IQ")  # bytes of a frame's body, and its checksum
 _ENCODE: Final = msgspec.msgpack.Encoder().encode
 _DECODE: Final = msgspec.msgpack.Decoder(list[bytes]).decode
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
-    """Some rows in a spill file."""
+    """A range of rows in a spill file."""
 
-    # Bytes of the file before it, and to its end.
+    # Offsets in bytes of its beginning and its end.
     start: int
     end: int
 
 
 class SpillFile:
-    """A file of rows. Who writes and who reads is one thread."""
+    """A file of rows. One thread writes and reads."""
 
     def __init__(self, directory: Path, path: Path | None = None) -> None:
-        """path: where its rows stay when the process ends, and None for a file without a name in the *directory*.
-
-        Raises OSError.
-        """
+        """path: of a file that stays when the process ends; None for a file without a name in the *directory*. Raises
+        OSError."""
         if path is None:
             with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
                 self._fd = os.dup(file.fileno())
@@ -48,11 +46,11 @@ class SpillFile:
 
     @property
     def end(self) -> int:
-        """Bytes of the file."""
+        """Size of the file in bytes."""
         return self._end
 
     def write(self, rows: Iterable[bytes]) -> Segment:
-        """Raises OSError."""
+        """Write a segment. Raises OSError."""
         start = self._end
         rest = iter(rows)
         while frame := list(islice(rest, _ROWS)):
@@ -60,7 +58,7 @@ class SpillFile:
         return Segment(start, self._end)
 
     def write_frame(self, rows: list[bytes]) -> None:
-        """Some rows of a segment. Raises OSError."""
+        """Write some rows of a segment. Raises OSError."""
         body = _ENCODE(rows)
         view = memoryview(_HEAD.pack(len(body), xxh3_64_intdigest(body)) + body)
         while view:
@@ -69,7 +67,7 @@ class SpillFile:
             view = view[written:]
 
     def read(self, segment: Segment) -> Iterator[bytes]:
-        """The rows of a segment. Raises OSError, and CachefsError where they are not what was written."""
+        """Yield the rows of a segment. Raises OSError, and CachefsError where the file is damaged."""
         offset = segment.start
         while offset < segment.end:
             head = os.pread(self._fd, _HEAD.size, offset)
@@ -85,7 +83,7 @@ class SpillFile:
             offset += _HEAD.size + length
 
     def cut(self, end: int) -> None:
-        """Forget what comes after so many bytes. Raises OSError."""
+        """Truncate the file to *end* bytes. Raises OSError."""
         os.ftruncate(self._fd, end)
         self._end = end
 
@@ -94,7 +92,7 @@ class SpillFile:
 
 
 class SegmentWriter:
-    """Writes one segment row by row. Nothing else is written to the file meanwhile."""
+    """Writes one segment row by row. Must be the only writer of the file meanwhile."""
 
     def __init__(self, file: SpillFile) -> None:
         self._file = file
@@ -108,7 +106,7 @@ class SegmentWriter:
             self.finish()
 
     def finish(self) -> Segment:
-        """What was written so far. Raises OSError."""
+        """Return the segment written so far. Raises OSError."""
         if self._frame:
             self._file.write_frame(self._frame)
             self._frame = []

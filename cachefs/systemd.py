@@ -1,4 +1,4 @@
-"""What a daemon or service tells systemd (sd_notify(3)): datagrams to $NOTIFY_SOCKET, where there is one."""
+"""Notifies systemd (sd_notify(3)) by datagrams to $NOTIFY_SOCKET, where it is set."""
 
 import asyncio
 import logging
@@ -9,13 +9,13 @@ from typing import Final
 
 log = logging.getLogger(__name__)
 
-# Seconds that a start may stand still once it has asked for more time, and between two times that it asks.
+# Maximum seconds without progress after a start has asked for more time, and minimum seconds between two requests.
 STILL_SECONDS: Final = 900
 ASK_SECONDS: Final = 10.0
 
 
 def notify(state: str) -> None:
-    """Send *state*, such as READY=1. A service manager that does not listen is no reason to fail."""
+    """Send *state*, such as READY=1. Only logs where the service manager does not listen."""
     address = os.environ.get("NOTIFY_SOCKET")
     if not address:
         return
@@ -30,13 +30,13 @@ def notify(state: str) -> None:
 
 
 class StartTime:
-    """Asks for more time while a start makes progress, so TimeoutStartSec bounds a start that stands still."""
+    """Asks for more time while a start makes progress, so that TimeoutStartSec limits only a start without progress."""
 
     def __init__(self) -> None:
         self._asks_at = time.monotonic() + ASK_SECONDS
 
     def went_on(self) -> None:
-        """The start has made progress. It may be called any number of times."""
+        """Record that the start has made progress. May be called any number of times."""
         now = time.monotonic()
         if now >= self._asks_at:
             self._asks_at = now + ASK_SECONDS
@@ -44,7 +44,7 @@ class StartTime:
 
 
 def watchdog_interval() -> float | None:
-    """Seconds between two signs of life: half of what systemd allows. None where systemd does not watch."""
+    """Return the seconds between two heartbeats: half of the limit of systemd; None where systemd does not watch."""
     microseconds = os.environ.get("WATCHDOG_USEC", "")
     meant_for = os.environ.get("WATCHDOG_PID", str(os.getpid()))
     if not microseconds.isdigit() or meant_for != str(os.getpid()):
@@ -53,7 +53,8 @@ def watchdog_interval() -> float | None:
 
 
 async def feed_watchdog() -> None:
-    """Runs as long as the process, on its event loop: so systemd restarts one whose loop is stuck."""
+    """Send heartbeats as long as the process runs, from its event loop, so that systemd restarts it when the loop is
+    stuck."""
     interval = watchdog_interval()
     while interval:
         notify("WATCHDOG=1")

@@ -1,7 +1,7 @@
-"""Words for what is wrong with a node (cachefs.messages.Trouble): the same ones in every place that shows it.
+"""Texts about a node's troubles (cachefs.messages.Trouble), the same ones everywhere.
 
-The daemon finds troubles. cachectl, the web page, the helper of a job and its summary show them with the functions
-of this module, so a user reads one text for one thing wherever the user looks.
+The daemon finds troubles. cachectl, the web page, the helper of a job and its summary show them with the functions of
+this module, so that a user reads one text for one trouble everywhere.
 """
 
 import errno
@@ -15,31 +15,32 @@ from cachefs.messages import Trouble
 
 
 class Cause(StrEnum):
-    """What kind of trouble it is."""
+    """The kind of a trouble."""
 
     # A server of datasets does not answer.
     ORIGIN = "origin"
     # Reads wait until the server may be sent one more request.
     SLOT = "slot"
-    # Reads have waited for seconds, and the server answers others.
+    # Reads have waited for seconds, while the server answers other requests.
     SLOW = "slow"
-    # The server, or the file system, does not let the daemon read: for its credentials, the object's state, or others.
+    # The server, or the file system, refuses the daemon's reads: for its credentials, the object's state, or another
+    # reason.
     REFUSED = "refused"
-    # An object is not the one that was listed.
+    # An object differs from the listed one.
     CHANGED = "changed"
     # Reads fail for another reason.
     FAILED = "failed"
     # Another node of the cluster does not answer.
     PEER = "peer"
-    # A tier takes no new blocks, or fewer than it is to take.
+    # A tier takes no new blocks, or fewer than it should.
     TIER = "tier"
 
 
-# In this order they are shown: first those for which reads wait or fail.
+# Order of display: first the causes for which reads wait or fail.
 ORDER: Final = (
     Cause.ORIGIN, Cause.REFUSED, Cause.CHANGED, Cause.FAILED, Cause.SLOT, Cause.SLOW, Cause.TIER, Cause.PEER,
 )  # fmt: skip
-# A word for each, for a column of a table.
+# A short text for each, for a column of a table.
 SHORT: Final = {
     Cause.ORIGIN: "no answer",
     Cause.SLOT: "a slot",
@@ -56,17 +57,17 @@ SEE_ERRORS: Final = "see `cachectl errors`"
 
 
 def cause_of(number: int) -> Cause:
-    """The cause of reads that fail with this errno."""
+    """Return the cause of reads that fail with this errno."""
     return _CAUSES.get(number, Cause.FAILED)
 
 
 def key_of(one: Trouble) -> str:
-    """Returns the name of a trouble among those of a run (see cachefs.publishing.run_record.TroubleRecord)."""
+    """Return the key of a trouble in a run (see cachefs.publishing.run_record.TroubleRecord)."""
     return f"{one.cause} {one.subject}"
 
 
 def words(one: Trouble, now: float) -> str:
-    """One line: what is wrong, since when, and how many reads wait. now: unix time in seconds."""
+    """Return one line on the problem, its duration and the waiting reads. now: unix time in seconds."""
     for_how_long = duration(now - one.since)
     because = f" ({one.reason})" if one.reason else ""
     match one.cause:
@@ -102,7 +103,7 @@ def _waiting(one: Trouble, for_what: str) -> str:
 
 
 def failed_words(one: Trouble) -> str:
-    """That so many reads of a dataset have failed; 0: only what was fetched ahead of reads."""
+    """Return the number of failed reads of a dataset, with the reason; where it is 0, only readahead has failed."""
     own = one.failed - one.unattributed
     what = f"{counted(own, 'read')} of {one.subject}" if own else f"what was fetched ahead of {one.subject}"
     if one.unattributed and own:
@@ -113,7 +114,7 @@ def failed_words(one: Trouble) -> str:
 
 
 def way_out(one: Trouble) -> str:
-    """One line: what helps."""
+    """Return one line on what helps."""
     match one.cause:
         case Cause.ORIGIN:
             return "see whether the server runs and whether this machine reaches it; reads go on when it answers"
@@ -122,7 +123,7 @@ def way_out(one: Trouble) -> str:
         case Cause.SLOW:
             return "see the server and the network; `cachectl doctor DATASET` measures it"
         case Cause.REFUSED:
-            # Refused are also archived objects, closed accounts and files of another owner. The reason says what helps.
+            # Archived objects, closed accounts and files of another owner are refused too. The reason tells what helps.
             return f"do what the reason names, then try it with `cachectl doctor {one.subject}`"
         case Cause.CHANGED if MOUNT_AGAIN in one.reason:
             return MOUNT_AGAIN
@@ -137,13 +138,13 @@ def way_out(one: Trouble) -> str:
 
 
 def short(troubles: Sequence[Trouble]) -> str:
-    """A word for the worst of them, for a column of a table."""
+    """Return a short text for the worst trouble, for a column of a table."""
     first = next(iter(troubles), None)
     return "-" if first is None else SHORT.get(Cause(first.cause), "-") if first.cause in ORDER else first.cause
 
 
 def consequence(one: Trouble) -> str:
-    """One line: what comes of it."""
+    """Return one line on the consequence."""
     match one.cause:
         case Cause.TIER:
             return "it takes no new blocks, so more is fetched again"
@@ -158,7 +159,7 @@ def consequence(one: Trouble) -> str:
 
 
 def over_words(one: Trouble, now: float) -> str:
-    """One line, when it is over."""
+    """Return one line for the end of the trouble."""
     lasted = duration(now - one.since)
     match one.cause:
         case Cause.ORIGIN:
@@ -174,7 +175,7 @@ def over_words(one: Trouble, now: float) -> str:
 
 
 def past_words(one: Trouble, seconds: float) -> str:
-    """One line of a summary: what was wrong, and for how long."""
+    """Return one line of a summary: the problem, and its duration."""
     lasted, subject = duration(seconds), one.subject
     match one.cause:
         case Cause.ORIGIN:
@@ -192,17 +193,17 @@ def past_words(one: Trouble, seconds: float) -> str:
 
 
 def is_of_reads(cause: str) -> bool:
-    """Do reads wait because of it, so that a job has waited for as long as it has lasted?"""
+    """Return whether reads wait because of the trouble, so that a job has waited for as long as it lasted."""
     return cause in (Cause.ORIGIN, Cause.SLOT, Cause.SLOW)
 
 
 def is_failing(cause: str) -> bool:
-    """Do reads fail because of it?"""
+    """Return whether reads fail because of the trouble."""
     return cause in _FAILING
 
 
 def ordered(troubles: Iterable[Trouble]) -> list[Trouble]:
-    """The worst first: those for which reads wait, then those that make reads fail."""
+    """Return the troubles, the worst first: those for which reads wait, then those that make reads fail."""
 
     def rank(one: Trouble) -> tuple[bool, int, float]:
         place = ORDER.index(Cause(one.cause)) if one.cause in ORDER else len(ORDER)
@@ -212,5 +213,5 @@ def ordered(troubles: Iterable[Trouble]) -> list[Trouble]:
 
 
 def concerning(troubles: Iterable[Trouble], snapshots: Sequence[str]) -> list[Trouble]:
-    """Those that concern reads of these snapshots."""
+    """Return the troubles that concern reads of these snapshots."""
     return [one for one in troubles if not one.snapshots or any(each in one.snapshots for each in snapshots)]
