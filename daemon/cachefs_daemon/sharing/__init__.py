@@ -1,2 +1,2 @@
-"""What the nodes of a cluster tell each other, but for blocks: each publishes its own part, and follows those of others
-by long polls. Imports `cluster` and `runtime`, and is given everything else."""
+"""The state that the nodes of a cluster share: each node publishes its own values, and follows those of the others by
+long polls. Blocks are transferred by `peers`. Imports `cluster` and `runtime`, and is given everything else."""

@@ -1,4 +1,4 @@
-"""Large things that this node has and others ask for by their digests, when they need them: orders and sample maps."""
+"""Blobs: large values that other nodes request by digest when they need them, such as orders and sample maps."""
 
 import asyncio
 import hashlib
@@ -16,13 +16,13 @@ from cachefs_daemon.sharing.sections import is_digest
 from cachefs_daemon.sharing.state import SharedState
 from cachefs_daemon.sharing.wire import BLOBS
 
-# Bytes of a blob that is asked for: an order of 256 million samples.
+# Most bytes of a blob: an order of 256 million samples.
 MOST_BLOB: Final = 1 << 30
-# Bytes of packed blobs that are kept, since many nodes ask for them at about the same time.
+# Bytes of packed blobs that are cached, since many nodes ask for them at about the same time.
 MOST_PACKED: Final = 64 << 20
-# Blobs that are packed, or asked for, at the same time.
+# Blobs that are packed, or requested, at the same time.
 AT_ONCE: Final = 2
-# Seconds that asking for one may take: so many, and one for so many bytes.
+# Timeout of a request: this many seconds, plus one for each BYTES_PER_SECOND.
 LEAST_SECONDS: Final = 30.0
 BYTES_PER_SECOND: Final = 1 << 20
 
@@ -36,7 +36,7 @@ class _Blob:
 
 
 class Blobs:
-    """Used on the event loop."""
+    """Serves this node's blobs, and fetches those of other nodes. Used on the event loop."""
 
     def __init__(self, shared: SharedState, threads: Threads) -> None:
         self._shared = shared
@@ -48,8 +48,8 @@ class Blobs:
         shared.endpoint.add("GET", f"{BLOBS}/{{digest}}", self._answer)
 
     async def add(self, supplier: Supplier, width: int = 1) -> tuple[str, int]:
-        """Others may ask for what *supplier* gives, in a thread, until `keep`. width: bytes of the numbers that it is
-        made of. Returns its digest and its size."""
+        """Serve the blob that *supplier* returns, in a thread, until `keep` drops it. width: bytes of the numbers in
+        the blob. Return digest and size."""
 
         def measure() -> tuple[str, int]:
             raw = memoryview(supplier()).cast("B")
@@ -60,12 +60,13 @@ class Blobs:
         return digest, size
 
     def keep(self, wanted: Container[str]) -> None:
-        """Forget all but these."""
+        """Drop all blobs but these."""
         self._own = {digest: blob for digest, blob in self._own.items() if digest in wanted}
         self._packed = OrderedDict((digest, packed) for digest, packed in self._packed.items() if digest in self._own)
 
     async def get(self, node: str, digest: str, size: int) -> bytes | memoryview:
-        """The blob that node *node* has, of *size* bytes. This node may have the same. Raises PeerFailed."""
+        """Return the blob *digest*, of *size* bytes, from node *node*, or from this node if it has the same. Raises
+        PeerFailed."""
         own = self._own.get(digest)
         if own is not None:
             return await self._threads.planning(own.supplier)
@@ -73,7 +74,7 @@ class Blobs:
             raise PeerFailed(f"a blob of {size:,} bytes; at most {MOST_BLOB:,} are taken")
         async with self._asking:
             seconds = LEAST_SECONDS + size / BYTES_PER_SECOND
-            # What cannot be deflated takes a little more than it is.
+            # Incompressible data grows a little when packed.
             packed = await self._shared.ask(node, f"{BLOBS}/{digest}", seconds, size + size // 1000 + 64)
             return await self._threads.planning(_opened, packed, digest, size)
 

@@ -1,7 +1,7 @@
-"""Whether two daemons take themselves for one node, as where two machines were given one name of a static list.
+"""Detects that two daemons claim to be one node, as when two machines were given one name of a static list.
 
-A node that has started anew asks with another incarnation, and the one before is never heard again. Where it is heard
-again after the new one, both run.
+A restarted node asks with another incarnation, and its former incarnation is never heard again. If the former one is
+heard after the new one, both daemons run.
 """
 
 import logging
@@ -13,19 +13,19 @@ from cachefs_daemon.cluster.view import NodeRecord
 
 log = logging.getLogger(__name__)
 
-# Incarnations of a node that are remembered.
+# Incarnations remembered per node.
 _MOST: Final = 8
-# Seconds for which it is said that two are there, after they were heard: a poll takes 100 s at most.
+# Seconds for which the conflict is reported after it was noticed: a poll takes 100 s at most.
 SAID_SECONDS: Final = 240.0
-# Seconds between two lines of the log about one node.
+# Seconds between two log lines about one node.
 _QUIET: Final = 600.0
 
 
 @dataclass(slots=True)
 class _Claim:
-    """On one node's id."""
+    """The incarnations that claim one node's id."""
 
-    # Addresses by incarnation, in the order in which these were heard first.
+    # Addresses by incarnation, in the order in which they were first heard.
     addresses: dict[str, str] = field(default_factory=dict)
     remark: str = ""
     noticed: float = 0.0
@@ -33,13 +33,13 @@ class _Claim:
 
 
 class Claims:
-    """Times are of one clock."""
+    """The conflicting claims of all members. Times are of one clock."""
 
     def __init__(self) -> None:
         self._claims: dict[str, _Claim] = {}  # by id: members only
 
     def seen(self, node: NodeRecord, incarnation: str, address: str, now: float) -> None:
-        """Somebody asks who says that it is this member."""
+        """Record a request of a daemon that claims to be this member."""
         if not incarnation:
             return
         claim = self._claims.setdefault(node.id, _Claim())
@@ -61,7 +61,7 @@ class Claims:
             log.warning("%s", claim.remark)
 
     def remarks(self, now: float) -> Iterator[str]:
-        """Of what is so now: a line each."""
+        """Yield a line for each current conflict."""
         for claim in self._claims.values():
             if claim.remark and now - claim.noticed < SAID_SECONDS:
                 yield claim.remark

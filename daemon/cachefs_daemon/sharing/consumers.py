@@ -1,4 +1,4 @@
-"""The consumers of jobs on other nodes, as these publish them. What is large of it is asked for when needed."""
+"""The consumers of jobs, as the nodes publish them. Large parts are fetched on demand."""
 
 from dataclasses import dataclass, field
 
@@ -21,16 +21,16 @@ class RemoteConsumer:
 
     # Id of the node.
     node: str
-    # The same name at the same node means the same facts until these change.
+    # The same name at the same node means the same facts until they change.
     name: str
     facts: ConsumerFacts
-    # None: it has not begun, or this node does not follow its node.
+    # None: it has not begun, or this node does not follow that node's progress.
     progress: ConsumerProgress | None
     _blobs: Blobs = field(repr=False, compare=False)
 
     async def order(self, epoch: int) -> Order | None:
-        """The order of an epoch that was published as one: sample numbers, shape (samples of the epoch,), uint32. None
-        where there is none. Raises PeerFailed."""
+        """Return the published order of an epoch: sample numbers, shape (samples of the epoch,), uint32. None without
+        one. Raises PeerFailed."""
         for ref in self.facts.orders:
             if ref.epoch == epoch:
                 raw = await self._blobs.get(self.node, ref.digest, 4 * ref.samples)
@@ -38,7 +38,7 @@ class RemoteConsumer:
         return None
 
     async def sample_map(self) -> SampleMap:
-        """Raises PeerFailed."""
+        """Return the consumer's sample map. Raises PeerFailed."""
         if not self.facts.map:
             return _TREE
         raw = await self._blobs.get(self.node, self.facts.map, self.facts.map_size)
@@ -49,9 +49,9 @@ class RemoteConsumer:
 
 
 class Consumers:
-    """What all nodes have published of the consumers of jobs. Used on the event loop.
+    """The consumers that all nodes have published. Used on the event loop.
 
-    `SharedState.listen` with CONSUMERS and PROGRESS tells when there is news.
+    Use `SharedState.listen` with CONSUMERS and PROGRESS to learn of changes.
     """
 
     def __init__(self, shared: SharedState, blobs: Blobs) -> None:
@@ -59,7 +59,7 @@ class Consumers:
         self._blobs = blobs
 
     def remote_consumers(self) -> list[RemoteConsumer]:
-        """Those of other nodes, in the order of their nodes' ids and their names."""
+        """Return the consumers of other nodes, sorted by node id and name."""
         places = self._shared.values(PROGRESS)
         return [
             RemoteConsumer(node, name, facts, places.get(node, {}).get(name), self._blobs)
@@ -68,7 +68,7 @@ class Consumers:
         ]
 
     def own_consumers(self) -> list[RemoteConsumer]:
-        """Those of this node, as other nodes see them."""
+        """Return the consumers of this node, as other nodes see them."""
         me = self._shared.membership.view.me
         found = []
         for name in sorted(self._shared.published(CONSUMERS)):

@@ -1,8 +1,8 @@
-"""The control endpoint: what other nodes ask this one, over HTTP.
+"""The control endpoint: the HTTP server for requests of other nodes.
 
-Only members of the cluster are answered, and with TLS only those whose certificates are those of members; and
-observers, such as cachefs-scheduler, for what is theirs (see cachefs_daemon.reporting). Whoever does not end a TLS
-handshake, opens too many connections or asks for too much loses that connection, and nobody else anything.
+Only members of the cluster are served, with TLS only those whose certificate names a member; and observers, such as
+cachefs-scheduler, for their own paths (see cachefs_daemon.reporting). A client that does not finish its TLS handshake,
+opens too many connections or sends too much loses its connection, without effect on other clients.
 """
 
 import asyncio
@@ -31,23 +31,23 @@ log = logging.getLogger(__name__)
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 HANDSHAKE_SECONDS: Final = 5.0
-# Connections. A member has one for its poll, and a few for snapshots, orders and counters.
+# Limits of connections. A member has one for its poll, and a few for snapshots, orders and counters.
 BOUNDS: Final = Bounds(total=16384, unknown=64, unknown_of_address=64, of_member=32)
-# Seconds that a connection may take to say who it is.
+# Seconds within which a connection must identify its sender.
 UNKNOWN_SECONDS: Final = 10.0
-# Seconds that answers under way may take when the daemon ends.
+# Seconds that responses in progress may take when the daemon ends.
 STOP_SECONDS: Final = 1.0
-# Bytes of a request's body.
+# Most bytes of a request's body.
 MOST_BODY: Final = 64 << 10
-# Seconds between two lines of the log about the same refusal.
+# Seconds between two log lines about the same refusal.
 QUIET: Final = 60.0
-# Refusals that are told apart.
+# Most reasons that are remembered for the log's rate limit.
 _MOST_REFUSALS: Final = 256
 _STATUS: Final = {Busy: 503, AccessDenied: 403}
 
 
 class ControlEndpoint:
-    """Used on the event loop."""
+    """The server, with its connection limits and access checks. Used on the event loop."""
 
     def __init__(
         self,
@@ -56,8 +56,9 @@ class ControlEndpoint:
         security: Security = INSECURE,
         observers: Observers = NOBODY,
     ) -> None:
-        """cluster: its name; nodes of other clusters are refused. observers: may ask for what is theirs."""
-        self.port = 0  # since `start`
+        """cluster: its name; nodes of other clusters are refused. observers: clients that may read the paths below
+        OBSERVE."""
+        self.port = 0  # set by `start`
         self.cluster = self._cluster = cluster
         self._observers = observers
         self._membership = membership
@@ -71,31 +72,31 @@ class ControlEndpoint:
         )  # fmt: skip
         self._server: asyncio.Server | None = None
         self.limits: ConnectionLimits[_Doorstep] = ConnectionLimits(BOUNDS)
-        self._timers: dict[_Doorstep, asyncio.TimerHandle] = {}  # that end connections which do not say who they are
-        self._doorsteps: dict[object, _Doorstep] = {}  # by what serves the connection
-        self._refused: dict[str, float] = {}  # when it was logged, by what was wrong
+        self._timers: dict[_Doorstep, asyncio.TimerHandle] = {}  # close connections that do not identify themselves
+        self._doorsteps: dict[object, _Doorstep] = {}  # by the protocol that serves the connection
+        self._refused: dict[str, float] = {}  # time of the last log line, by reason
 
     def add(self, method: str, path: str, handler: Handler) -> None:
-        """Answer requests for *path*, as aiohttp writes it, with *handler*. To be called before `start`. A CachefsError
-        of the handler is answered with its text."""
+        """Route requests for *path*, in aiohttp's syntax, to *handler*. Call it before `start`. A CachefsError of the
+        handler is answered with its text."""
         self._app.router.add_route(method, path, handler)
 
     def sender(self, request: web.Request) -> NodeRecord | None:
-        """The member that asks; None where that is no member, or not yet."""
+        """Return the member that sent the request; None if the sender is no member (yet)."""
         return self._membership.view.get(request.headers.get(SENDER, ""))
 
     def observer(self, request: web.Request) -> str:
-        """The observer that asks, by its name; empty where it is none."""
+        """Return the name of the observer that sent the request, or ""."""
         transport = request.transport
         proven = self._security.names(transport and transport.get_extra_info("ssl_object"))
         return self._observers.recognised(request.headers.get(OBSERVER, ""), proven)
 
     def may_order(self, observer: str) -> bool:
-        """May it have this node do something?"""
+        """Return whether the observer may send commands to this node."""
         return observer in self._observers.may_order
 
     async def start(self, host: str, port: int) -> None:
-        """Raises ConfigError where it cannot listen there."""
+        """Listen on the address. Raises ConfigError if that fails."""
         await self._runner.setup()
         try:
             self._server = await asyncio.get_running_loop().create_server(lambda: _Doorstep(self), host, port)
@@ -113,7 +114,7 @@ class ControlEndpoint:
     # --- each connection ---------------------------------------------------------------------------------------------
 
     def admit(self, doorstep: "_Doorstep") -> asyncio.Protocol:
-        """What serves one more connection."""
+        """Admit a connection, and return the protocol that serves it."""
         leaves = self.limits.enter(doorstep)
         if leaves is not None:
             leaves.dismiss("there are too many connections, and this one has been idle for longest")
@@ -126,13 +127,13 @@ class ControlEndpoint:
         return inside
 
     def leave(self, doorstep: "_Doorstep", inside: asyncio.Protocol) -> None:
-        """A connection that was admitted is closed."""
+        """Remove a closed connection that was admitted."""
         self.limits.leave(doorstep)
         self._end_timer(doorstep)
         self._doorsteps.pop(inside, None)
 
     def _recognise(self, doorstep: "_Doorstep | None", member: str) -> bool:
-        """Return whether a connection may stay, on which that member asks."""
+        """Return whether the connection of *member* may stay."""
         if doorstep is None:
             return True
         if not self.limits.recognise(doorstep, member):
@@ -145,7 +146,7 @@ class ControlEndpoint:
             timer.cancel()
 
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer a request on a connection that may not go meanwhile."""
+        """Handle a request, on a connection that is not closed for others meanwhile."""
         doorstep = self._doorsteps.get(request.protocol)
         if doorstep is None:
             return await handler(request)
@@ -160,7 +161,7 @@ class ControlEndpoint:
         return self._security.server
 
     def refuse(self, who: str, why: str) -> None:
-        """Somebody was not answered: says so in the log, at most once a minute for the same reason."""
+        """Log a refusal, at most once a minute for the same reason."""
         now = time.monotonic()
         if now - self._refused.get(why, -QUIET) < QUIET:
             return
@@ -197,7 +198,7 @@ class ControlEndpoint:
             return web.Response(status=500, text="internal error; see the daemon's log")
 
     async def _receive(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answer an observer, or somebody who would be one."""
+        """Answer an observer, or refuse a client that claims to be one."""
         name, said = self.observer(request), request.headers.get(OBSERVER, "")[:64]
         if not name or not request.path.startswith(OBSERVE):
             proven = "its certificate names it, and " if self._security.server is not None else ""
@@ -224,8 +225,8 @@ class ControlEndpoint:
         return "" if sender is not None else "it is no member of the cluster, or not yet"
 
     def _is_for_another_start(self, request: web.Request) -> bool:
-        """Return whether the proof of a request is for another start of this node's daemon. The answer names this one,
-        and the sender asks again: a proof for no start in particular could be kept, and used by another user."""
+        """Return whether the proof of a request is for another start of this node's daemon. The response names this
+        one, and the sender asks again: a proof for no start in particular could be kept, and used by another user."""
         mine = self._membership.view.mine
         return (
             self._security.secret is not None
@@ -235,8 +236,8 @@ class ControlEndpoint:
         )
 
     def _unproven(self, request: web.Request) -> str:
-        """Return why the request does not prove that its sender knows the cluster's secret; "" where it does, or where
-        there is none."""
+        """Return why the request does not prove that its sender knows the cluster's secret; "" if it does, or without a
+        secret."""
         secret, mine = self._security.secret, self._membership.view.mine
         if secret is None or mine is None:
             return ""
@@ -246,7 +247,8 @@ class ControlEndpoint:
         return f"it does not prove that it knows this cluster's secret: {SECRET_HINT}"
 
     async def _sign(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Say who answers. That the request is served is proven only to those who have proven themselves."""
+        """Add this node's id to a response, and its proof. Only senders that have proven themselves get the proof that
+        a request is served."""
         view, secret = self._membership.view, self._security.secret
         response.headers[ANSWERED_BY] = view.me
         if secret is None or view.mine is None or (scope := _scope(request, view.mine)) is None:
@@ -265,7 +267,7 @@ class ControlEndpoint:
 
 
 def _scope(request: web.Request, mine: NodeRecord) -> ProofScope | None:
-    """Return what the proof of a request to this node has to be for; None where it has no nonce."""
+    """Return the scope that the proof of a request to this node must have; None if the request has no nonce."""
     headers = request.headers
     nonce = headers.get(NONCE, "")
     if not is_nonce(nonce):
@@ -275,14 +277,14 @@ def _scope(request: web.Request, mine: NodeRecord) -> ProofScope | None:
 
 
 def _refusal(status: int, why: str) -> web.Response:
-    """It is the last answer on its connection."""
+    """Make a response that closes its connection."""
     response = web.Response(status=status, text=why)
     response.force_close()
     return response
 
 
 class _Complaints(logging.Logger):
-    """Where aiohttp says which requests it does not understand, with a traceback for each."""
+    """Logger for aiohttp, which logs each invalid request with a traceback."""
 
     def __init__(self, endpoint: ControlEndpoint) -> None:
         super().__init__("requests", logging.WARNING)
@@ -298,18 +300,18 @@ class _Complaints(logging.Logger):
 
 
 class _Doorstep(asyncio.Protocol):
-    """A connection until its TLS handshake is over. Then what serves requests takes its place.
+    """A connection during its TLS handshake. Afterwards the protocol that serves requests takes over.
 
-    asyncio's own servers say nothing of handshakes that fail, and wait for them for a minute.
+    asyncio's own servers do not report failed handshakes, and wait for them for a minute.
     """
 
     def __init__(self, endpoint: ControlEndpoint) -> None:
         self._endpoint = endpoint
-        self._early: list[bytes] = []  # what came right behind the handshake
+        self._early: list[bytes] = []  # bytes that arrived right after the handshake
         self._inside: asyncio.Protocol | None = None
         self._task: asyncio.Task[None] | None = None
         self._transport: asyncio.Transport | None = None
-        self.address = ""  # where it is from
+        self.address = ""  # address of the client
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -323,7 +325,7 @@ class _Doorstep(asyncio.Protocol):
             self._task = asyncio.create_task(self._shake_hands(transport, self._endpoint.tls))
 
     def dismiss(self, why: str) -> None:
-        """Close the connection."""
+        """Close the connection, and log the reason."""
         self._endpoint.refuse(f"a connection from {self.address}", why)
         if self._transport is not None:
             self._transport.abort()

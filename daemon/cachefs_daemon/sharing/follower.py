@@ -1,4 +1,4 @@
-"""Following one other node: a poll that waits there for news, again and again."""
+"""Follows one other node by long polls."""
 
 import asyncio
 import logging
@@ -16,18 +16,18 @@ from cachefs_daemon.sharing.wire import MOST_ANSWER, PROGRESS_SECONDS, STATE, St
 
 log = logging.getLogger(__name__)
 
-# Seconds until a node is asked again that did not answer: doubled each time, from the first to the second; and of
-# these, the part that is waited. Not all nodes ask at the same time.
+# Pauses in seconds until a node that did not answer is asked again: doubled from the first to the last; and the range
+# of the random factor, so that nodes do not ask in step.
 FIRST_PAUSE: Final = 0.25
 LAST_PAUSE: Final = 10.0
 _SPREAD: Final = (0.75, 1.25)
-# Seconds that an answer may take longer than the poll waits.
+# Seconds that a response may take longer than the poll waits.
 SLACK: Final = 10.0
-# Seconds between two polls of one node, however much it has to say; and how often it may answer at once without news
-# before that counts as a failure.
+# Least seconds between two polls of one node; and how often it may answer at once without news before that counts as a
+# failure.
 LEAST_GAP: Final = 0.05
 MOST_IN_VAIN: Final = 20
-# Failures after which the log says so: a daemon that restarts is back before.
+# Failures after which the log reports them: a daemon that restarts is back before.
 LOGGED_AFTER: Final = 3
 
 _ANSWER: Final = msgspec.msgpack.Decoder(StateAnswer)
@@ -39,16 +39,16 @@ OnSilence = Callable[[str], None]
 
 
 class Follower:
-    """What is known of one node, and the task that keeps it so. Used on the event loop.
+    """Keeps the values of one node up to date. Used on the event loop.
 
-    What it has said stays as it is while it does not answer.
+    While the node does not answer, its last values stay.
     """
 
     def __init__(self, record: NodeRecord, http: PeerHttp, on_news: OnNews) -> None:
-        self.record = record  # the latest
-        self.problem = ""  # why it does not answer; empty where it does
-        self.answers = 0  # so far
-        self.wants_progress = False  # whoever changes this calls `hurry`
+        self.record = record  # the latest record of the node
+        self.problem = ""  # why the node does not answer, or ""
+        self.answers = 0  # number of responses so far
+        self.wants_progress = False  # call `hurry` after changing it
         self.wait = 25.0  # seconds that a poll waits
         self.on_answer: OnAnswer = lambda record: None
         self.on_silence: OnSilence = lambda node_id: None
@@ -56,11 +56,11 @@ class Follower:
         self._on_news = on_news
         self._facts = PeerPart(record.name)
         self._progress = PeerPart(record.name)
-        self._incarnation = ""  # of what is known
+        self._incarnation = ""  # of the known values
         self._backoff = Backoff(FIRST_PAUSE, LAST_PAUSE, _SPREAD)
         self._in_vain = 0
         self._hurry = asyncio.Event()
-        self._wants_all, self._asked_for_all = False, False  # by `catch_up`; and so did the latest poll
+        self._wants_all, self._asked_for_all = False, False  # set by `catch_up`; and its value in the latest poll
         self._caught_up = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -68,7 +68,7 @@ class Follower:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """What it has said is gone."""
+        """Stop following, and drop the node's values."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -83,7 +83,7 @@ class Follower:
         return self._progress
 
     def meet(self, record: NodeRecord) -> None:
-        """The view says this of it now. Another incarnation has said nothing yet."""
+        """Take the node's record in a new view. Another incarnation drops the known values."""
         moved = (record.host, record.control_port) != (self.record.host, self.record.control_port)
         back = self.record.state == "away" != record.state
         self.record = record
@@ -94,11 +94,11 @@ class Follower:
             self.hurry()
 
     def hurry(self) -> None:
-        """Ask again at once, in place of what is under way."""
+        """Poll again at once, and drop the poll in progress."""
         self._hurry.set()
 
     async def catch_up(self) -> None:
-        """Returns once the node has answered anew, and so has said all that it knew at this moment."""
+        """Wait until a new response of the node has brought all that it knew at the time of the call."""
         self._wants_all, self._asked_for_all = True, False
         self._caught_up.clear()
         self.hurry()
@@ -123,7 +123,7 @@ class Follower:
                 await asyncio.sleep(max(0.0, LEAST_GAP - (time.monotonic() - began)))
 
     async def _unless_hurried(self, work: Coroutine[Any, Any, Result]) -> Result | None:
-        """What *work* gives; None where there is a hurry before."""
+        """Return the result of *work*; None if `hurry` interrupts it."""
         task = asyncio.ensure_future(work)
         hurry = asyncio.create_task(self._hurry.wait())
         try:
@@ -155,7 +155,7 @@ class Follower:
         return answer
 
     def _take(self, answer: StateAnswer, seconds: float) -> None:
-        """Raises PeerFailed where it makes no sense."""
+        """Apply a response. Raises PeerFailed if it is inconsistent."""
         incarnation = answer.record.incarnation
         if incarnation != self._incarnation:
             if not answer.facts.full or (answer.progress is not None and not answer.progress.full):
@@ -193,7 +193,7 @@ class Follower:
         return was_logged and not self.problem
 
     def _note_failure(self, why: str) -> float:
-        """Returns the seconds until the node is asked again."""
+        """Record a failure. Return the seconds until the node is asked again."""
         pause = self._backoff.fail(time.monotonic())
         if self._backoff.failures == LOGGED_AFTER:
             log.warning(
@@ -205,12 +205,12 @@ class Follower:
         return pause
 
     def _progress_anew(self) -> None:
-        """Consumers of an earlier start of the node may be anywhere."""
+        """Drop the progress of an earlier start of the node: its consumers may be anywhere by now."""
         if news := self._progress.clear():
             self._on_news(self.record.id, news)
 
     def _begin_anew(self, incarnation: str) -> None:
-        """Nothing is known of it."""
+        """Drop all values of the node."""
         self._incarnation = incarnation
         news = [*self._facts.clear(), *self._progress.clear()]
         if news:

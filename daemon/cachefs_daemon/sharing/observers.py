@@ -1,4 +1,4 @@
-"""Who may look at this node, and who may give it orders."""
+"""Observers: the clients that may read this node's state, or send it commands."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,21 +6,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Observers:
-    """Names as certificates or, without TLS, headers have them; in small letters."""
+    """Names of observers, in lower case, as in certificates or, without TLS, in headers."""
 
     may_look: frozenset[str] = frozenset()
-    # These may look too.
+    # Schedulers, which may also read.
     may_order: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, observers: Sequence[str], schedulers: Sequence[str]) -> "Observers":
-        """As the configuration names them."""
+        """Make the sets from the configured names."""
         may_order = frozenset(name.lower() for name in schedulers)
         return cls(frozenset(name.lower() for name in observers) | may_order, may_order)
 
     def recognised(self, said: str, proven: frozenset[str] | None) -> str:
-        """The name of who asks; empty where it may not even look. said: what it says it is; proven: whom its
-        certificate names, None where there is no TLS."""
+        """Return the client's name, or "" if it may not even read. said: the name in its header; proven: the names in
+        its certificate, None without TLS."""
         name = said.lower()
         return name if name in self.may_look and (proven is None or name in proven) else ""
 

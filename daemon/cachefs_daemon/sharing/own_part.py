@@ -1,25 +1,25 @@
-"""What this node publishes, with the version at which each value changed: so that each other node is sent what it has
-not seen."""
+"""The values that this node publishes, each with the version at which it changed, so that other nodes are sent only
+what they have not seen."""
 
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-# Removed values that are remembered, so that others need not be sent everything anew to learn that they are gone.
+# Removed values that are remembered, so that other nodes learn of the removal without being sent everything again.
 MOST_REMOVED: Final = 4096
 
-Change = tuple[str, str, bytes | None]  # section, name, value; None: it is gone
+Change = tuple[str, str, bytes | None]  # section, name, value; None: removed
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What one answer says."""
+    """The changes in one response."""
 
-    # What the receiver had from this node before is not to be relied on: this begins from nothing.
+    # The receiver must drop what it had from this node: the page begins from nothing.
     full: bool
     changes: list[Change]
-    # What the receiver knows then; it asks with it the next time.
+    # Version that the receiver has then; its next request names it.
     version: int
 
 
@@ -30,18 +30,18 @@ class _Entry:
 
 
 class OwnPart:
-    """Values by section and name, each change with a version of its own. Used from the event loop only."""
+    """Values by section and name, with a version for each change. Used from the event loop only."""
 
     def __init__(self) -> None:
-        self.version = 1  # a receiver that says 0 has seen nothing
+        self.version = 1  # version 0 is that of a receiver that has seen nothing
         self.size = 0  # bytes of all values
-        self._entries: dict[tuple[str, str], _Entry] = {}  # by version, as each change goes to the end
+        self._entries: dict[tuple[str, str], _Entry] = {}  # sorted by version, as each change goes to the end
         self._counts: Counter[str] = Counter()  # values by section
-        self._removed = 0  # entries that are there only since others have to learn that they are gone
-        self._known_since = 0  # who has seen less has to be sent everything
+        self._removed = 0  # entries of removed values
+        self._known_since = 0  # receivers with an earlier version are sent everything
 
     def set(self, section: str, name: str, value: bytes | None) -> bool:
-        """The value is this one now; None: there is none. Returns whether that is news."""
+        """Set a value; None removes it. Return whether it changed."""
         before = self._entries.get((section, name))
         size = len(before.value or b"") if before is not None else 0
         if (before.value if before is not None else None) == value:
@@ -59,11 +59,11 @@ class OwnPart:
         return True
 
     def names(self, section: str) -> list[str]:
-        """Of the values that there are."""
+        """Return the names of the section's values."""
         return [name for (own, name), entry in self._entries.items() if own == section and entry.value is not None]
 
     def count(self, section: str) -> int:
-        """Count the values that there are."""
+        """Return the number of the section's values."""
         return self._counts[section]
 
     def get(self, section: str, name: str) -> bytes | None:
@@ -71,12 +71,12 @@ class OwnPart:
         return entry.value if entry is not None else None
 
     def touch(self) -> None:
-        """There is news which is no value: everybody gets an answer."""
+        """Begin a new version without a change of a value, so that all polls are answered."""
         self.version += 1
 
     def page(self, since: int) -> Page:
-        """What has changed since that version, in order. It is never cut: what a node may have fits into an answer, and
-        a receiver that is given everything in parts could miss what is removed meanwhile."""
+        """Return the changes since a version, in order. A page is never cut: the values of a node fit into one
+        response, and a receiver that got everything in parts could miss a removal in between."""
         full = since == 0 or not self._known_since <= since <= self.version
         changes = [
             (section, name, entry.value)
@@ -97,7 +97,7 @@ class OwnPart:
         yield from reversed(news)
 
     def _forget_removed(self) -> None:
-        """The older half."""
+        """Forget the older half of the removed values."""
         left = MOST_REMOVED // 2
         for key, entry in list(self._entries.items()):
             if self._removed <= left:

@@ -1,4 +1,5 @@
-"""Asking other nodes' control endpoints. Every request has a deadline, and every answer a largest size."""
+"""HTTP client for the control endpoints of other nodes. Every request has a deadline, and every response a size
+limit."""
 
 import asyncio
 import os
@@ -28,25 +29,26 @@ from cachefs_daemon.sharing.wire import (
 )
 
 CONNECT_SECONDS: Final = 3.0
-# Characters of a text of a peer that are shown.
+# Characters of a peer's text that are shown.
 _SHOWN: Final = 200
 _RETRY_LATER: Final = frozenset({429, 503})
 
 
 class PeerFailed(CachefsError):
-    """A node did not answer as it should; the text is for people."""
+    """A node did not answer as it should. The text is for people."""
 
 
 class PeerLacks(PeerFailed):
-    """It answers, and does not have what was asked for."""
+    """The node answers that it does not have the requested thing."""
 
 
 class PeerBusy(PeerFailed):
-    """It answers, and asks to be asked later."""
+    """The node answers that it is busy, and wants to be asked later."""
 
 
 class _Answer(aiohttp.ClientResponse):
-    """An answer that remembers who has given it: a short one has let go of its connection when it is looked at."""
+    """A response that remembers its TLS object: a short response has already released its connection when it is
+    examined."""
 
     ssl_object: Any = None
     _transport: asyncio.Transport | None = None
@@ -58,26 +60,26 @@ class _Answer(aiohttp.ClientResponse):
         return await super().start(connection)
 
     def hang_up(self) -> None:
-        """Its connection is not used again."""
+        """Close the connection, so that it is not reused."""
         if self._transport is not None:
             self._transport.abort()
 
 
 class PeerHttp:
-    """A client for all nodes' control endpoints. Used on the event loop."""
+    """A client for the control endpoints of all nodes. Used on the event loop."""
 
     def __init__(self, cluster: str, me: str, security: Security = INSECURE, list_epoch: int = 0) -> None:
-        """me: id of this node; list_epoch: of a static list, 0 where there is none."""
+        """me: id of this node. list_epoch: epoch of the static list, 0 without one."""
         self._security = security
         self._scheme = "http" if security.client is None else "https"
         self._headers = {CLUSTER: cluster, SENDER: me, **({LIST: str(list_epoch)} if list_epoch else {})}
         self._me = me
         self._session: aiohttp.ClientSession | None = None
-        # By id of a node: the incarnation that has answered last, where a proof has to name it.
+        # By id of a node: the incarnation that answered last, for proofs that must name it.
         self._incarnations: dict[str, str] = {}
 
     def identify(self, incarnation: str) -> None:
-        """Say with each request which start of the daemon asks."""
+        """Add this daemon's incarnation to each request."""
         self._headers[INCARNATION] = incarnation
         if self._session is not None:
             self._session.headers[INCARNATION] = incarnation
@@ -85,12 +87,12 @@ class PeerHttp:
     async def get(
         self, node: NodeRecord, path: str, seconds: float, most: int, params: Mapping[str, str] | None = None
     ) -> bytes:
-        """The body of the answer, of at most *most* bytes, within *seconds*. Raises PeerFailed."""
+        """Return the body of a response, of at most *most* bytes, within *seconds*. Raises PeerFailed."""
         async with self.request(node, "GET", path, seconds, params=params) as answer:
             return await read(answer, most)
 
     async def post(self, node: NodeRecord, path: str, seconds: float, most: int, body: bytes) -> bytes:
-        """As `get`."""
+        """Send *body*, and return the response as `get` does."""
         async with self.request(node, "POST", path, seconds, data=body) as answer:
             return await read(answer, most)
 
@@ -103,9 +105,9 @@ class PeerHttp:
         seconds: float,
         **more: Any,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """An answer with status 200 or 206 of that very node, and of no other, whose body is still to be read. All of
-        it together may take *seconds*. more: as aiohttp takes it. Raises PeerFailed, also for what goes wrong in the
-        block."""
+        """Yield a response with status 200 or 206, verified to come from *node*, whose body is still to be read.
+        *seconds* limits the whole block. more: arguments of aiohttp's request. Raises PeerFailed, also for failures
+        within the block."""
         try:
             async with asyncio.timeout(seconds):
                 async with self._asked(node, method, path, **more) as answer:
@@ -135,8 +137,8 @@ class PeerHttp:
     async def _asked(
         self, node: NodeRecord, method: str, path: str, headers: Mapping[str, str] | None = None, **more: Any
     ) -> AsyncIterator["_Answer"]:
-        """Ask once, and see to it that who answers knows the cluster's secret. Raises PeerFailed, and what aiohttp
-        raises."""
+        """Send the request once, and check that the responder knows the cluster's secret. Raises PeerFailed, and what
+        aiohttp raises."""
         if self._session is None:
             self._session = self._open()
         secret, proof = self._security.secret, {}
@@ -162,8 +164,8 @@ class PeerHttp:
             yield answer
 
     def _is_restarted(self, node: NodeRecord, answer: "_Answer") -> bool:
-        """Return whether another start of the node's daemon answers than the one that was meant: then it is to be asked
-        again."""
+        """Return whether another start of the node's daemon answered than the addressed one: then the request is to be
+        repeated."""
         incarnation = answer.headers.get(ADDRESSEE, "")
         if self._security.secret is None or answer.headers.get(ANSWERED_BY) != node.id:
             return False
@@ -189,13 +191,13 @@ class PeerHttp:
         )
 
     async def _check(self, node: NodeRecord, answer: "_Answer") -> None:
-        """Raises PeerFailed where it is no answer of *node*, or says no."""
+        """Raise PeerFailed if the response is not one of *node*, or refuses the request."""
         answered_by = answer.headers.get(ANSWERED_BY, "")
         somebody_else = self._security.refusal(answer.ssl_object, node)
         if not somebody_else and answered_by != node.id:
             somebody_else = f"node {answered_by[:32]!r} answers at its address, not {node.id}"
         if somebody_else:
-            answer.hang_up()  # else it is asked there again, and has that certificate, for as long as it is asked
+            answer.hang_up()  # a kept connection would keep that certificate for as long as it is used
             raise PeerFailed(somebody_else)
         if answer.status in (200, 206):
             return
@@ -208,16 +210,16 @@ class PeerHttp:
 
 
 def _shown(text: str) -> str:
-    """What a peer may have written, as part of a line."""
+    """Make a peer's text safe for a line."""
     words = " ".join(text.split())[:_SHOWN]
     return "".join(letter if letter.isprintable() else "?" for letter in words)
 
 
 async def read(answer: aiohttp.ClientResponse, most: int) -> bytes:
-    """Its whole body. Raises PeerFailed where that has more than *most* bytes."""
+    """Return the whole body. Raises PeerFailed if it has more than *most* bytes."""
     if (answer.content_length or 0) > most:
         raise PeerFailed(f"an answer of {answer.content_length:,} bytes, at most {most:,} are taken")
-    # Into one piece of memory: thousands of small ones, freed together, are not given back to the system.
+    # One piece of memory: thousands of small ones, freed together, are not returned to the system.
     body = bytearray(answer.content_length or 0)
     size = 0
     async for part in answer.content.iter_any():

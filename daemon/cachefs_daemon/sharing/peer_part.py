@@ -1,4 +1,4 @@
-"""What another node has published, as far as it makes sense."""
+"""The valid values that another node has published."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -9,11 +9,10 @@ from cachefs_daemon.sharing.wire import MOST_OF_NODE, Part
 
 log = logging.getLogger(__name__)
 
-# section, name, value; None: it is gone
+# section, name, value; None: removed
 News = tuple[str, str, Any]
-# Characters of what is wrong with a value, in the log.
+# Characters of an invalid value that the log shows.
 _SHOWN: Final = 200
-# A value that is not taken, one that is not there.
 _NOTHING: Final[Mapping[str, Any]] = {}
 
 
@@ -22,19 +21,19 @@ class PeerPart:
 
     def __init__(self, name: str) -> None:
         """name: of the node, for the log."""
-        self.version = 0  # of what is known of it; 0: nothing
-        self.wrong = 0  # values that were not taken
+        self.version = 0  # version of the known values; 0: none
+        self.wrong = 0  # number of rejected values
         self._name = name
         self._values: dict[str, dict[str, Any]] = {}  # by section and name
-        self._sizes: dict[tuple[str, str], int] = {}  # bytes of the values that are kept
+        self._sizes: dict[tuple[str, str], int] = {}  # bytes of each kept value
         self._size = 0
 
     def values(self, section: str) -> Mapping[str, Any]:
-        """By name."""
+        """Return the section's values by name."""
         return self._values.get(section, _NOTHING)
 
     def apply(self, part: Part) -> list[News]:
-        """Take what it says. Returns what is new of it: where it begins anew, what it only says again is not."""
+        """Apply changes. Return the differences: after a full part, repeated values are not among them."""
         old = self._values if part.full else None
         if part.full:
             self._values, self._sizes, self._size = {}, {}, 0
@@ -43,14 +42,14 @@ class PeerPart:
         return news if old is None else list(_differences(old, self._values))
 
     def clear(self) -> list[News]:
-        """Forget everything. Returns what is gone."""
+        """Drop all values. Return what was removed."""
         gone = self._values
         self._values, self._sizes, self._size, self.version = {}, {}, 0, 0
         return list(_differences(gone, {}))
 
     def _take(self, section: str, name: str, raw: bytes | None) -> News | None:
         known = SECTIONS.get(section)
-        if known is None:  # of a later release
+        if known is None:  # a section of a later release
             return None
         values = self._values.setdefault(section, {})
         before = values.pop(name, None)
@@ -63,7 +62,7 @@ class PeerPart:
         return (section, name, value) if value != before else None
 
     def _decoded(self, section: Section[Any], name: str, raw: bytes, others: int) -> Any | None:
-        """None where it is not taken."""
+        """Decode a value; None if it is rejected."""
         try:
             if others >= section.most:
                 raise ValueError(f"more than {section.most:,} of them")

@@ -1,7 +1,6 @@
-"""What nodes publish: one kind of value for each section, and how much of it one node may have.
+"""The sections of the shared state: a kind of value for each, with limits per node.
 
-What comes from another node is no better than what comes from a user: a value that does not pass its section's check is
-left out.
+Values of other nodes are trusted no more than input of users: a value that fails its section's check is dropped.
 """
 
 import math
@@ -21,7 +20,7 @@ from cachefs_daemon.consumer_checks import MOST_LOADER, MOST_OWNER, check_reader
 from cachefs_daemon.datasets.reaching import MOST_URL, check_lengths
 from cachefs_daemon.datasets.stamps import MOST_ADDS, MOST_CLOCK, MOST_REMOVALS, NO_STAMP, Stamp
 
-# Orders that a consumer's facts name, the nearest epochs first. About N/4 to N/2 epochs ahead suffice for N nodes.
+# Orders in a consumer's facts, the nearest epochs first. About N/4 to N/2 epochs ahead suffice for N nodes.
 MOST_ORDERS: Final = 256
 MOST_SIZE: Final = 1 << 60
 
@@ -32,27 +31,27 @@ Value = TypeVar("Value", bound=msgspec.Struct)
 
 
 class SharedDataset(msgspec.Struct, frozen=True):
-    """What a node knows of a name: the dataset that has it, and those that have been removed."""
+    """A node's knowledge of a dataset name: the dataset that has it, and those that were removed."""
 
-    # When datasets of this name were added that have been removed since; in order.
+    # When removed datasets of this name were added; in order.
     gone: list[Stamp] = []
-    # When the dataset was added: several times, where the same (URL and options) was added on several nodes. In order;
-    # none where no dataset has the name now, and all that follows is empty then.
+    # When the dataset was added: several times, if the same one (URL and options) was added on several nodes. In order;
+    # empty if no dataset has the name now, and then all fields below are empty too.
     added: list[Stamp] = []
     url: str = ""
     options: OriginOptions = OriginOptions()
-    # When its current snapshot was made, and by which node (its id); the snapshot's id, the size of its file, and bytes
-    # of its blocks.
+    # When the current snapshot was made, and by which node (its id); the snapshot's id, the size of its file, and the
+    # bytes of its blocks.
     listed: Stamp = NO_STAMP
     snapshot: str = ""
     file_size: int = 0
     block_size: int = 0
-    # See DatasetRecord, and when they were set.
+    # See DatasetRecord; and when they were set.
     share: float = 1.0
     ttl: float = 0.0
     most: int = 0
     limited: Stamp = NO_STAMP
-    # See DatasetRecord, and when the options were changed.
+    # See DatasetRecord; and when the options were changed.
     named: bytes = b""
     reached: Stamp = NO_STAMP
 
@@ -72,16 +71,16 @@ class UsedSnapshot(msgspec.Struct, frozen=True):
     # Bytes of the snapshot's file, and of its blocks.
     file_size: int
     block_size: int
-    # Where a mount stays at it after a refresh, though it was not told which snapshot to show; empty where none does.
+    # The mount that stays at this snapshot after a refresh although it names none; "" without one.
     mountpoint: str = ""
-    # Where the dataset was removed from the cluster: how its origin is reached.
+    # How to reach the origin, if the dataset was removed from the cluster.
     url: str = ""
     options: OriginOptions = OriginOptions()
     named: bytes = b""
 
 
 class OrderRef(msgspec.Struct, frozen=True, array_like=True):
-    """The order of one epoch, as a blob that the node has."""
+    """The order of one epoch, as a blob of the node."""
 
     epoch: int
     digest: str
@@ -90,7 +89,7 @@ class OrderRef(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ConsumerFacts(msgspec.Struct, frozen=True):
-    """One consumer of a job: what it has published, but for what is large."""
+    """What one consumer of a job has published, without the large parts."""
 
     job: str  # the full name, with its owner
     consumer: str
@@ -98,46 +97,46 @@ class ConsumerFacts(msgspec.Struct, frozen=True):
     snapshot: str  # id
     rank: int = 0
     world_size: int = 1
-    # None: nothing is known of its order but *orders*.
+    # None: only *orders* are known.
     spec: SamplerSpec | None = None
-    # Orders that were published, of its current epoch and later ones, by epoch.
+    # Published orders of its current and later epochs, by epoch.
     orders: list[OrderRef] = []
-    # Its sample map, as a blob that the node has; empty: its samples are all files of the snapshot (kind `tree`).
+    # Its sample map, as a blob of the node; "": the samples are all files of the snapshot (kind `tree`).
     map: str = ""
     map_size: int = 0  # bytes of that blob
-    # How its loader reads, as in JobPublish.
+    # How the loader reads: see JobPublish.
     workers: int = 0
     batch_size: int = 1
     prefetch: int = 2
 
 
 class ConsumerProgress(msgspec.Struct, frozen=True, array_like=True):
-    """Where a consumer is."""
+    """The position of a consumer."""
 
     epoch: int
-    # Samples of the epoch that are read.
+    # Samples of the epoch read so far.
     position: int
     # Samples per second.
     rate: float
 
 
 class HoldersFacts(msgspec.Struct, frozen=True, array_like=True):
-    """Who holds what of a snapshot, as this node has it: what others compare theirs with."""
+    """This node's knowledge of the holders of a snapshot's blocks, for comparison by other nodes."""
 
     # See cachefs_daemon.cooperation.holders.Known.
     count: int
     job: str
     epoch: int
-    # Of the holders and of the nodes that they are among.
+    # Digest of the holders and of the nodes that they are among.
     digest: str
     # See cachefs_daemon.cooperation.timeliness.
     settled: tuple[int, int] = (-1, -1)
 
 
 class FillingFacts(msgspec.Struct, frozen=True, array_like=True):
-    """What a node has still to get from others, since other members count for placement."""
+    """The blocks that a node has still to fetch from others, since the members that count for placement changed."""
 
-    # Digest of the ids of these members.
+    # Digest of these members' ids.
     ring: str
     blocks: int
     bytes: int
@@ -145,21 +144,21 @@ class FillingFacts(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True)
 class Section(Generic[Value]):
-    """One kind of values."""
+    """One kind of values, with its limits and check."""
 
     name: str
     kind: type[Value]
-    # Values of one node, and bytes of one value, at most.
+    # Most values of one node, and most bytes of one value.
     most: int
     largest: int
-    # Raises ValueError, or a CachefsError, for a name or a value that nobody has.
+    # Raises ValueError, or a CachefsError, for an invalid name or value.
     check: Callable[[str, Any], None]
 
     def encode(self, value: Value) -> bytes:
         return msgspec.msgpack.encode(value)
 
     def decode(self, name: str, raw: bytes) -> Value:
-        """Raises ValueError, in words."""
+        """Decode and check a value. Raises ValueError, in words."""
         if len(raw) > self.largest:
             raise ValueError(f"{len(raw):,} bytes; at most {self.largest:,} are taken")
         try:
@@ -171,7 +170,7 @@ class Section(Generic[Value]):
 
 
 def is_digest(text: str) -> bool:
-    """Is it the digest of a blob, or the id of a snapshot?"""
+    """Return whether *text* has the form of a blob's digest or a snapshot's id."""
     return _DIGITS.fullmatch(text) is not None
 
 
@@ -247,12 +246,12 @@ def _check_filling(name: str, value: FillingFacts) -> None:
     require(0 <= value.blocks <= MOST_CLOCK and 0 <= value.bytes <= MOST_CLOCK, "numbers that nobody has")
 
 
-# A node with 1,000 datasets publishes those that it added or refreshed last itself, which may be all of them.
+# A node with 1,000 datasets publishes those that it was the last to add or refresh, which may be all of them.
 DATASETS: Final = Section("datasets", SharedDataset, 8192, 16 << 10, _check_dataset)
 MOUNTED: Final = Section("mounted", MountedDataset, 4096, 8 << 10, _check_mounted)
 USED: Final = Section("used", UsedSnapshot, 1024, 16 << 10, _check_used)
 CONSUMERS: Final = Section("consumers", ConsumerFacts, 8192, 64 << 10, _check_consumer)
-# Changes all the time, so it goes only to those who follow it: see `cachefs_daemon.sharing.state`.
+# Progress changes all the time, so it is sent only to nodes that follow it: see `cachefs_daemon.sharing.state`.
 PROGRESS: Final = Section("progress", ConsumerProgress, 8192, 256, _check_progress)
 
 FILLING_NAME: Final = "filling"

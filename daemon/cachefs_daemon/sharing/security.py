@@ -1,4 +1,5 @@
-"""How the control endpoint and its clients prove who they are. Whoever reads the certificates gives the contexts."""
+"""Authentication of the control endpoint and its clients. The caller, which reads the certificates, provides the
+contexts."""
 
 import ssl
 from collections.abc import Callable
@@ -8,13 +9,12 @@ from typing import Any
 from cachefs_daemon.cluster.secret import ClusterSecret
 from cachefs_daemon.cluster.view import NodeRecord
 
-# Why this connection's other end is not to be talked to; empty where it is. It is told the `ssl_object` of the
-# connection (None: there is no TLS), and which node the other end says, or is meant, to be (None: it may be any).
+# Returns why the other end of a connection is refused, or "". Arguments: the connection's `ssl_object` (None without
+# TLS), and the node that the other end claims, or is expected, to be (None: any).
 Refusal = Callable[[Any, NodeRecord | None], str]
 
 
-# Whom the certificate of a connection's other end names, in small letters, told its `ssl_object`; None: there is no
-# TLS.
+# Returns the names in the other end's certificate, in lower case, given its `ssl_object`; None without TLS.
 Names = Callable[[Any], frozenset[str] | None]
 
 
@@ -28,14 +28,14 @@ def _no_refusal(ssl_object: Any, node: NodeRecord | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """Without contexts there is no TLS."""
+    """TLS contexts, checks and the secret. Without contexts there is no TLS."""
 
     server: ssl.SSLContext | None = None
-    # Gives the context of the next connection.
+    # Returns the context of the next connection.
     client: Callable[[], ssl.SSLContext] | None = None
     refusal: Refusal = _no_refusal
     names: Names = _no_names
-    # What nodes without TLS prove to each other that they know; None: nothing.
+    # The secret that nodes without TLS prove to each other; None: no proofs.
     secret: ClusterSecret | None = None
 
 

@@ -1,9 +1,9 @@
-"""Is a snapshot file that another node has sent the snapshot that it should be? Found out in a process of its own.
+"""Validates a snapshot file received from a peer, in a child process.
 
-Reading a file that only looks like an LMDB database can end the process that reads it. So a child (`python -m
-cachefs_daemon.sharing.snapshot_check`) reads it: it gets one path in a line of JSON, and answers with what is in that
-file, or with what is wrong, in another. It computes the snapshot's id anew from all records (1.2 s for a million files)
-and looks at each name, so what has passed is what the listing node has listed.
+Reading a file that only looks like an LMDB database can kill the reading process. So a child (`python -m
+cachefs_daemon.sharing.snapshot_check`) reads it: it gets one path in a line of JSON, and answers in another with the
+file's facts or its fault. It computes the snapshot's id anew from all records (1.2 s for a million files) and checks
+each name, so that a valid file holds what the listing node has listed.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ from cachefs.errors import CachefsError, SnapshotDamaged
 from cachefs.snapshot import INODE_DB, MAX_DBS, META_DB, META_KEY, NUMBER, PROBLEM_DB, Meta, unseal, verify
 from cachefs.snapshot_builder import MAX_NAME, MAX_SIZE
 
-# Seconds that one check may take: so many, and one for so many bytes of the file (a quiet machine takes 0.01 s); and
-# after which a child that has nothing to do ends.
+# Timeout of one check: this many seconds, plus one for each BYTES_PER_SECOND of the file (a quiet machine takes 0.01
+# s); and seconds after which an idle child ends.
 CHECK_SECONDS: Final = 900.0
 BYTES_PER_SECOND: Final = 1 << 20
 IDLE_SECONDS: Final = 10.0
 _LINE: Final = 1 << 20
 
-# Of a record of `cachefs.snapshot`: kind and length of the name; then the size of a file. Its name follows.
+# Layout of a record of `cachefs.snapshot`: kind and length of the name; then the size of a file; then the name.
 _KIND: Final = struct.Struct("<BB")
 _SIZE: Final = struct.Struct("<Q")
 _SIZE_AT: Final = 18
@@ -42,7 +42,7 @@ class _Answer(msgspec.Struct, frozen=True):
 
 
 class SnapshotChecker:
-    """Used on the event loop."""
+    """Runs the child and sends it files to check. Used on the event loop."""
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
@@ -50,7 +50,7 @@ class SnapshotChecker:
         self._ending: asyncio.TimerHandle | None = None
 
     async def check(self, path: Path, size: int) -> Meta:
-        """What the file says of itself, where all of that is true. size: of the file. Raises SnapshotDamaged."""
+        """Return the facts in the file, verified. size: of the file. Raises SnapshotDamaged."""
         async with self._lock:
             if self._ending is not None:
                 self._ending.cancel()
@@ -90,7 +90,7 @@ class SnapshotChecker:
 
     def _end(self) -> None:
         if self._child is not None and self._child.stdin is not None and not self._lock.locked():
-            self._child.stdin.close()  # which it takes for its end
+            self._child.stdin.close()  # the child ends at the end of its input
             self._child = None
 
     async def close(self) -> None:
@@ -104,7 +104,7 @@ class SnapshotChecker:
 
 
 def examine(path: Path) -> Meta:
-    """What the file says of itself, where all of that is true. Raises SnapshotDamaged, CachefsError."""
+    """Return the facts in the file, verified. Raises SnapshotDamaged, CachefsError."""
     verify(path)
     try:
         env = lmdb.open(str(path), readonly=True, lock=False, subdir=False, readahead=True, max_dbs=MAX_DBS)
@@ -144,7 +144,7 @@ def _examine(env: Any) -> Meta:
 
 
 def _check_entry(number: int, record: bytes) -> None:
-    """Raises SnapshotDamaged for what no listing has."""
+    """Raise SnapshotDamaged for an entry that no listing makes."""
     kind, length = _KIND.unpack_from(record)
     start = _NAME_AT[kind == _FILE]
     name = record[start : start + length]
@@ -156,7 +156,7 @@ def _check_entry(number: int, record: bytes) -> None:
 
 
 def main() -> None:
-    """Runs in the child, until its standard input ends."""
+    """Check files in the child, until its standard input ends."""
     for line in sys.stdin.buffer:
         try:
             answer = _Answer(meta=examine(Path(msgspec.json.decode(line, type=str))))

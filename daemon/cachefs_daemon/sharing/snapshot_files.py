@@ -1,4 +1,4 @@
-"""Snapshot files on their way from node to node: served to those who ask, and fetched from any that has them."""
+"""Transfers snapshot files between nodes: serves them, and fetches them from any node that has them."""
 
 import asyncio
 import logging
@@ -26,28 +26,28 @@ from cachefs_daemon.sharing.wire import SNAPSHOTS
 
 log = logging.getLogger(__name__)
 
-# Files that are sent at the same time, to all who ask: others are told to ask later, or another node. So a file reaches
+# Files that are sent at the same time, to all nodes: others are told to ask later, or another node. A file thus reaches
 # N nodes in about log N rounds, and not one node after the other.
 MOST_SERVED: Final = 4
 # Files that are fetched at the same time: of current snapshots, and beside them of older ones, which may be many and
-# large. So a dataset that was added does not wait for what it has been.
+# large, and must not delay a dataset that was just added.
 MOST_FETCHED: Final = 2
 MOST_OLDER_FETCHED: Final = 1
 PIECE: Final = 1 << 20
-# Seconds within which the next bytes come; for one file from one node, after which it goes on from another one; and for
-# so many further bytes of a file from all of them.
+# Timeouts in seconds: until the next bytes; for one file from one node, after which another node continues it; and for
+# FURTHER more bytes of a file from all nodes together.
 PROGRESS_SECONDS: Final = 20.0
 NODE_SECONDS: Final = 1800.0
 FILE_SECONDS: Final = 3600.0
 FURTHER: Final = 256 << 20
-# Seconds until all nodes are asked again: doubled each time, from the first to the second; and how often in a row they
-# are asked without further bytes.
+# Pauses in seconds until all nodes are asked again: doubled from the first to the last; and how many rounds in a row
+# may bring no further bytes.
 FIRST_PAUSE: Final = 0.5
 LAST_PAUSE: Final = 10.0
 ROUNDS: Final = 6
-# The part of the file system that a file from another node leaves free.
+# Share of the file system that stays free.
 LEFT_FREE: Final = 0.02
-# Bytes: as large as snapshots are built.
+# Most bytes of a file: the limit of snapshots that are built.
 MOST_FILE: Final = 64 << 30
 
 Find = Callable[[str], Path | None]
@@ -55,37 +55,37 @@ Find = Callable[[str], Path | None]
 
 @dataclass(slots=True)
 class _Partial:
-    """What has come of a file."""
+    """The received part of a file."""
 
     path: Path
-    # Bytes that the whole may have, and that have come.
+    # Most bytes of the whole file.
     most: int
     # Validates the whole file.
     checker: SnapshotChecker
     size: int = 0
-    # Which file it is a part of: two nodes that have listed the same have different files of one snapshot.
+    # ETag of the file: two nodes that listed the same dataset have different files of one snapshot.
     tag: str = ""
-    # The nodes that it came from, for people.
+    # The nodes that sent parts, for people.
     names: list[str] = field(default_factory=list)
-    # When it is given up, unless further bytes come; and the size at which that is put off the next time.
+    # When the transfer is given up; and the size at which the deadline is next extended.
     deadline: asyncio.Timeout | None = None
     next_size: int = FURTHER
 
     def grow(self, size: int) -> None:
-        """So many bytes more have come."""
+        """Count *size* more bytes."""
         self.size += size
         if self.size >= self.next_size:
             self.next_size = self.size + FURTHER
             self.prolong()
 
     def prolong(self) -> None:
-        """Begin the time anew after which the file is given up."""
+        """Restart the deadline."""
         if self.deadline is not None:
             self.deadline.reschedule(asyncio.get_running_loop().time() + FILE_SECONDS)
 
 
 class _FetchTurns:
-    """Files that are fetched and checked one after the other, or so many at the same time."""
+    """Limits how many files are fetched and checked at the same time."""
 
     def __init__(self, count: int) -> None:
         self.semaphore = asyncio.Semaphore(count)
@@ -93,10 +93,10 @@ class _FetchTurns:
 
 
 class SnapshotFiles:
-    """Used on the event loop."""
+    """Serves and fetches snapshot files. Used on the event loop."""
 
     def __init__(self, shared: SharedState, find: Find, threads: Threads) -> None:
-        """find: where the file of a snapshot is; None where this node does not have it."""
+        """find: returns the path of a snapshot's file; None if this node does not have it."""
         self._shared = shared
         self._find = find
         self._threads = threads
@@ -110,13 +110,13 @@ class SnapshotFiles:
         await self._older.checker.close()
 
     async def fetch_older(self, snapshot_id: str, likely: Sequence[str], path: Path, most: Callable[[], int]) -> Meta:
-        """As `fetch`, for a snapshot that is current nowhere: current ones do not wait for it."""
+        """Fetch as `fetch` does, for a snapshot that is current nowhere, without delaying current ones."""
         return await self._fetch_in_turn(self._older, snapshot_id, likely, path, most)
 
     async def fetch(self, snapshot_id: str, likely: Sequence[str], path: Path, most: Callable[[], int]) -> Meta:
-        """Have the file of a snapshot at *path*, whole and checked. likely: ids of nodes that should have it, which are
-        asked first. most: gives the bytes that it may have, when its turn comes, or raises CachefsError where it is not
-        to come any more. Raises PeerFailed, StoreFull."""
+        """Fetch the file of a snapshot to *path*, whole and checked. likely: ids of nodes that should have it, which
+        are asked first. most: called when its turn comes; returns the most bytes of the file, or raises CachefsError if
+        it is no longer wanted. Raises PeerFailed, StoreFull."""
         return await self._fetch_in_turn(self._current, snapshot_id, likely, path, most)
 
     async def _fetch_in_turn(
@@ -155,7 +155,7 @@ class SnapshotFiles:
         raise PeerFailed(f"snapshot {snapshot_id} is not to be had: {last}")
 
     def _in_order(self, likely: Iterable[str]) -> list[NodeRecord]:
-        """Those that should have it, then the others: each in another order each time, so that not all ask one."""
+        """Return the likely nodes, then the others, each group shuffled, so that not all nodes ask one."""
         first = [record for node in dict.fromkeys(likely) if (record := self._shared.node(node)) is not None]
         others = [
             record
@@ -168,7 +168,7 @@ class SnapshotFiles:
         return sorted([*first, *others], key=lambda record: record.id in silent)
 
     async def _fetch_from(self, node: NodeRecord, snapshot_id: str, partial: _Partial) -> None:
-        """Go on with what has come. Raises PeerFailed, StoreFull."""
+        """Continue the file from this node. Raises PeerFailed, StoreFull."""
         headers = {"Range": f"bytes={partial.size}-", "If-Range": partial.tag} if partial.size else {}
         path = f"{SNAPSHOTS}/{snapshot_id}"
         async with self._shared.http.request(node, "GET", path, NODE_SECONDS, headers=headers) as answer:
@@ -193,8 +193,8 @@ class SnapshotFiles:
         )  # fmt: skip
 
     async def _checked(self, snapshot_id: str, partial: _Partial) -> Meta:
-        """Raises PeerFailed."""
-        partial.prolong()  # all bytes are there; the check of a large file has a deadline of its own
+        """Validate the whole file. Raises PeerFailed."""
+        partial.prolong()  # all bytes are there; the check of a large file has its own deadline
         try:
             meta = await partial.checker.check(partial.path, partial.size)
             if meta.id != snapshot_id:
@@ -240,7 +240,7 @@ class SnapshotFiles:
 
 
 def _start(request: web.Request, size: int, tag: str) -> int:
-    """Where to begin."""
+    """Return the first byte to send."""
     wanted = request.headers.get("Range", "")
     number = wanted.removeprefix("bytes=").removesuffix("-")
     if request.headers.get("If-Range") != tag or not number.isdecimal() or len(number) > 19:
@@ -249,7 +249,7 @@ def _start(request: web.Request, size: int, tag: str) -> int:
 
 
 def _opened(path: Path) -> tuple[BinaryIO, int, str]:
-    """The file, its bytes, and which file of the snapshot it is. Raises OSError, SnapshotDamaged."""
+    """Open the file, and return it with its size and ETag. Raises OSError, SnapshotDamaged."""
     file = path.open("rb")
     try:
         size = os.fstat(file.fileno()).st_size
@@ -263,7 +263,7 @@ def _opened(path: Path) -> tuple[BinaryIO, int, str]:
 
 
 async def _pieces(answer: aiohttp.ClientResponse, length: int) -> AsyncIterator[bytes]:
-    """The body, which has *length* bytes. Raises PeerFailed."""
+    """Yield the body, which has *length* bytes. Raises PeerFailed."""
     left = length
     while left:
         parts: list[bytes] = []
@@ -288,7 +288,7 @@ def _cut(file: BinaryIO, size: int) -> None:
 
 
 def _write(file: BinaryIO, piece: bytes) -> None:
-    """Raises StoreFull: what is wrong here is not the peer's fault, and no other one helps."""
+    """Write *piece*. Raises StoreFull: a local fault that another peer would not cure."""
     try:
         file.write(piece)
         file.flush()
@@ -297,7 +297,7 @@ def _write(file: BinaryIO, piece: bytes) -> None:
 
 
 def _check_room(path: Path, size: int) -> None:
-    """Raises StoreFull."""
+    """Raise StoreFull if the file system lacks the space."""
     room = os.statvfs(path.parent)
     free = room.f_bavail * room.f_frsize - int(LEFT_FREE * room.f_blocks * room.f_frsize)
     if size > free:

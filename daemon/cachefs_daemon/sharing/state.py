@@ -1,12 +1,12 @@
-"""The state that the nodes of a cluster share: each node publishes its own part, and knows those of all others.
+"""The state that the nodes of a cluster share: each node publishes its own values, and knows those of all others.
 
-    shared.publish(CONSUMERS, "job/0", facts)                        # this node says something
-    shared.listen(CONSUMERS, lambda node, name, value: ...)          # another one has said something (or None)
+    shared.publish(CONSUMERS, "job/0", facts)                        # this node publishes a value
+    shared.listen(CONSUMERS, lambda node, name, value: ...)          # called when another one publishes one (or None)
     shared.values(CONSUMERS)                                         # {node id: {name: value}}
 
-There is one poll under way per pair of nodes and direction, which is answered when there is news: so nothing is sent
-per block, and nothing while nothing changes but an empty answer every 25 s. Only progress changes all the time; it is
-sent once a second at most, and to MOST_FOLLOWED others at most for each job.
+One long poll is in progress per pair of nodes and direction, which is answered when there is news. Nothing is sent per
+block, and only an empty response every 25 s while nothing changes. Only progress changes all the time; it is sent once
+a second at most, and to at most MOST_FOLLOWED other nodes for each job.
 """
 
 import asyncio
@@ -46,22 +46,22 @@ from cachefs_daemon.sharing.wire import (
 
 log = logging.getLogger(__name__)
 
-# Nodes whose consumers of one job are followed, at most.
+# Most nodes whose consumers of one job are followed.
 MOST_FOLLOWED: Final = 16
 # Nodes that are asked for counters at the same time.
 ASKED_AT_ONCE: Final = 32
-# Seconds for which news about consumers are gathered before it is decided anew whose progress is followed.
+# Seconds for which news about consumers are gathered before the followed nodes are chosen anew.
 FOLLOW_PAUSE: Final = 0.2
 # Refused values that are remembered, so that each is logged once.
 _MOST_REFUSED: Final = 16384
 
 Value = TypeVar("Value", bound=msgspec.Struct)
-# id of the node, name of the value, the value; None: it is gone
+# id of the node, name of the value, the value; None: removed
 Listener = Callable[[str, str, Any], None]
 
 
 class SharedState:
-    """Used on the event loop."""
+    """Publishes this node's values, and follows those of the others. Used on the event loop."""
 
     def __init__(
         self,
@@ -70,19 +70,19 @@ class SharedState:
         security: Security = INSECURE,
         observers: Observers = NOBODY,
     ) -> None:
-        """cluster: its name."""
+        """cluster: name of the cluster."""
         self.membership = membership
         self.endpoint = ControlEndpoint(cluster, membership, security, observers)
         view = membership.view
         self.http = PeerHttp(cluster, view.me, security, view.epoch if view.source == "static" else 0)
-        # Gives this node's counters, packed by msgpack, to those who ask.
+        # Returns this node's counters, packed by msgpack.
         self.counters: Callable[[], Awaitable[bytes]] | None = None
         self._facts, self._progress = OwnPart(), OwnPart()
-        # By section and name: a mark of the value that other nodes would not take, and that was logged.
+        # By section and name: a hash of a rejected value that was logged.
         self._refused: dict[tuple[str, str], int] = {}
         self._listeners: defaultdict[str, list[Listener]] = defaultdict(list)  # by section
         self._followers: dict[str, Follower] = {}  # by id of the node
-        # By who waits: id and incarnation, as two machines may have been given one name. Set when there is news.
+        # By sender: id and incarnation, as two machines may have been given one name. Set when there is news.
         self._polls: dict[tuple[str, str], asyncio.Event] = {}
         self.claims = Claims()
         self._closing = False
@@ -93,7 +93,7 @@ class SharedState:
         self.endpoint.add("GET", COUNTERS, self._answer_counters)
 
     async def start(self, host: str, port: int) -> None:
-        """Listen there, and begin to follow the others. Raises ConfigError."""
+        """Listen on the address, and begin to follow the other nodes. Raises ConfigError."""
         await self.endpoint.start(host, port)
         self.membership.listen(self._on_view)
         self.listen(CONSUMERS, lambda node, name, value: self._choose_soon())
@@ -112,8 +112,8 @@ class SharedState:
     # --- what this node says -----------------------------------------------------------------------------------------
 
     def publish(self, section: Section[Value], name: str, value: Value) -> str:
-        """Tell all nodes this value of this node, in place of what it said before under that name. Returns why they
-        would not take it, or "". Logs that once for each value, however often it is published."""
+        """Publish a value of this node, in place of its former value under that name. Return the reason why other nodes
+        would reject it, or "". A rejected value is logged once, however often it is published."""
         raw, part = section.encode(value), self._part(section)
         before = part.get(section.name, name)
         if raw == before:
@@ -140,20 +140,20 @@ class SharedState:
             del self._refused[next(iter(self._refused))]
 
     def remove(self, section: Section[Any], name: str) -> None:
-        """Tell all nodes that the value does not hold any more."""
+        """Withdraw a value from all nodes."""
         self._refused.pop((section.name, name), None)
         self._set(section, name, None)
 
     def says(self, section: Section[Any], name: str) -> bool:
-        """Does this node say anything of that name?"""
+        """Return whether this node publishes a value of that name."""
         return self._part(section).get(section.name, name) is not None
 
     def published(self, section: Section[Any]) -> list[str]:
-        """The names of this node's values."""
+        """Return the names of this node's values."""
         return self._part(section).names(section.name)
 
     def own(self, section: Section[Value], name: str) -> Value | None:
-        """What this node says."""
+        """Return this node's value of that name, or None."""
         raw = self._part(section).get(section.name, name)
         return msgspec.msgpack.decode(raw, type=section.kind) if raw is not None else None
 
@@ -169,11 +169,11 @@ class SharedState:
     # --- what others say ---------------------------------------------------------------------------------------------
 
     def listen(self, section: Section[Any], callback: Listener) -> None:
-        """Call it with whatever another node says from now on."""
+        """Call *callback* with each change that another node publishes from now on."""
         self._listeners[section.name].append(callback)
 
     def values(self, section: Section[Value]) -> dict[str, Mapping[str, Value]]:
-        """What the other nodes say, by node id and name."""
+        """Return the other nodes' values, by node id and name."""
         found = {}
         for node, follower in self._followers.items():
             part = follower.progress if section is PROGRESS else follower.facts
@@ -182,7 +182,7 @@ class SharedState:
         return found
 
     def value(self, section: Section[Value], node: str, name: str) -> Value | None:
-        """What that node says."""
+        """Return one value of another node, or None."""
         follower = self._followers.get(node)
         if follower is None:
             return None
@@ -191,28 +191,28 @@ class SharedState:
         return found
 
     def problems(self) -> dict[str, str]:
-        """By node id, why a node does not say what is new."""
+        """Return, by node id, why a node does not answer."""
         return {node: follower.problem for node, follower in self._followers.items() if follower.problem}
 
     def node(self, node_id: str) -> NodeRecord | None:
-        """A member other than this node."""
+        """Return the record of a member other than this node, or None."""
         follower = self._followers.get(node_id)
         return follower.record if follower is not None else None
 
     def has_heard(self, node_id: str) -> bool:
-        """Has it said anything since this node, or that one, started? A node without datasets says so too."""
+        """Return whether the node has answered since it, or this node, started. A node without datasets answers too."""
         follower = self._followers.get(node_id)
         return follower is not None and follower.facts.version > 0
 
     async def ask(self, node_id: str, path: str, seconds: float, most: int) -> bytes:
-        """What that node answers to GET *path*: at most *most* bytes. Raises PeerFailed."""
+        """Return the node's response to GET *path*, of at most *most* bytes. Raises PeerFailed."""
         record = self.node(node_id)
         if record is None:
             raise PeerFailed(f"node {node_id} is not in the cluster any more")
         return await self.http.get(record, path, seconds, most)
 
     async def node_counters(self, seconds: float) -> dict[str, bytes | PeerFailed]:
-        """The counters of all other nodes, by id, or why there are none. Takes *seconds* at most."""
+        """Return the counters of all other nodes by id, or the reason for their lack, within *seconds*."""
         at_once = asyncio.Semaphore(ASKED_AT_ONCE)
 
         async def one(record: NodeRecord) -> bytes | PeerFailed:
@@ -234,7 +234,7 @@ class SharedState:
         return found
 
     async def catch_up(self, seconds: float) -> None:
-        """Waits until each other node has said what it knows now, but no longer than *seconds*."""
+        """Wait until each other node has sent what it knows now, but no longer than *seconds*."""
         tasks = [asyncio.create_task(follower.catch_up()) for follower in self._followers.values()]
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
@@ -294,8 +294,8 @@ class SharedState:
             self._choosing = asyncio.get_running_loop().call_later(FOLLOW_PAUSE, self._choose)
 
     def _choose(self) -> None:
-        """Decide whose progress is followed: of each job, that of the nodes that come first in an order which is
-        another one on each node. So no node is followed by all."""
+        """Choose whose progress is followed: for each job, that of the first nodes in an order that differs on each
+        node, so that no node is followed by all."""
         self._choosing = None
         me = self.membership.view.me
         by_job: defaultdict[str, set[str]] = defaultdict(set)
@@ -335,7 +335,7 @@ class SharedState:
         return web.Response(body=msgspec.msgpack.encode(answer), content_type="application/msgpack")
 
     async def _news(self, sender: tuple[str, str], since: int, progress: int, wait: float) -> None:
-        """Until there is something that the sender has not seen, or it has waited enough."""
+        """Wait until there is news for the sender, or *wait* seconds have passed."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         before = self._polls.get(sender)

@@ -1,4 +1,4 @@
-"""What goes over the control endpoints: paths, headers, answers, and how large and how long each may be."""
+"""The wire format of the control endpoints: paths, headers, messages, and their limits."""
 
 from typing import Final
 
@@ -8,18 +8,19 @@ from cachefs_daemon.cluster.view import NodeRecord
 
 CLUSTER: Final = "Cachefs-Cluster"
 SENDER: Final = "Cachefs-Node"
-# Of the sender: which start of its daemon.
+# The sender's incarnation: which start of its daemon.
 INCARNATION: Final = "Cachefs-Incarnation"
-# The ring epoch of a static list: says which list the sender has.
+# The ring epoch of a static list, which tells which list the sender has.
 LIST: Final = "Cachefs-List"
-# An answer of another node than the one that was meant is none: its address may be another's by now.
+# The responding node. A response of another node than the addressed one is rejected: its address may belong to another
+# node by now.
 ANSWERED_BY: Final = "Cachefs-Answered-By"
-# Where nodes share a secret: the start of the addressee's daemon that is meant, or that answers; a nonce; and what
-# proves that who asks, or answers, knows the secret. See cachefs_daemon.cluster.secret.
+# With a shared secret: the incarnation of the addressee in requests, of the responder in responses; a nonce; and the
+# proof that the sender knows the secret. See cachefs_daemon.cluster.secret.
 ADDRESSEE: Final = "Cachefs-Addressee"
 NONCE: Final = "Cachefs-Nonce"
 PROOF: Final = "Cachefs-Proof"
-# The status of an answer to a request that was meant for another start of the daemon.
+# Status of the response to a request for another start of the daemon.
 OTHER_START: Final = 421
 
 STATE: Final = "/state"
@@ -28,26 +29,26 @@ COUNTERS: Final = "/counters"
 SNAPSHOTS: Final = "/snapshots"
 BLOBS: Final = "/blobs"
 
-# Seconds that a poll waits for news where there are few nodes, and at most. With 1,000 nodes each answers ten in a
-# second for nothing at the latter.
+# Seconds that a poll waits for news in small clusters, and at most. With the latter, each of 1,000 nodes answers ten
+# empty polls a second.
 POLL_SECONDS: Final = 25.0
 MOST_POLL_SECONDS: Final = 100.0
 FEW_NODES: Final = 256
 # Seconds for which changes are gathered before they are sent.
 GATHERED: Final = 0.02
-# Seconds between two answers that only say how far consumers are.
+# Least seconds between two responses with nothing but progress.
 PROGRESS_SECONDS: Final = 1.0
-# Bytes of all values of one node; and of an answer, with names and all that is around the values.
+# Most bytes of all values of one node; and of a response, with names and framing.
 MOST_OF_NODE: Final = 16 << 20
 MOST_ANSWER: Final = 3 * MOST_OF_NODE
-# Bytes of any other small answer.
+# Most bytes of any other small response.
 MOST_SMALL: Final = 256 << 10
 
 WireChange = tuple[str, str, bytes | None]
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """Changes of one kind. See cachefs_daemon.sharing.own_part.Page."""
+    """Changes of one kind (see cachefs_daemon.sharing.own_part.Page)."""
 
     full: bool
     changes: list[WireChange]
@@ -55,14 +56,14 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StateAnswer(msgspec.Struct, frozen=True):
-    """News of the node that answers."""
+    """News of the responding node."""
 
     record: NodeRecord
     facts: Part
-    # None: the receiver does not follow it.
+    # None: the receiver does not follow the progress.
     progress: Part | None = None
 
 
 def poll_seconds(nodes: int) -> float:
-    """How long a poll waits for news, in a cluster of so many nodes."""
+    """Return how many seconds a poll waits for news, in a cluster of *nodes* nodes."""
     return min(max(POLL_SECONDS, POLL_SECONDS * nodes / FEW_NODES), MOST_POLL_SECONDS)
