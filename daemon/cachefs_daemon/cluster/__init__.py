@@ -1,4 +1,4 @@
-"""Who is a member of the cluster: this node's identity, records of all nodes, and the view that follows from them.
+"""Cluster membership: this node's identity, records of all nodes, and the view that follows from them.
 
 May import runtime and the section [cluster] of the configuration.
 """

@@ -1,9 +1,9 @@
-"""etcd as the store of a cluster's records: a key for each node, kept by a lease, and one for the ring.
+"""etcd as the store of a cluster's records: a key for each node, kept alive by a lease, and one for the ring.
 
-Two threads, since a lease that is not kept in time makes a node that works seem gone, and the event loop may be busy
-for seconds. The keeper keeps lease and record, changes the ring, and looks whether the watch has missed anything: no
-watch says so when it has (a stopped etcd, a network that drops all packets, a compaction). The watcher reads all keys,
-follows their changes, and begins again whenever that ends.
+The store has two threads, since a lease that is not kept alive in time makes a working node seem gone, and the event
+loop may be busy for seconds. The keeper keeps lease and record, changes the ring, and checks whether the watch has
+missed a change: no watch reports that itself (a stopped etcd, a network that drops all packets, a compaction). The
+watcher reads all keys, follows their changes, and starts again whenever the watch ends.
 """
 
 import asyncio
@@ -23,27 +23,27 @@ from cachefs_daemon.cluster.view import NodeRecord, decode_record, encode_record
 
 log = logging.getLogger(__name__)
 
-# Of the seconds between two keep-alives, those that a call may take.
+# Share of the seconds between two keep-alives that a call may take.
 _PATIENCE: Final = 0.9
 _PAUSE: Final = 0.2
 _LONGEST_PAUSE: Final = 2.0
-# Keys with nonsense that the log names.
+# Most invalid keys that the log names.
 _MOST_SAID: Final = 100
-# Seconds that the end may take.
+# Seconds that stopping may take.
 _END: Final = 3.0
 
 
 class _Taken(CachefsError):
-    """Another node that runs has this node's key."""
+    """Another running node has this node's key."""
 
 
 class EtcdStore:
-    """See store.RecordStore."""
+    """Keeps records in etcd (see store.RecordStore)."""
 
     source: Final = "etcd"
 
     def __init__(self, settings: EtcdSettings, prefix: str, node_id: str, seconds: float = RECORD_SECONDS) -> None:
-        """prefix: of the keys, without a slash at its end. seconds: that a record stays when nobody keeps it."""
+        """prefix: of the keys, without a slash at its end. seconds: lifetime of a record without keep-alives."""
         self._settings = settings
         self._prefix = f"{prefix}/".encode()
         self._nodes = f"{prefix}/nodes/".encode()
@@ -56,25 +56,25 @@ class EtcdStore:
         self._loop: asyncio.AbstractEventLoop
         self._listener: StoreListener
         self._threads: list[threading.Thread] = []
-        # What follows is guarded by this.
+        # Guards the attributes below, up to `_problems`.
         self._condition = threading.Condition()
         self._stopping = False
         self._record: NodeRecord | None = None
         self._unsaved = False
         self._proposal: tuple[Ring, int] | None = None
-        self._look = False  # now, in place of at the next step
+        self._look = False  # check now instead of at the next step
         self._watch: Watch | None = None
-        self._round = 0  # of watches: another one when the watch is to begin again
-        self._newest = 0  # revision of the last change that the watcher knows of
-        self._keys = 0  # how many keys it knows of
+        self._round = 0  # number of the watch: raised to restart it
+        self._newest = 0  # revision of the last change that the watcher has seen
+        self._keys = 0  # number of keys that the watcher has seen
         self._problems: dict[str, str] = {}  # by thread
         # Used by the watcher only.
         self._nonsense: set[KeyValue] = set()
         # Used by the keeper only.
         self._lease = 0
-        self._revision = 0  # at which this node's key was put
+        self._revision = 0  # of this node's key
         self._has_claimed = False
-        self._in_doubt: tuple[int, int] | None = None  # what the watcher knew when it seemed to have missed something
+        self._in_doubt: tuple[int, int] | None = None  # the watcher's state when it seemed to have missed a change
 
     # --- on the event loop -------------------------------------------------------------------------------------------
 
@@ -146,7 +146,7 @@ class EtcdStore:
         self._leave()
 
     def _wait_for_work(self, due: float, pause: float) -> bool:
-        """Wait until something is to be done, but for *pause* seconds after a failure. False at the end."""
+        """Wait for work, or for *pause* seconds after a failure. Return False at the end."""
         with self._condition:
             if pause:
                 self._condition.wait_for(lambda: self._stopping, pause)
@@ -168,7 +168,7 @@ class EtcdStore:
             self._unsaved = True
 
     def _write(self) -> None:
-        """Put what is to be put. Raises CachefsError; then it stays to be put."""
+        """Write the record and the proposed ring. Raises CachefsError; the record then stays to be written."""
         with self._condition:
             record, proposal = self._record, self._proposal
             unsaved, self._unsaved, self._proposal = self._unsaved, False, None
@@ -199,13 +199,14 @@ class EtcdStore:
         raise EtcdAway("this node's key in etcd changes all the time")
 
     def _is_another(self, other: NodeRecord, record: NodeRecord) -> bool:
-        """Is it no earlier daemon of this node? At its address no other can be while this one listens there."""
+        """Return whether *other* is a running node and not an earlier daemon of this one. While this daemon listens at
+        its address, no other daemon can be there."""
         if other.incarnation == record.incarnation:
             return False
         return self._has_claimed or other.address != record.address
 
     def _check_watch(self) -> None:
-        """Has the watch missed anything? Then it begins again."""
+        """Restart the watch if it has missed a change."""
         with self._condition:
             asked, self._look = self._look, False
         answer = self._client.range(self._prefix, self._call_seconds, prefix=True, newest=True)
@@ -214,7 +215,8 @@ class EtcdStore:
             known = (self._newest, self._keys)
             went_back = answer.revision < self._newest
             missed = newest > self._newest or answer.count != self._keys
-            # What is on its way may come; what has not come by the next look will not. Who asks has waited.
+            # A change may still be on its way; if it has not arrived by the next check, it is lost. A caller of
+            # `refresh` has already waited.
             if went_back or (missed and (asked or known == self._in_doubt)):
                 self._begin_again()
             self._in_doubt = known if missed else None
@@ -246,7 +248,7 @@ class EtcdStore:
                     return
 
     def _follow(self) -> None:
-        """Read all, and follow the changes until the watch ends."""
+        """Read all keys, and follow their changes until the watch ends."""
         with self._condition:
             number = self._round
         answer = self._client.range(self._prefix, self._call_seconds, prefix=True)
@@ -262,10 +264,10 @@ class EtcdStore:
         try:
             for message in watch:
                 if message.ended:
-                    return  # also where its revision is compacted: all is read again
+                    return  # also if its revision is compacted: all keys are read again
                 if contents.apply(message) and not message.fragment:
                     self._publish(contents)
-        except EtcdAway:  # which is no problem where another endpoint answers
+        except EtcdAway:  # no problem if another endpoint answers
             self._client.go_on(endpoint)
 
     def _publish(self, contents: "_Contents") -> None:
@@ -273,14 +275,14 @@ class EtcdStore:
             self._newest, self._keys = contents.newest, len(contents)
             mine = self._record
             if self._has_claimed and mine is not None and contents.incarnation(mine.id) != mine.incarnation:
-                self._unsaved = True  # somebody has removed this node's record, or put another
+                self._unsaved = True  # another client has removed or replaced this node's record
                 self._condition.notify_all()
         self._tell(self._listener.stored, contents.stored())
 
     # --- both --------------------------------------------------------------------------------------------------------
 
     def _begin_again(self) -> None:
-        """End the watch, so that all is read again. With the condition held."""
+        """End the watch, so that all keys are read again. The caller holds the condition."""
         self._round += 1
         if self._watch is not None:
             self._watch.cancel()
@@ -294,29 +296,29 @@ class EtcdStore:
         self._tell(self._listener.problem, said)
 
     def _say_bug(self, who: str, error: BaseException) -> None:
-        """An exception that nobody expected. The log gets its traceback once, not with each attempt."""
+        """Report an unexpected exception. Its traceback is logged once, not with each attempt."""
         text = f"internal error ({error!r})"
         if self._problems.get(who, "") != text:
             log.error("%s: %s", self.source, text, exc_info=error)
         self._say(who, text)
 
     def _tell(self, function: Callable[..., None], *values: Any) -> None:
-        """On the event loop, which may have ended."""
+        """Call *function* on the event loop, unless that has ended."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(function, *values)
 
 
 class _Contents:
-    """The keys below the prefix."""
+    """The keys below the prefix, decoded."""
 
     def __init__(self, nodes: bytes, ring_key: bytes, found: tuple[KeyValue, ...], nonsense: set[KeyValue]) -> None:
-        """nonsense: what was said to hold nonsense; once is enough."""
+        """nonsense: invalid keys that were logged already, each once."""
         self._nodes = nodes
         self._ring_key = ring_key
         self._found = {each.key: each for each in found}
         self._records: dict[str, NodeRecord] = {}
         self._ring: Ring | None = None
-        self._deleted = 0  # revision of the last key that went
+        self._deleted = 0  # revision of the last deletion
         self._nonsense = nonsense
         for each in found:
             self._read(each)
@@ -325,7 +327,7 @@ class _Contents:
         return len(self._found)
 
     def incarnation(self, node_id: str) -> str:
-        """That the record of a node says; empty where there is none."""
+        """Return the incarnation in a node's record, or ""."""
         return self._records[node_id].incarnation if node_id in self._records else ""
 
     @property
@@ -338,7 +340,7 @@ class _Contents:
         return Stored(dict(self._records), self._ring, ring.revision if ring is not None else 0)
 
     def apply(self, message: WatchAnswer) -> bool:
-        """Has it changed anything?"""
+        """Apply changes. Return whether there were any."""
         for gone, change in message.puts_and_deletes:
             if gone:
                 self._found.pop(change.key, None)

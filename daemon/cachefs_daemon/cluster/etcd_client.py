@@ -1,7 +1,7 @@
-"""Calls to etcd over gRPC: each has a deadline, and goes to the next endpoint where one does not answer.
+"""Calls to etcd over gRPC. Each has a deadline, and is repeated at the next endpoint if one does not answer.
 
 There is a channel for each endpoint, and all calls go to the one that answered last. gRPC's own round_robin takes
-addresses only, and keeps a stopped endpoint in its round until a ping has failed.
+addresses only, and keeps a stopped endpoint in use until a ping has failed.
 """
 
 import contextlib
@@ -19,14 +19,13 @@ from cachefs_daemon.cluster import etcd_codec as codec
 
 Answer = TypeVar("Answer")
 
-# Seconds for which channels stay open that have been replaced: longer than any call takes. A watch on one is begun
-# again then.
+# Seconds for which replaced channels stay open: longer than any call takes. A watch on one is restarted then.
 RETIRED_SECONDS: Final = 60.0
-# An attempt at one of several endpoints takes at least so long: a loaded etcd answers in half a second.
+# Least seconds of an attempt at one of several endpoints: a loaded etcd answers in half a second.
 _LEAST_ATTEMPT: Final = 1.0
 _OPTIONS: Final = (
     ("grpc.max_receive_message_length", 32 << 20),
-    # etcd takes pings that come more often than each 5 s for abuse. Without the second timeout gRPC notices nothing.
+    # etcd rejects pings that come more often than every 5 s as abuse. Without the second timeout gRPC notices nothing.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.http2.ping_timeout_ms", 3_000),
@@ -35,12 +34,12 @@ _OPTIONS: Final = (
     ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.enable_http_proxy", 0),
-    # Each client has connections of its own: gRPC otherwise shares them, with those that were closed by another test.
+    # Each client has its own connections: gRPC otherwise shares them, even with clients closed by another test.
     ("grpc.use_local_subchannel_pool", 1),
 )
-# A member of etcd that has lost its leader then ends a stream, in place of saying nothing.
+# Makes a member of etcd that has lost its leader end a stream, instead of falling silent.
 _NEEDS_LEADER: Final = (("hasleader", "true"),)
-# What passes when another endpoint is asked, or later.
+# Transient errors: another endpoint, or a later call, may succeed.
 _PASSING: Final = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -51,16 +50,16 @@ _PASSING: Final = (
 
 
 class EtcdAway(CachefsError):
-    """No endpoint has answered in time."""
+    """No endpoint answered in time."""
 
 
 class EtcdRefuses(CachefsError):
-    """etcd has answered, and does not do it."""
+    """etcd answered, and refused the call."""
 
 
 @dataclass(frozen=True, slots=True)
 class EtcdSettings:
-    """Where etcd is, and who asks."""
+    """Addresses of etcd, and the client's credentials."""
 
     # URLs, all http or all https, with ports.
     endpoints: Sequence[str]
@@ -72,14 +71,14 @@ class EtcdSettings:
 
 
 class EtcdClient:
-    """Blocking calls; used by several threads."""
+    """Makes blocking calls. Used by several threads."""
 
     def __init__(self, settings: EtcdSettings) -> None:
-        """Connects to nobody yet. Raises EtcdRefuses where a file of certificates cannot be read."""
+        """Prepare channels without connecting. Raises EtcdRefuses if a certificate file cannot be read."""
         self._settings = settings
         self._stamps = _stamps(settings)
         self._channels = [_open_channel(url, settings) for url in settings.endpoints]
-        self._current = 0  # of the endpoint that is asked first
+        self._current = 0  # index of the endpoint that is asked first
         self._lock = threading.Lock()
         self._token = ""
 
@@ -93,26 +92,26 @@ class EtcdClient:
         return self._call("KV/Range", request, codec.range_answer, timeout)
 
     def put_if(self, key: bytes, value: bytes, lease: int, revision: int, timeout: float) -> codec.TxnAnswer:
-        """See `etcd_codec.put_if`. Where an answer is lost, the next attempt finds what the first has put."""
+        """Send `etcd_codec.put_if`. If a response is lost, the retry finds what the first attempt has put."""
         return self._call("KV/Txn", codec.put_if(key, value, lease, revision), codec.txn_answer, timeout)
 
     def grant(self, seconds: int, timeout: float) -> int:
-        """Id of a new lease."""
+        """Return the id of a new lease."""
         lease, _ = self._call("Lease/LeaseGrant", codec.grant_request(seconds), codec.lease_answer, timeout)
         return lease
 
     def revoke(self, lease: int, timeout: float) -> None:
-        """With all its keys."""
+        """Revoke a lease with all its keys."""
         self._call("Lease/LeaseRevoke", codec.lease_request(lease), bytes, timeout)
 
     def keep_alive(self, lease: int, timeout: float) -> int:
-        """Seconds that the lease lives from now on; 0 where there is no such lease."""
+        """Return the remaining seconds of the lease; 0 if there is no such lease."""
         _, seconds = self._call("Lease/LeaseKeepAlive", codec.lease_request(lease), codec.lease_answer, timeout, True)
         return seconds
 
     def watch(self, prefix: bytes, revision: int) -> "Watch":
-        """All changes below *prefix* from *revision* on. It has no deadline: somebody has to look after it. A call
-        before has to have asked for the token."""
+        """Watch all changes below *prefix* from *revision* on. The stream has no deadline: the caller must monitor it.
+        The token must have been fetched by a call before."""
         channel = self._channels[self._current]
         method = channel.stream_stream("/etcdserverpb.Watch/Watch")
         return Watch(method, codec.watch_request(prefix, revision), self._metadata())
@@ -129,7 +128,7 @@ class EtcdClient:
     def _call(
         self, name: str, request: bytes, decode: Callable[[bytes], Answer], timeout: float, streams: bool = False
     ) -> Answer:
-        """Raises EtcdAway or EtcdRefuses within *timeout* seconds."""
+        """Make a call. Raises EtcdAway or EtcdRefuses within *timeout* seconds."""
         deadline = time.monotonic() + timeout
         attempt = max(_LEAST_ATTEMPT, timeout / len(self._channels))
         for _ in self._channels:
@@ -149,14 +148,14 @@ class EtcdClient:
         raise EtcdAway(f"etcd at {', '.join(self._settings.endpoints)} does not answer ({why})")
 
     def _follow_certificates(self) -> None:
-        """Open the channels anew where a certificate has been replaced: gRPC has no way to tell one of that."""
+        """Reopen the channels if a certificate was replaced, since gRPC cannot reload one."""
         stamps = _stamps(self._settings)
         with self._lock:
             if stamps == self._stamps:
                 return
             channels = [_open_channel(url, self._settings) for url in self._settings.endpoints]
             before, self._stamps, self._channels = self._channels, stamps, channels
-        # Other threads use them: a call on a closed channel would end as no failure of etcd does.
+        # Other threads use the old channels: a call on a closed channel would end in an error that is not etcd's.
         closing = threading.Timer(RETIRED_SECONDS, _close, (before,))
         closing.daemon = True
         closing.start()
@@ -208,7 +207,7 @@ class Watch:
         self._ended.wait()  # etcd ends a watch whose requests have ended
 
     def __iter__(self) -> Iterator[codec.WatchAnswer]:
-        """Ends where the stream does. Raises EtcdAway, EtcdRefuses."""
+        """Yield changes until the stream ends. Raises EtcdAway, EtcdRefuses."""
         try:
             yield from map(codec.watch_answer, self._stream)
         except codec.Malformed as error:
@@ -223,13 +222,13 @@ class Watch:
             self.cancel()
 
     def cancel(self) -> None:
-        """End it. Any thread."""
+        """End the watch. May be called from any thread."""
         self._ended.set()
         self._stream.cancel()
 
 
 def _first(stream: Any) -> bytes:
-    """The first answer of a stream, which is then ended."""
+    """Return the first response of a stream, and end the stream."""
     try:
         answer: bytes = next(stream)
         return answer
@@ -252,7 +251,7 @@ def _reason(error: grpc.RpcError) -> str:
 
 
 def _stamps(settings: EtcdSettings) -> list[int]:
-    """Another list when a certificate has been replaced."""
+    """Return the certificates' mtimes, which differ after a replacement."""
     found = []
     for path in (settings.ca, settings.certificate, settings.key):
         with contextlib.suppress(OSError):

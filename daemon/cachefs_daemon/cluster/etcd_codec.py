@@ -1,8 +1,8 @@
 """The few messages of etcd's API that membership needs, in protobuf's wire format.
 
-Numbers of fields are those of etcd's rpc.proto and kv.proto (API 3.x). A message is a sequence of fields: a number in
-groups of seven bits (varint) says which field and of which type, then comes a varint, or a length and bytes. Fields
-that are not known are skipped, so a newer etcd can say more.
+Field numbers are those of etcd's rpc.proto and kv.proto (API 3.x). A message is a sequence of fields: a number in
+groups of seven bits (varint) gives the field and its type, and a varint, or a length and bytes, follows. Unknown fields
+are skipped, so that a newer etcd may send more.
 """
 
 from collections.abc import Iterator
@@ -22,14 +22,14 @@ _DELETE: Final = 1
 
 
 class Malformed(ValueError):
-    """Bytes that are no message."""
+    """Bytes that are not a valid message."""
 
 
 # --- the wire format --------------------------------------------------------------------------------------------------
 
 
 def varint(value: int) -> bytes:
-    """A number from -2**63 to 2**64 - 1."""
+    """Encode a number from -2**63 to 2**64 - 1."""
     value %= _WRAP
     out = bytearray()
     while value > 0x7F:
@@ -40,12 +40,12 @@ def varint(value: int) -> bytes:
 
 
 def number(index: int, value: int) -> bytes:
-    """A field that is a number. One that is 0 is left out, which means the same."""
+    """Encode a numeric field. A 0 is left out, which means the same."""
     return varint(index << 3 | _VARINT) + varint(value) if value else b""
 
 
 def text(index: int, value: bytes) -> bytes:
-    """A field of bytes, or a message within a message."""
+    """Encode a field of bytes, or a nested message."""
     return varint(index << 3 | _BYTES) + varint(len(value)) + value
 
 
@@ -63,7 +63,7 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Number and value of each field that is a varint or bytes. Raises Malformed."""
+    """Yield number and value of each field that is a varint or bytes. Raises Malformed."""
     at = 0
     while at < len(data):
         key, at = _read_varint(data, at)
@@ -86,13 +86,13 @@ def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 class _Fields:
-    """The fields of a message by number; where one comes twice, the last."""
+    """The fields of a message by number; of repeated ones, the last."""
 
     def __init__(self, data: bytes) -> None:
         self._values = dict(fields(data))
 
     def number(self, index: int) -> int:
-        """With its sign, as int64 has it; 0 where it is not there."""
+        """Return a signed number (int64); 0 for a missing field."""
         value = self._values.get(index, 0)
         if not isinstance(value, int):
             raise Malformed(f"field {index} is no number")
@@ -109,7 +109,7 @@ class _Fields:
 
 
 def _parts(data: bytes, index: int) -> Iterator[bytes]:
-    """Each message within a message that a repeated field has."""
+    """Yield each nested message of a repeated field."""
     for found, value in fields(data):
         if found == index:
             if not isinstance(value, bytes):
@@ -121,13 +121,13 @@ def _parts(data: bytes, index: int) -> Iterator[bytes]:
 
 
 def end_of_prefix(prefix: bytes) -> bytes:
-    """The first key after all that begin with *prefix*, which does not end in 0xff."""
+    """Return the first key after all that begin with *prefix*, which does not end in 0xff."""
     return prefix[:-1] + bytes([prefix[-1] + 1])
 
 
 def range_request(key: bytes, *, prefix: bool = False, newest: bool = False) -> bytes:
-    """What is at a key, or below a prefix. newest: only the key that was changed last, without its value; the answer's
-    count is of all."""
+    """Read a key, or all keys below a prefix. newest: only the last changed key, without its value; the response counts
+    all keys."""
     request = text(1, key) + (text(2, end_of_prefix(key)) if prefix else b"")
     if newest:
         request += number(3, 1) + number(5, _DESCENDING) + number(6, _BY_MODIFICATION) + number(8, 1)
@@ -135,14 +135,14 @@ def range_request(key: bytes, *, prefix: bool = False, newest: bool = False) -> 
 
 
 def put_if(key: bytes, value: bytes, lease: int, revision: int) -> bytes:
-    """Put where the key was last changed at *revision* (0: is not there). Else say what is there."""
+    """Put *value* if the key was last changed at *revision* (0: does not exist). Else return what is there."""
     compare = number(2, _MODIFICATION) + text(3, key) + varint(6 << 3 | _VARINT) + varint(revision)
     put = text(1, key) + text(2, value) + number(3, lease)
     return text(1, compare) + text(2, text(2, put)) + text(3, text(1, range_request(key)))
 
 
 def grant_request(seconds: int) -> bytes:
-    """A new lease."""
+    """Request a new lease."""
     return number(1, seconds)
 
 
@@ -152,12 +152,12 @@ def lease_request(lease: int) -> bytes:
 
 
 def watch_request(prefix: bytes, revision: int) -> bytes:
-    """All changes below a prefix from a revision on."""
+    """Watch all changes below a prefix from a revision on."""
     return text(1, text(1, prefix) + text(2, end_of_prefix(prefix)) + number(3, revision))
 
 
 def authenticate_request(user: str, password: str) -> bytes:
-    """A token for a user."""
+    """Request a token for a user."""
     return text(1, user.encode()) + text(2, password.encode())
 
 
@@ -166,7 +166,7 @@ def authenticate_request(user: str, password: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """A key, what is there, and the revision that has put it there."""
+    """A key, its value, and the revision of its last change."""
 
     key: bytes
     value: bytes
@@ -175,9 +175,9 @@ class KeyValue:
 
 @dataclass(frozen=True, slots=True)
 class RangeAnswer:
-    """What is in a range."""
+    """The content of a range."""
 
-    # Of the whole store.
+    # Revision of the whole store.
     revision: int
     found: tuple[KeyValue, ...]
     count: int
@@ -185,11 +185,11 @@ class RangeAnswer:
 
 @dataclass(frozen=True, slots=True)
 class TxnAnswer:
-    """Whether something was put."""
+    """The outcome of `put_if`."""
 
     revision: int
     done: bool
-    # What is there where it was not.
+    # The existing key, if *value* was not put.
     found: tuple[KeyValue, ...] = ()
 
 
@@ -198,13 +198,14 @@ class WatchAnswer:
     """Some changes, or the end of a watch."""
 
     revision: int
-    # The watch has ended, since its revision is compacted (then *compacted* is one that is not) or for another reason.
+    # The watch has ended, since its revision is compacted (*compacted* is then the oldest available one) or for another
+    # reason.
     ended: bool
     compacted: int
     reason: str
     # More changes of the same revision follow.
     fragment: bool
-    puts_and_deletes: tuple[tuple[bool, KeyValue], ...] = field(default=())  # with True where a key is gone
+    puts_and_deletes: tuple[tuple[bool, KeyValue], ...] = field(default=())  # with True for a deletion
 
 
 def _header_revision(answer: _Fields) -> int:
@@ -217,7 +218,7 @@ def _key_value(data: bytes) -> KeyValue:
 
 
 def range_answer(data: bytes) -> RangeAnswer:
-    """Raises Malformed, as all of these."""
+    """Decode a message. Raises Malformed, as all decoders do."""
     parts = _Fields(data)
     return RangeAnswer(_header_revision(parts), tuple(map(_key_value, _parts(data, 2))), parts.number(4))
 
@@ -232,7 +233,7 @@ def txn_answer(data: bytes) -> TxnAnswer:
 
 
 def lease_answer(data: bytes) -> tuple[int, int]:
-    """Id and seconds to live of a lease that was granted or kept alive. 0 seconds: there is no such lease."""
+    """Return id and remaining seconds of a lease that was granted or kept alive. 0 seconds: there is no such lease."""
     parts = _Fields(data)
     return parts.number(2), parts.number(3)
 

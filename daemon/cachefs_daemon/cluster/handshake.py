@@ -1,7 +1,7 @@
-"""What a request of another node says of itself, and whether this node is the one that was meant.
+"""The greeting in each request between nodes, and the addressee's verdict on it.
 
-An address may have been given to another machine, a node may have started again, and two nodes may know different
-rings. Whoever asks is told which of these it is, and what to do.
+An address may belong to another machine by now, a node may have restarted, and two nodes may have different rings. The
+verdict tells the sender which of these is the case, and what to do.
 """
 
 from dataclasses import dataclass
@@ -15,47 +15,46 @@ SECRET_HINT: Final = (
     "daemons of one cluster without certificates need one cluster.secret_file; by default those of one user share one "
     "from their start on"
 )
-# What a greeting asks for, as its proof names it.
+# The purpose of a greeting, as its proof names it.
 BLOCKS: Final = "blocks"
 
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """What each request of a node to another begins with."""
+    """The fields that identify sender and addressee of a request."""
 
-    # Name of the cluster.
     cluster: str
-    # Ids of who asks and who is asked.
+    # Ids of the requesting and of the addressed node.
     sender: str
     addressee: str
-    # Of who is asked, as the sender knows it; empty: not known yet.
+    # Incarnation of the addressee as the sender knows it; "" if unknown.
     incarnation: str
     # The sender's ring epoch.
     epoch: int
     protocol: int = PROTOCOL
-    # 32 hex digits, and what proves that the sender knows the cluster's secret; empty where there is none.
+    # 32 hex digits, and the proof that the sender knows the cluster's secret; "" without a secret.
     nonce: str = ""
     proof: str = ""
 
     def scope(self, addressee: str, port: int) -> ProofScope:
-        """Return what its proof has to be for, where *addressee* is the node that is asked and *port* that of its data
+        """Return the scope of the greeting's proof. addressee: id of the addressed node; port: that of its data
         plane."""
         return ProofScope(self.nonce, self.sender, addressee, self.incarnation, port, BLOCKS)
 
 
 class Verdict(StrEnum):
-    """What this node makes of a greeting. All but WELCOME refuse the request."""
+    """This node's verdict on a greeting. All but WELCOME and NEWER_EPOCH refuse the request."""
 
     WELCOME = "welcome"
-    # The sender knows a newer ring than this node, which serves it, and asks its source for that ring.
+    # The sender has a newer ring than this node, which serves the request and asks its source for that ring.
     NEWER_EPOCH = "newer-epoch"
-    # The sender is to ask its source for the ring, and then again.
+    # The sender must ask its source for the ring, and then repeat the request.
     OLD_EPOCH = "old-epoch"
-    # The two have different static lists: somebody has to mend that.
+    # The two nodes have different static lists: an administrator has to correct one.
     OTHER_LIST = "other-list"
     # Another node has the address now.
     OTHER_NODE = "other-node"
-    # The node has started again since the sender learnt of it.
+    # The node has restarted since the sender learned of it.
     OTHER_INCARNATION = "other-incarnation"
     OTHER_CLUSTER = "other-cluster"
     OTHER_PROTOCOL = "other-protocol"
@@ -66,15 +65,15 @@ class Verdict(StrEnum):
 
     @property
     def serves(self) -> bool:
-        """Is the request answered?"""
+        """Whether the request is served."""
         return self in (Verdict.WELCOME, Verdict.NEWER_EPOCH)
 
 
 def judge(view: ClusterView, cluster: str, greeting: Greeting, secret: ClusterSecret | None = None) -> Verdict:
-    """What this node, which has *view* and is in *cluster*, makes of a request.
+    """Return the verdict of this node, which has *view* and is in *cluster*, on a request.
 
-    A sender that is not known yet may be a node that has joined a moment ago: where its epoch is newer than ours it is
-    served, and else it is a stranger.
+    An unknown sender may be a node that joined a moment ago: it is served if its epoch is newer than ours, and a
+    stranger otherwise.
     """
     mine = view.mine
     if greeting.cluster != cluster or mine is None:
@@ -83,7 +82,7 @@ def judge(view: ClusterView, cluster: str, greeting: Greeting, secret: ClusterSe
         return Verdict.OTHER_PROTOCOL
     if greeting.addressee != mine.id:
         return Verdict.OTHER_NODE
-    # A proof for no start in particular could be kept and used again, so it counts for none.
+    # A proof for no start in particular could be kept and used again, so it does not count.
     if greeting.incarnation not in ("", mine.incarnation) or (secret is not None and not greeting.incarnation):
         return Verdict.OTHER_INCARNATION
     if secret is not None and not _is_proven(greeting, mine, secret):
@@ -108,7 +107,7 @@ def _judge_by_list(view: ClusterView, greeting: Greeting) -> Verdict:
 
 
 def explain(verdict: Verdict, view: ClusterView, cluster: str, greeting: Greeting) -> str:
-    """A line for the log of whoever asked, and for that of this node."""
+    """Return a line for the logs of the sender and of this node; "" if the request is served."""
     mine = view.mine
     here = f"{mine.name} ({mine.id})" if mine is not None else "a node of no cluster"
     match verdict:

@@ -1,6 +1,6 @@
-"""Who this node is: an id that stays with its state directory, and an incarnation that is new at each start.
+"""This node's identity: an id that stays with its state directory, and an incarnation that is new at each start.
 
-An address says neither: it may be given to another machine, and a node may come back at another one.
+An address identifies neither: it may be given to another machine, and a node may return at another one.
 """
 
 import os
@@ -20,15 +20,14 @@ _SAFELY: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Two texts of 16 hex digits."""
+    """A node's id and incarnation, each of 16 hex digits."""
 
     id: str
     incarnation: str
 
 
 def load_identity(state_dir: Path) -> Identity:
-    """The node's, of which a first start makes the id. Raises ConfigError where the file is damaged or cannot be
-    made."""
+    """Load the node's id, which a first start makes. Raises ConfigError if the file is damaged or cannot be made."""
     path = state_dir / FILE_NAME
     try:
         node_id = _read(path) or _make(path)
@@ -43,7 +42,7 @@ def load_identity(state_dir: Path) -> Identity:
 
 
 def _read(path: Path) -> str:
-    """What is in the file; empty where there is none."""
+    """Return the content of the file; "" without a file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | _SAFELY)
     except FileNotFoundError:
@@ -55,7 +54,7 @@ def _read(path: Path) -> str:
 
 
 def _make(path: Path) -> str:
-    """A new id, which survives a power cut from now on."""
+    """Make a new id, and sync it to disk."""
     node_id = secrets.token_hex(8)
     fresh = path.with_name(f"{path.name}.new")
     fresh.unlink(missing_ok=True)
@@ -75,7 +74,7 @@ def _make(path: Path) -> str:
 
 
 def own_record(section: ClusterSection, identity: Identity, memory: int, ssd: int) -> NodeRecord:
-    """What this node says of itself. memory, ssd: bytes that its tiers may take."""
+    """Return this node's record. memory, ssd: bytes that its tiers may take."""
     port = section.listens[1]
     return NodeRecord(
         identity.id,

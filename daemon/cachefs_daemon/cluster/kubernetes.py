@@ -1,8 +1,8 @@
-"""Leases of Kubernetes as the store of a cluster's records: one for each node, and one for the ring.
+"""Kubernetes Leases as the store of a cluster's records: one for each node, and one for the ring.
 
-What Kubernetes calls a Lease does not end by itself: whoever watches it sees that it is renewed no more. So each node
-judges by what it sees, with a clock of its own, which stands still while nothing can be seen. The work is done in a
-thread with an event loop of its own, as that of the daemon may be busy for seconds.
+A Lease of Kubernetes does not expire by itself: its watchers see that it is not renewed any more. So each node judges
+by what it sees, with its own clock, which stands still while nothing can be seen. The work runs in a thread with its
+own event loop, as that of the daemon may be busy for seconds.
 """
 
 import asyncio
@@ -33,33 +33,34 @@ _PATIENCE: Final = 0.9
 _PAUSE: Final = 0.2
 _LONGEST_PAUSE: Final = 5.0
 _END: Final = 3.0
-# Clocks of machines differ by no more, or a node is seen a renewal later.
+# Most seconds that clocks of machines differ; with more, a node is seen one renewal later.
 _CLOCKS: Final = 30.0
 
 
 class _Taken(CachefsError):
-    """Another node that runs has the Lease with this node's id."""
+    """Another running node has the Lease with this node's id."""
 
 
 @dataclass(slots=True)
 class _Seen:
-    """A Lease of a node."""
+    """The Lease of a node."""
 
     record: NodeRecord
     version: str
-    # Its renewTime, as it stands there.
+    # The renewTime in the Lease.
     renewed: str
-    # By the clock of what can be seen: when that changed last. None: a Lease of old, not seen to be renewed.
+    # Time of the last change of `renewed`, by the clock of what can be seen. None: an old Lease that was not seen to be
+    # renewed.
     at: float | None
 
 
 class KubernetesStore:
-    """See store.RecordStore."""
+    """Keeps records in Leases (see store.RecordStore)."""
 
     source: Final = "kubernetes"
 
     def __init__(self, settings: ApiSettings, cluster: str, node_id: str, seconds: float = RECORD_SECONDS) -> None:
-        """seconds: after which a Lease that is not renewed counts as gone."""
+        """seconds: after which a Lease without renewal counts as gone."""
         self._settings = settings
         self._cluster = cluster
         self._start_of_name = f"cachefs-{xxhash.xxh3_64_hexdigest(cluster.encode())[:8]}-"
@@ -67,27 +68,27 @@ class KubernetesStore:
         self._ring_name = self._start_of_name + "ring"
         self._selector = f"{LABEL}={cluster}"
         self._seconds = seconds
-        self._main: asyncio.AbstractEventLoop  # the daemon's
-        self._loop: asyncio.AbstractEventLoop | None = None  # ours
+        self._main: asyncio.AbstractEventLoop  # the daemon's loop
+        self._loop: asyncio.AbstractEventLoop | None = None  # our loop
         self._listener: StoreListener
         self._thread: threading.Thread | None = None
         self._started = threading.Event()
-        # What follows is used on our loop only.
+        # The attributes below are used on our loop only.
         self._api: KubernetesApi
         self._work = asyncio.Event()
         self._ended = asyncio.Event()
         self._record: NodeRecord | None = None
         self._unsaved = False
         self._proposal: tuple[Ring, str] | None = None
-        self._own: Lease | None = None  # this node's, as the server has it
+        self._own: Lease | None = None  # this node's Lease on the server
         self._has_claimed = False
-        self._other: tuple[str, float] | None = None  # version of another's Lease with our name, and since when
+        self._other: tuple[str, float] | None = None  # version of another node's Lease with our name, and since when
         self._watching: asyncio.Task[None] | None = None
         self._refreshing = False
         self._seen: dict[str, _Seen] = {}  # by name
         self._ring: Ring | None = None
         self._ring_lease: Lease | None = None
-        self._clock = 0.0  # of what can be seen: see the module
+        self._clock = 0.0  # clock of what can be seen: see the module
         self._sees = False
         self._told: Stored | None = None
         self._problems: dict[str, str] = {}
@@ -121,7 +122,7 @@ class KubernetesStore:
 
     def _do(self, function: Callable[..., None], *values: Any) -> None:
         if self._loop is not None:
-            with contextlib.suppress(RuntimeError):  # it has ended
+            with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(function, *values)
 
     # --- on our own ---------------------------------------------------------------------------------------------------
@@ -161,8 +162,8 @@ class KubernetesStore:
         await self._api.close()
 
     async def _open(self) -> bool:
-        """Once the API server's CA can be read, which may be on its way still when a pod starts. False where the
-        daemon ends before."""
+        """Open the API client as soon as the API server's CA can be read, which may still be on its way when a pod
+        starts. Return False if the daemon ends first."""
         pause = _PAUSE
         while not self._ended.is_set():
             try:
@@ -179,7 +180,7 @@ class KubernetesStore:
     # --- this node's Lease, and the ring ------------------------------------------------------------------------------
 
     async def _keep(self) -> None:
-        """Renew the Lease, and write what is to be written."""
+        """Renew the Lease, and write pending changes."""
         due, pause = 0.0, 0.0
         while True:
             await _wait(self._work, pause or max(0.0, due - time.monotonic()), at_least=pause)
@@ -202,7 +203,7 @@ class KubernetesStore:
                 pause = 0.0
 
     async def _renew(self, record: NodeRecord) -> None:
-        """Raises CachefsError; then it is to be tried again."""
+        """Write the record. Raises CachefsError; the record then stays to be written."""
         self._unsaved = True
         try:
             self._own = await self._write_own(record, self._own)
@@ -220,7 +221,7 @@ class KubernetesStore:
         return await self._api.update(lease)
 
     async def _claim(self, record: NodeRecord) -> Lease | None:
-        """Take the Lease over, unless another node renews it. Raises Conflict where it changed at that moment."""
+        """Take the Lease over, unless another node renews it. Raises Conflict if it changes at that moment."""
         try:
             there = await self._api.get(self._name)
         except Missing:
@@ -233,7 +234,7 @@ class KubernetesStore:
         return await self._write_own(record, there)
 
     def _is_another(self, other: NodeRecord, record: NodeRecord, version: str) -> bool:
-        """Is it no earlier daemon of this node, and is it renewed?"""
+        """Return whether *other* is another node that renews the Lease, and not an earlier daemon of this one."""
         if other.incarnation == record.incarnation:
             return False
         if not self._has_claimed and other.address == record.address:
@@ -247,7 +248,7 @@ class KubernetesStore:
             return
         (ring, version), self._proposal = self._proposal, None
         lease = self._lease(self._ring_name, {RING: ring.encoded().decode(), EPOCH: str(ring.epoch)}, "ring")
-        with contextlib.suppress(Conflict, Missing):  # another node was quicker: the watch tells what it has made
+        with contextlib.suppress(Conflict, Missing):  # another node was quicker: the watch brings its ring
             if not version:
                 await self._api.create(lease)
             else:
@@ -256,7 +257,7 @@ class KubernetesStore:
             await self._remove_old(ring)
 
     async def _remove_old(self, ring: Ring) -> None:
-        """Leases that nobody renews and that the ring does not have. Nobody else would remove them."""
+        """Delete expired Leases of nodes that are not in the ring. No other process would."""
         placed = {self._start_of_name + node.id for node in ring.nodes}
         for name, seen in list(self._seen.items()):
             if name not in placed and name != self._name and not self._is_live(seen):
@@ -275,7 +276,7 @@ class KubernetesStore:
     # --- what others have ---------------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
-        """List, and watch, again and again."""
+        """List and watch the Leases, again and again."""
         pause = _PAUSE
         while True:
             begun = time.monotonic()
@@ -311,7 +312,7 @@ class KubernetesStore:
             self._publish()
 
     def _note(self, lease: Lease) -> None:
-        """A Lease that is new or has changed."""
+        """Take in a Lease that is new or has changed."""
         metadata = lease.get("metadata") or {}
         name, version = str(metadata.get("name", "")), str(metadata.get("resourceVersion", ""))
         annotations = metadata.get("annotations") or {}
@@ -344,12 +345,12 @@ class KubernetesStore:
         if name == self._ring_name:
             self._ring = self._ring_lease = None
         if name == self._name and not self._ended.is_set():
-            self._own = None  # somebody has removed it
+            self._own = None  # another client has removed it
             self._unsaved = True
             self._work.set()
 
     async def _expire(self) -> None:
-        """Let the clock go on while there is anything to be seen, and tell of Leases that have ended."""
+        """Advance the clock while Leases can be seen, and report those that have expired."""
         step = min(1.0, self._seconds / 10)
         last = time.monotonic()
         while True:
@@ -364,7 +365,7 @@ class KubernetesStore:
         return seen.at is not None and self._clock - seen.at < self._seconds
 
     def _publish(self, *, again: bool = False) -> None:
-        """Tell what there is, where that has changed or *again*."""
+        """Report the live records and the ring if they have changed, or *again*."""
         if self._told is None and not self._sees:
             return
         live = {seen.record.id: seen.record for seen in self._seen.values() if self._is_live(seen)}
@@ -382,7 +383,7 @@ class KubernetesStore:
             self._tell(self._listener.problem, self._problems.get("keeper") or self._problems.get("watcher") or "")
 
     def _say_bug(self, who: str, error: BaseException) -> None:
-        """An exception that nobody expected. The log gets its traceback once, not with each attempt."""
+        """Report an unexpected exception. Its traceback is logged once, not with each attempt."""
         text = f"internal error ({error!r})"
         if self._problems.get(who, "") != text:
             log.error("%s: %s", self.source, text, exc_info=error)
@@ -402,7 +403,7 @@ def _record_of(lease: Lease) -> NodeRecord | None:
 
 
 def _age(renewed: str) -> float:
-    """Seconds since a renewTime, by this machine's clock; endless where it is none."""
+    """Return the seconds since a renewTime, by this machine's clock; infinity if it is invalid."""
     try:
         then = datetime.datetime.fromisoformat(renewed)
         return abs((datetime.datetime.now(datetime.UTC) - then).total_seconds())
@@ -411,7 +412,7 @@ def _age(renewed: str) -> float:
 
 
 async def _wait(event: asyncio.Event, seconds: float, at_least: float) -> None:
-    """Wait for it so many seconds; *at_least* so many in any case."""
+    """Wait for *event*, at most *seconds*; or sleep for *at_least* seconds if that is not 0."""
     if at_least:
         await asyncio.sleep(at_least)
         return

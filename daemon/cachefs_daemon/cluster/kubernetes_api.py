@@ -21,9 +21,9 @@ from cachefs.pem_files import FilesState, PemFiles
 log = logging.getLogger(__name__)
 
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-# Of a list; with 1,000 nodes it has two pages.
+# Leases per page of a list; with 1,000 nodes a list has two pages.
 _PAGE: Final = 500
-# Seconds after which the server ends a watch. It would by itself, after half an hour to an hour.
+# Seconds after which the server ends a watch. By default it would after half an hour to an hour.
 _WATCH_SECONDS: Final = 280
 _MOST_LINE: Final = 8 << 20
 _MOST_PAGES: Final = 100
@@ -32,15 +32,15 @@ Lease = dict[str, Any]
 
 
 class ApiAway(CachefsError):
-    """The API server does not answer, or has no time."""
+    """The API server does not answer, or is overloaded."""
 
 
 class ApiRefuses(CachefsError):
-    """The API server has answered, and does not do it."""
+    """The API server answered, and refused the call."""
 
 
 class Conflict(CachefsError):
-    """Somebody else has changed, made or removed the Lease."""
+    """Another client has changed, made or removed the Lease."""
 
 
 class Missing(CachefsError):
@@ -48,12 +48,12 @@ class Missing(CachefsError):
 
 
 class Expired(CachefsError):
-    """A watch cannot go on from where it is: all is to be listed again."""
+    """A watch cannot continue from its version: all Leases must be listed again."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiSettings:
-    """Where the API server is."""
+    """The address of the API server, and the pod's account."""
 
     # Such as https://10.96.0.1:443.
     url: str
@@ -63,9 +63,9 @@ class ApiSettings:
 
 
 def pod_settings(namespace: str, account: Path = ACCOUNT) -> ApiSettings:
-    """Those of the pod that this process runs in. namespace: where it is not to be that of the pod.
+    """Return the settings of the pod that this process runs in. namespace: "" for the pod's own.
 
-    Raises ConfigError where this is no pod, or one without a service account.
+    Raises ConfigError outside of a pod, and in one without a service account.
     """
     host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
     if not host:
@@ -85,10 +85,10 @@ def pod_settings(namespace: str, account: Path = ACCOUNT) -> ApiSettings:
 
 
 class KubernetesApi:
-    """Used on one event loop."""
+    """A client of the API server. Used on one event loop."""
 
     def __init__(self, settings: ApiSettings, timeout: float) -> None:
-        """timeout: seconds that a call may take. Raises ConfigError where the certificate of the CA cannot be read."""
+        """timeout: seconds that a call may take. Raises ConfigError if the certificate of the CA cannot be read."""
         self._settings = settings
         self._timeout = timeout
         self._leases = f"{settings.url}/apis/coordination.k8s.io/v1/namespaces/{settings.namespace}/leases"
@@ -107,15 +107,15 @@ class KubernetesApi:
         return await self._call("POST", "", lease)
 
     async def update(self, lease: Lease) -> Lease:
-        """Raises Conflict where the server has another resourceVersion of it."""
+        """Replace a Lease. Raises Conflict if its resourceVersion differs from the server's."""
         return await self._call("PUT", lease["metadata"]["name"], lease)
 
     async def delete(self, name: str, version: str) -> None:
-        """Raises Conflict where the server has another resourceVersion of it."""
+        """Delete a Lease. Raises Conflict if its resourceVersion differs from the server's."""
         await self._call("DELETE", name, {"preconditions": {"resourceVersion": version}})
 
     async def list(self, selector: str) -> tuple[list[Lease], str]:
-        """All with a label, and the version from which to watch on."""
+        """Return all Leases with a label, and the version from which to watch."""
         found: list[Lease] = []
         query = {"labelSelector": selector, "limit": str(_PAGE)}
         for _ in range(_MOST_PAGES):
@@ -128,9 +128,10 @@ class KubernetesApi:
         raise ApiRefuses(f"the API server lists more than {_MOST_PAGES * _PAGE:,} Leases")
 
     async def watch(self, selector: str, version: str, silence: float) -> AsyncIterator[tuple[str, Lease]]:
-        """Kind (ADDED, MODIFIED, DELETED, BOOKMARK) and Lease of each change.
+        """Yield kind (ADDED, MODIFIED, DELETED, BOOKMARK) and Lease of each change.
 
-        Ends when the server ends it. silence: seconds without a change after which ApiAway is raised. Raises Expired.
+        Ends when the server ends the watch. silence: seconds without a change after which ApiAway is raised. Raises
+        Expired.
         """
         query = {
             "labelSelector": selector, "watch": "1", "resourceVersion": version, "allowWatchBookmarks": "true",
@@ -182,7 +183,7 @@ class KubernetesApi:
             _raise_status(answer.status, text)
 
     def _newest_context(self) -> ssl.SSLContext | bool:
-        """Return what the API server's certificate is checked against. A file that is of no use changes nothing."""
+        """Return the context that checks the API server's certificate. An invalid file leaves the former one in use."""
         if self._files_state and (state := self._files.state) != self._files_state:
             self._files_state = state
             try:
@@ -200,7 +201,7 @@ class KubernetesApi:
 
 
 def _raise_status(code: int, text: str) -> None:
-    """The error for what the server says."""
+    """Raise the error for a status of the server."""
     if code == 404:
         raise Missing(text)
     if code == 409:
@@ -216,7 +217,7 @@ def _raise_status(code: int, text: str) -> None:
 
 
 async def _changes(content: aiohttp.StreamReader) -> AsyncIterator[tuple[str, Lease]]:
-    """Kind and object of each line."""
+    """Yield kind and object of each line."""
     rest = b""
     while chunk := await content.readany():
         *lines, rest = (rest + chunk).split(b"\n")

@@ -1,7 +1,7 @@
-"""What a node knew last of its cluster, on disk: for a start while the store that all share does not answer.
+"""The last known state of the cluster, on disk: for a start while the shared store does not answer.
 
-Nothing can change in that store meanwhile, so the ring of this file is mostly the one that all others have. Where it is
-not, its epoch tells them.
+The store cannot change meanwhile, so the ring in this file is mostly the one that all other nodes have. If not, its
+epoch tells them.
 """
 
 import logging
@@ -21,7 +21,7 @@ FILE_NAME: Final = "members.json"
 class LastKnown(msgspec.Struct, frozen=True):
     """Ring and records of one moment."""
 
-    # Of this node: a copied file is of no use to another.
+    # Id of this node: another node ignores a copied file.
     me: str
     epoch: int
     ring: tuple[NodeRecord, ...]
@@ -29,14 +29,14 @@ class LastKnown(msgspec.Struct, frozen=True):
 
 
 def save(state_dir: Path, known: LastKnown) -> None:
-    """Without fsync: a torn file is ignored. Raises OSError; the old file then stays."""
+    """Write the file without fsync: a torn file is ignored. Raises OSError; the old file then stays."""
     fresh = state_dir / f"{FILE_NAME}.new"
     fresh.write_bytes(msgspec.json.encode(known))
     fresh.replace(state_dir / FILE_NAME)
 
 
 def load(state_dir: Path, me: str) -> tuple[Ring, dict[str, NodeRecord]] | None:
-    """Ring and records by id; None where nothing is known."""
+    """Load the ring, and the records by id; None if there are none."""
     path = state_dir / FILE_NAME
     try:
         known = msgspec.json.decode(path.read_bytes(), type=LastKnown)

@@ -1,4 +1,4 @@
-"""What every kind of membership gives to the other parts of a node; the kind that is none."""
+"""The interface of all kinds of membership, and the membership of a node that is in no cluster."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -9,48 +9,48 @@ Listener = Callable[[ClusterView], None]
 
 
 class Membership(Protocol):
-    """Tells who is in the cluster, and tells the cluster of this node. Used on the event loop, but for `view`."""
+    """Tells which nodes are in the cluster, and announces this node. Used on the event loop, but for `view`."""
 
     @property
     def view(self) -> ClusterView:
-        """The cluster as it is known now. May be asked from any thread."""
+        """The cluster as it is known now. May be read from any thread."""
 
     def listen(self, callback: Listener) -> None:
-        """Call *callback*, on the event loop, with each view from the next one on."""
+        """Call *callback*, on the event loop, with each new view."""
 
     async def start(self) -> None:
-        """Learn the first view, or go on without it where its source does not answer within seconds.
+        """Learn the first view, or go on without it if the source does not answer within seconds.
 
-        Raises ConfigError where another node that runs has this node's id.
+        Raises ConfigError if another running node has this node's id.
         """
 
     async def announce(self, state: State) -> None:
-        """Tell the cluster the state of this node. Where the source is away it learns it as soon as it is back."""
+        """Announce the state of this node. A source that is away learns it as soon as it is back."""
 
     async def refresh(self) -> None:
-        """Ask the source, since a peer said that our epoch is old. Takes at most a second, and nothing where it was
-        asked a moment ago."""
+        """Ask the source for changes, since a peer reported a newer epoch. Takes at most a second, and does nothing if
+        the source was asked a moment ago."""
 
     def heard(self, node_id: str, incarnation: str = "") -> None:
-        """A peer has answered, which gave this incarnation. For memberships that learn from nobody else who is up."""
+        """Note that a peer answered, with this incarnation. For memberships without another source of liveness."""
 
     def lost(self, node_id: str) -> None:
-        """A peer has not answered. For the same."""
+        """Note that a peer did not answer. For the same memberships."""
 
     def learned(self, record: NodeRecord) -> None:
-        """What a peer says of itself. For the same."""
+        """Note the record that a peer sent of itself. For the same memberships."""
 
     async def leave(self) -> None:
-        """This node has given away all that it kept, and is no member any more, while its daemon goes on: its record
-        goes, and from then on the view has no other node. Only a daemon that is started anew joins again. With a list
-        it stays a member, on which nothing is placed."""
+        """Leave the cluster after this node has handed over all its blocks, while its daemon goes on: its record is
+        removed, and the view has no other node from then on. Only a restarted daemon joins again. In a static list the
+        node stays a member, on which nothing is placed."""
 
     async def stop(self) -> None:
-        """The daemon ends: this node's record goes at once. It may be called at any time, and again."""
+        """Remove this node's record at once: the daemon ends. May be called at any time, and again."""
 
 
 class NoMembership:
-    """A node that is in no cluster. It opens no port and starts nothing."""
+    """Membership of a node that is in no cluster. Opens no port and starts nothing."""
 
     view = ClusterView()
 

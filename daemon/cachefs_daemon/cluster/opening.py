@@ -1,4 +1,4 @@
-"""Which kind of membership a configuration asks for."""
+"""Opens the kind of membership that the configuration names."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from cachefs_daemon.cluster_section import ClusterSection
 
 
 def open_membership(section: ClusterSection, state_dir: Path, memory: int, ssd: int) -> Membership:
-    """The membership of this node. It begins with its `start`. memory, ssd: bytes that the node's tiers may take.
+    """Return the membership of this node, before its `start`. memory, ssd: bytes that the node's tiers may take.
 
     Raises ConfigError.
     """
@@ -25,7 +25,7 @@ def open_membership(section: ClusterSection, state_dir: Path, memory: int, ssd: 
     return SharedMembership(store, record, section.grace, state_dir)
 
 
-# Each with what only it needs.
+# Each function imports only what its kind needs.
 
 
 def _kubernetes(section: ClusterSection, record: NodeRecord) -> RecordStore:

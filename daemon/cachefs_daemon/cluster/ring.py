@@ -1,8 +1,8 @@
 """The ring: the nodes that count for placement, in one key that all nodes share, and how it follows the records.
 
-All that nodes compute alike (homes, who holds which copy) they compute from the ring, with zones, weights and sizes as
-the ring has them. It changes as a whole, and its version is the ring epoch. So two nodes of one epoch never disagree,
-and one that has missed something has an older epoch. Nothing here does I/O or has a clock.
+All results that nodes must agree on (homes, holders of copies) are computed from the ring, with the zones, weights and
+sizes in it. The ring changes as a whole, and its version is the ring epoch. So two nodes of one epoch never disagree,
+and a node that missed a change has an older epoch. Nothing here does I/O or has a clock.
 """
 
 import dataclasses
@@ -20,15 +20,15 @@ _MOST_BYTES: Final = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Ring:
-    """Nodes that count for placement."""
+    """The nodes that count for placement, of one epoch."""
 
-    # The ring epoch. 0: there is none yet.
+    # The ring epoch. 0: there is no ring yet.
     epoch: int = 0
-    # Sorted by id; incarnations are left out, and all are active.
+    # Sorted by id; without incarnations, and all active.
     nodes: tuple[NodeRecord, ...] = ()
 
     def encoded(self) -> bytes:
-        """The nodes, as JSON. The epoch is a matter of the store."""
+        """Encode the nodes as JSON. The store keeps the epoch."""
         return msgspec.json.encode(self.nodes)
 
 
@@ -36,7 +36,7 @@ _NODES: Final = msgspec.json.Decoder(tuple[NodeRecord, ...])
 
 
 def decode_ring(text: bytes, epoch: int) -> Ring:
-    """Raises ValueError, in words, for anything that is no ring."""
+    """Decode and check a ring. Raises ValueError, in words, if it is invalid."""
     if len(text) > _MOST_BYTES:
         raise ValueError(f"{len(text):,} bytes; a ring has at most {_MOST_BYTES:,}")
     nodes = _NODES.decode(text)
@@ -50,13 +50,13 @@ def decode_ring(text: bytes, epoch: int) -> Ring:
 
 
 def ring_nodes(records: Iterable[NodeRecord]) -> tuple[NodeRecord, ...]:
-    """Records as a ring has them. They do not name the cluster: nodes of the last release write none."""
+    """Return the records in the form of a ring. They do not name the cluster: nodes of the last release write none."""
     nodes = (dataclasses.replace(record, incarnation="", state="active", cluster="") for record in records)
     return tuple(sorted(nodes, key=lambda node: node.id))
 
 
 class Roster:
-    """What a store has said last of records and ring, and since when nodes of the ring are not what they should be.
+    """The last known records and ring, and since when nodes of the ring are missing.
 
     Times are monotonic seconds.
     """
@@ -71,7 +71,7 @@ class Roster:
         self._missing: dict[str, float] = {}
 
     def update(self, records: Mapping[str, NodeRecord], ring: Ring | None, now: float) -> None:
-        """What the store has. No ring: somebody has emptied the store; the last one is known still."""
+        """Take in the content of the store. ring: None if a client has emptied the store; the last ring stays known."""
         self.records = records
         if ring is not None:
             self.ring = ring
@@ -83,7 +83,8 @@ class Roster:
         return record is not None and record.state in ("active", "draining")
 
     def wanted(self, now: float) -> tuple[NodeRecord, ...]:
-        """The nodes that the ring should have: those that are active, and those that are away and may come back."""
+        """Return the nodes that the ring should have: the active ones, and those that are away and within their
+        grace."""
         nodes = [record for record in self.records.values() if record.state == "active"]
         nodes += [
             node for node in self.ring.nodes if node.id in self._missing and now - self._missing[node.id] < self._grace
@@ -91,16 +92,17 @@ class Roster:
         return ring_nodes(nodes)
 
     def leader_rank(self) -> int:
-        """How many nodes that can change the ring come before this one. The first does it; the others wait for it."""
+        """Return how many nodes that can change the ring come before this one. The first changes it; the others wait
+        for it."""
         return sum(1 for each, record in self.records.items() if record.state != "away" and each < self.me)
 
     def next_change(self, now: float) -> float | None:
-        """Seconds until the grace of a node is over."""
+        """Return the seconds until the next grace ends; None if no node is missing."""
         times = [since + self._grace - now for since in self._missing.values()]
         return max(0.0, min(times)) if times else None
 
     def view(self, source: str, problem: str) -> ClusterView:
-        """What follows for this node."""
+        """Return this node's view of the cluster."""
         members = {node.id: dataclasses.replace(node, state="away") for node in self.ring.nodes}
         in_ring = dict(members)
         for each, record in self.records.items():
@@ -108,7 +110,7 @@ class Roster:
             if placed is None:
                 members[each] = record
                 continue
-            # What others compute with is what the ring says, until the ring has changed.
+            # Placement uses the values of the ring, as other nodes do, until the ring has changed.
             members[each] = dataclasses.replace(
                 record, zone=placed.zone, weight=placed.weight, memory=placed.memory, ssd=placed.ssd
             )

@@ -1,13 +1,13 @@
-"""The secret that daemons on loopback share, and how each side of a request proves that it knows the secret.
+"""The secret that daemons on loopback share, and proofs that each side of a request knows it.
 
-A port of loopback is open to every user of the machine, and so is the port of a daemon that has ended. So each request
-has a nonce and a proof (a keyed BLAKE2b), and so has each answer. The secret itself never leaves the daemon. Another
-user who has taken the port of a daemon that is down may relay what comes there, so a proof is of no use elsewhere: that
-of a request names the node, the start of its daemon and the port that are meant; that of an answer names all of these,
-who has asked, and whether the request is served or refused. Only a request that proves itself is served, so no node
-gives another user, who proves nothing, what a block could be answered with.
+A loopback port is open to every user of the machine, and so is the port of a daemon that has ended. So each request has
+a nonce and a proof (a keyed BLAKE2b), and so has each response. The secret itself never leaves the daemon. Another user
+who has taken the port of a daemon that is down may relay what arrives there, so a proof is valid nowhere else: that of
+a request names the node, the start of its daemon and the port that are addressed; that of a response names all of
+these, the sender, and whether the request is served or refused. Only a proven request is served, so no node gives
+another user, who proves nothing, the bytes that could answer for a block.
 
-Nodes with certificates have no such secret, and nor have those with `insecure_peers`.
+Nodes with certificates have no secret, and nor have nodes with `insecure_peers`.
 """
 
 import hashlib
@@ -28,12 +28,12 @@ from cachefs.errors import ConfigError
 if TYPE_CHECKING:  # processes that serve peers would import pydantic for it
     from cachefs_daemon.cluster_section import ClusterSection
 
-# Random bytes of a secret that a daemon makes; bytes that a file may have, but for a line end.
+# Random bytes of a secret that a daemon makes; least and most bytes of a file, without its line end.
 _MADE: Final = 24
 _LEAST: Final = 16
 _MOST: Final = 64
 _SAFELY: Final = os.O_NONBLOCK | os.O_CLOEXEC
-# Of the default file, below the home directory of the daemon's user.
+# The default file, below the home directory of the daemon's user.
 _BELOW_HOME: Final = ".local/state/cachefs/cluster-secret"
 
 SHM = Path("/dev/shm")
@@ -43,15 +43,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ProofScope:
-    """The one request that a proof, and the proof of its answer, are for."""
+    """The one request that a proof, and the proof of its response, are valid for."""
 
     nonce: str
-    # Ids of the node that asks and of the one that is asked.
+    # Ids of the requesting and of the addressed node.
     sender: str
     addressee: str
-    # The start of the addressee's daemon that is meant.
+    # The addressed start of the addressee's daemon.
     incarnation: str
-    # Where the addressee is reached.
+    # Port of the addressee.
     port: int
     what: str
 
@@ -61,11 +61,11 @@ class ClusterSecret:
     """A secret of _LEAST to _MOST bytes."""
 
     key: bytes
-    # The default file; None where the configuration names a file, which is its owner's to keep.
+    # The default file; None if the configuration names a file, which its owner keeps.
     file: Path | None = field(default=None, compare=False)
 
     def keep_file(self) -> None:
-        """Make the default file again where it is gone, so that the next daemon has the same secret: logind removes a
+        """Make the default file again if it is gone, so that the next daemon has the same secret: logind removes a
         user's files in /dev/shm when the user logs out. Raises ConfigError."""
         if self.file is None or self.file.exists():
             return
@@ -82,15 +82,16 @@ class ClusterSecret:
         return "ClusterSecret(...)"
 
     def request_proof(self, scope: ProofScope) -> str:
-        """Prove to the addressee that the sender asks it."""
+        """Return the proof to the addressee that the sender makes the request."""
         return self._proof("request", scope)
 
     def response_proof(self, scope: ProofScope, incarnation: str, *, serves: bool) -> str:
-        """Prove to the sender that the start *incarnation* of the addressee answers, and serves or refuses."""
+        """Return the proof to the sender that the start *incarnation* of the addressee responds, and serves or
+        refuses."""
         return self._proof("served" if serves else "refused", scope, incarnation)
 
     def _proof(self, kind: str, scope: ProofScope, answers: str = "") -> str:
-        # What is asked comes last: the others have no line ends.
+        # `what` comes last: the other fields have no line ends.
         said = f"{kind}\n{scope.nonce}\n{scope.sender}\n{scope.addressee}\n{scope.incarnation}\n{scope.port}\n{answers}"
         text = f"{said}\n{scope.what}".encode("utf-8", "backslashreplace")
         return hashlib.blake2b(text, key=self.key, digest_size=32).hexdigest()
@@ -104,20 +105,20 @@ def is_nonce(text: str) -> bool:
 
 
 def make_nonce() -> str:
-    """Return 32 hex digits that no cluster has used before."""
+    """Return 32 random hex digits, to be used once."""
     return secrets.token_hex(16)
 
 
 def is_proof(said: str, expected: str) -> bool:
-    """Compare two proofs in a time that says nothing about them."""
+    """Compare two proofs in constant time."""
     return hmac.compare_digest(said.encode("utf-8", "replace"), expected.encode())
 
 
 def default_file() -> Path:
     """Return the file that all daemons of one user on one machine share, whatever their state directories: below the
-    user's home directory, where no other user can make it first. Without such a directory it is in /dev/shm.
+    user's home directory, where no other user can make it first, or in /dev/shm without such a directory.
 
-    A file that an earlier daemon has made in either place is used, though the mode of the directory is another by now.
+    A file that an earlier daemon made in either place is used, even if the mode of the directory has changed since.
     """
     user = os.geteuid()
     in_shm = SHM / f"cachefs-secret-{user}"
@@ -132,7 +133,7 @@ def default_file() -> Path:
 
 
 def _is_own_file(path: Path, user: int) -> bool:
-    """Return whether the path is a file, and no link, that this user has made."""
+    """Return whether the path is a regular file, and no link, of this user."""
     try:
         found = path.lstat()
     except OSError:
@@ -150,14 +151,14 @@ def _is_private(directory: Path, user: int) -> bool:
 
 
 def load_secret(section: "ClusterSection") -> ClusterSecret | None:
-    """Return the secret of this node's cluster; None where it needs none. The first daemon makes the file.
+    """Return the secret of this node's cluster; None if it needs none. The first daemon makes the file.
 
-    Raises ConfigError where the file cannot be used, or is not a secret.
+    Raises ConfigError if the file cannot be used, or is not a secret.
     """
     if not section.needs_secret:
         return None
     path, is_named = section.secret_file or default_file(), section.secret_file is not None
-    # A file that the configuration names may be a link, as those of a mounted Kubernetes Secret are.
+    # A file that the configuration names may be a link, like those of a mounted Kubernetes Secret.
     follow = 0 if is_named else os.O_NOFOLLOW
     try:
         if not is_named:
@@ -170,7 +171,7 @@ def load_secret(section: "ClusterSection") -> ClusterSecret | None:
 
 
 def _read(path: Path, follow: int) -> bytes:
-    """Return what is in the file; b"" where there is none. follow: O_NOFOLLOW where it may be no link. Raises OSError,
+    """Return the content of the file; b"" without a file. follow: O_NOFOLLOW to refuse a link. Raises OSError,
     ConfigError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | _SAFELY | follow)
@@ -194,7 +195,7 @@ def _read(path: Path, follow: int) -> bytes:
 
 
 def _objection(found: os.stat_result) -> str:
-    """Return why a file is not a secret of this daemon; "" where it is."""
+    """Return why a file is not a secret of this daemon, or ""."""
     if not stat.S_ISREG(found.st_mode):
         return "it is not a file"
     if found.st_uid not in (0, os.geteuid()):

@@ -23,16 +23,16 @@ log = logging.getLogger(__name__)
 
 # Seconds that a start waits for the store. Without it the node begins alone.
 _FIRST: Final = 3.0
-# And seconds more that it waits for the record of an earlier daemon with its id to vanish.
+# Further seconds that a start waits for the record of an earlier daemon with its id to vanish.
 _VANISHING: Final = RECORD_SECONDS + 5.0
-# A ring changes so many seconds after the first reason to, so that nodes that start together make one change.
+# Seconds from the first reason to change the ring to the change, so that nodes that start together make one change.
 _SETTLE: Final = 0.5
-# The node of the next rank does it where that of the rank before has not for so many seconds.
+# Seconds after which the node of the next rank makes the change that the one before has not made.
 _STEP: Final = 2.0
 _REFRESH: Final = 1.0
-# News are taken in at most so often: with 1,000 nodes that takes 12 ms, and each of them may start at the same time.
+# Least seconds between two updates of the view: one takes 12 ms with 1,000 nodes, which may all start at the same time.
 _GATHER: Final = 0.1
-# Nodes of another cluster that a message names.
+# Most nodes of another cluster that a message names.
 _SHOWN: Final = 5
 
 
@@ -42,8 +42,8 @@ class SharedMembership:
     def __init__(
         self, store: RecordStore, record: NodeRecord, grace: float, state_dir: Path, vanishing: float = _VANISHING
     ) -> None:
-        """record: what this node says of itself. state_dir: where it keeps what it knew last. vanishing: seconds that a
-        start waits for the record of an earlier daemon of this node to vanish."""
+        """record: of this node. state_dir: directory for the last known state. vanishing: seconds that a start waits
+        for the record of an earlier daemon of this node to vanish."""
         self._store = store
         self._record = record
         self._state_dir = state_dir
@@ -51,20 +51,20 @@ class SharedMembership:
         self._roster = Roster(record.id, grace)
         self._listeners: list[Listener] = []
         self._problem = ""
-        self._latest: Stored | None = None  # what is not taken in yet
-        self._taken_in = float("-inf")  # monotonic seconds when something was last
+        self._latest: Stored | None = None  # not taken in yet
+        self._taken_in = float("-inf")  # monotonic time of the last update
         self._version: object = 0
-        self._is_read = False  # is what is known from the store, since this start?
-        self._has_ring = False  # has the store one?
-        # Monotonic seconds since when the ring is not what it should be; None: it is.
+        self._is_read = False  # has the store been read since this start?
+        self._has_ring = False  # has the store a ring?
+        # Monotonic time since when the ring differs from the wanted one; None if it does not.
         self._unlike: float | None = None
-        self._strangers = ""  # what is wrong where nodes of another cluster use the same place in the store
+        self._strangers = ""  # the problem of nodes of another cluster in the same place of the store, or ""
         # Names of these clusters, and whether this node was shut out, when that was last logged.
         self._said_of: tuple[frozenset[str], bool] = (frozenset(), False)
-        self._is_shut_out = False  # has one of them the ring?
-        self._other: NodeRecord | None = None  # a node that runs and has this one's id
+        self._is_shut_out = False  # does one of them have the ring?
+        self._other: NodeRecord | None = None  # another running node with this one's id
         self._read = asyncio.Event()  # the store has been read, or does not answer
-        self._answered = asyncio.Event()  # the store has this node's record, or that of another, or does not answer
+        self._answered = asyncio.Event()  # the store has a record with this node's id, or does not answer
         self._claimed = asyncio.Event()
         self._fresh = asyncio.Event()
         self._changed = asyncio.Event()
@@ -113,7 +113,8 @@ class SharedMembership:
         await _in_time(self._fresh, _REFRESH)
 
     def heard(self, node_id: str, incarnation: str = "") -> None:
-        """The store says who is up; but while it does not answer, nodes that begin again say so themselves."""
+        """Take the new incarnation of a peer while the store does not answer. Otherwise the store knows which nodes are
+        up."""
         record = self._roster.records.get(node_id)
         is_news = record is not None and incarnation not in ("", record.incarnation) and node_id != self._record.id
         if record is not None and is_news and self._problem:
@@ -122,15 +123,15 @@ class SharedMembership:
             self._redraw()
 
     def lost(self, node_id: str) -> None:
-        """The store says who is up."""
+        """Do nothing: the store knows which nodes are up."""
 
     def learned(self, record: NodeRecord) -> None:
-        """The store says what nodes say of themselves."""
+        """Do nothing: the store has all records."""
 
     async def leave(self) -> None:
         await self.stop()
         self._latest, self._problem, self._other = None, "", None
-        # Nobody else is there any more: so no node is followed, asked or waited for, which would refuse this one.
+        # Without other nodes in the view, none is followed, asked or waited for: they would refuse this one.
         self._roster.update({self._record.id: self._record}, Ring(self._roster.ring.epoch), time.monotonic())
         self._redraw()
 
@@ -147,14 +148,14 @@ class SharedMembership:
     # --- what the store tells ----------------------------------------------------------------------------------------
 
     def stored(self, stored: Stored) -> None:
-        """What is in the store now."""
+        """Receive the content of the store."""
         if self._latest is None and not self._stopped:
             pause = max(0.0, self._taken_in + _GATHER - time.monotonic())
             asyncio.get_running_loop().call_later(pause, self._take_in)
         self._latest = stored
 
     def _take_in(self) -> None:
-        """What was stored last; what came just before is of no interest any more."""
+        """Update the view from the last content; earlier ones are skipped."""
         stored, self._latest, self._taken_in = self._latest, None, time.monotonic()
         if stored is None or self._stopped:
             return
@@ -168,13 +169,14 @@ class SharedMembership:
         self._redraw()
 
     def _is_ours(self, record: NodeRecord) -> bool:
-        """Return whether a record is of this node's cluster. Nodes of the last release do not say it, and count."""
+        """Return whether a record is of this node's cluster. Nodes of the last release do not name it, and count as its
+        members."""
         return not (record.cluster and self._record.cluster) or record.cluster == self._record.cluster
 
     def _own_ring(self, stored: Stored, known: Mapping[str, NodeRecord]) -> Ring | None:
-        """Return the ring without nodes of other clusters; None where there is none, or it is another cluster's. It is
-        that of the cluster with the most nodes in it. The others leave it alone: else they would replace each other's
-        without end."""
+        """Return the ring without nodes of other clusters; None without a ring, or if it is another cluster's. A ring
+        belongs to the cluster with the most nodes in it. Other clusters leave it alone: else they would replace each
+        other's ring endlessly."""
         strangers = {each: record for each, record in stored.records.items() if each not in known}
         ring = stored.ring
         self._is_shut_out = ring is not None and self._is_of_others(ring, stored)
@@ -204,7 +206,7 @@ class SharedMembership:
         )
 
     def claimed(self) -> None:
-        """The store has this node's record."""
+        """Note that the store has this node's record."""
         self._claimed.set()
         self._answered.set()
         if self._other is not None:
@@ -213,7 +215,7 @@ class SharedMembership:
             self._redraw()
 
     def taken(self, record: NodeRecord) -> None:
-        """Another node that runs has this node's id."""
+        """Note that another running node has this node's id."""
         self._answered.set()
         if self._other is None and self._claimed.is_set():
             log.warning("%s", self._says_taken(record))
@@ -222,7 +224,7 @@ class SharedMembership:
         self._redraw()
 
     def problem(self, text: str) -> None:
-        """What is wrong with the store; empty: nothing."""
+        """Note a problem with the store; "" if there is none any more."""
         if text == self._problem:
             return
         if not text:
@@ -235,13 +237,13 @@ class SharedMembership:
         self._redraw()
 
     def fresh(self) -> None:
-        """The view is not old."""
+        """Note that the view is up to date."""
         self._fresh.set()
 
     # --- what was known last -----------------------------------------------------------------------------------------
 
     def _remember(self) -> None:
-        """Begin with what an earlier daemon knew, until the store answers."""
+        """Begin with the state that an earlier daemon saved, until the store answers."""
         if (found := last_known.load(self._state_dir, self._record.id)) is not None:
             ring, records = found
             log.info("beginning with the %d nodes that were known last", len(records))
@@ -249,7 +251,7 @@ class SharedMembership:
             self._redraw()
 
     async def _save(self) -> None:
-        """Write what is known, where that has changed. Raises OSError."""
+        """Save the known state if it has changed. Raises OSError."""
         roster = self._roster
         known = LastKnown(roster.me, roster.ring.epoch, roster.ring.nodes, tuple(roster.records.values()))
         if self._is_read and known != self._saved:
@@ -259,14 +261,14 @@ class SharedMembership:
     # --- the ring ----------------------------------------------------------------------------------------------------
 
     async def _keep_ring(self) -> None:
-        """Runs until the end: changes the ring where it is not what it should be, and this node is the one to do it."""
+        """Change the ring, until the end, whenever it is not the wanted one and this node is the one to change it."""
         while True:
             pause = self._propose(time.monotonic())
             self._changed.clear()
             await _in_time(self._changed, pause)
 
     def _propose(self, now: float) -> float:
-        """Change the ring where it is time for that. Returns seconds until it may be time."""
+        """Propose a ring if it is time for that. Return the seconds until it may be time."""
         nodes = self._roster.wanted(now)
         is_right = nodes == self._roster.ring.nodes and (self._has_ring or not nodes)
         if is_right or self._problem or self._is_shut_out or not self._claimed.is_set():
@@ -278,12 +280,12 @@ class SharedMembership:
         due = self._unlike + _SETTLE + _STEP * self._roster.leader_rank()
         if now < due:
             return due - now
-        self._unlike = now  # and again, should it come to nothing
+        self._unlike = now  # propose again if this fails
         self._store.propose(Ring(self._roster.ring.epoch + 1, nodes), self._version)
         return _SETTLE
 
     def _redraw(self) -> None:
-        """Tell the others what has changed."""
+        """Update the view, and call the listeners if it has changed."""
         problem = self._says_taken(self._other) if self._other is not None else self._problem or self._strangers
         before, view = self.view, self._roster.view(self._store.source, problem)
         self._changed.set()
@@ -297,7 +299,7 @@ class SharedMembership:
         for callback in self._listeners:
             try:
                 callback(view)
-            except Exception:  # a bug of one part is none of the others'
+            except Exception:  # a bug of one listener must not affect the others
                 log.exception("internal error of a part that was told of a change of the cluster")
 
     def _says_taken(self, other: NodeRecord) -> str:
@@ -308,7 +310,7 @@ class SharedMembership:
 
 
 def _tell_changes(before: ClusterView, view: ClusterView) -> None:
-    """The lines of the log that help at night: who comes, goes, and places."""
+    """Log which nodes come, go, and count for placement."""
     for record in view.others:
         known = before.get(record.id)
         if known is None or known.state != record.state:
@@ -323,7 +325,7 @@ def _tell_changes(before: ClusterView, view: ClusterView) -> None:
 
 
 async def _in_time(event: asyncio.Event, seconds: float) -> bool:
-    """Wait for it. Has it come in time?"""
+    """Wait for *event*. Return whether it is set in time."""
     try:
         async with asyncio.timeout(seconds):
             await event.wait()

@@ -1,4 +1,4 @@
-"""What the daemon tells of its cluster to cachectl."""
+"""The cluster's state in the form that cachectl shows."""
 
 import time
 from collections import Counter, defaultdict
@@ -11,22 +11,22 @@ from cachefs.messages import ClusterBrief
 from cachefs_daemon.cluster.view import ClusterView
 from cachefs_daemon.cluster_section import ClusterSection
 
-# Nodes that a remark names.
+# Most nodes that a remark names.
 _SHOWN: Final = 5
 
-# What this node and the node of an id have given each other.
+# Returns what this node and the node of an id have exchanged.
 Traffic = Callable[[str], PeerTraffic]
 
 
 def no_traffic(_: str) -> PeerTraffic:
-    """Of a node that exchanges nothing."""
+    """Return the traffic of a node that exchanges nothing."""
     return PeerTraffic()
 
 
 def cluster_status(
     view: ClusterView, section: ClusterSection, traffic: Traffic, counters: Mapping[str, NodeCounters]
 ) -> ClusterStatus:
-    """All of it. counters: of those nodes that were asked, by id."""
+    """Return the whole status. counters: by id, of the nodes that were asked."""
     shares = view.shares()
     return ClusterStatus(
         name=section.cluster if section.enabled else "",
@@ -63,7 +63,7 @@ def cluster_status(
 
 
 def _differences(view: ClusterView, section: ClusterSection, counters: Mapping[str, NodeCounters]) -> Iterator[str]:
-    """Say which settings other nodes have otherwise, though all should have the same: one line each."""
+    """Yield a line for each setting that differs on other nodes, though all should have the same."""
     for key in ("replicas", "grace"):
         mine = getattr(section, key)
         others = defaultdict(list)
@@ -77,7 +77,7 @@ def _differences(view: ClusterView, section: ClusterSection, counters: Mapping[s
 
 
 def cluster_brief(view: ClusterView, section: ClusterSection) -> ClusterBrief:
-    """A line of it."""
+    """Return a summary of the status."""
     return ClusterBrief(
         name=section.cluster if section.enabled else "",
         source=view.source,

@@ -1,7 +1,7 @@
-"""A list of nodes in the configuration, the same on all of them.
+"""Membership by a list of nodes in the configuration, the same on all of them.
 
-Nobody says who is up: nodes learn that from each other's answers. The list alone makes ids and ring epoch, so that all
-nodes place blocks alike from their first moment, and two that have different lists notice.
+There is no source of liveness: nodes learn it from each other's responses. Ids and ring epoch follow from the list
+alone, so that all nodes place blocks alike from their first moment, and two nodes with different lists notice.
 """
 
 import asyncio
@@ -19,20 +19,20 @@ from cachefs_daemon.cluster_section import ClusterSection, ListedNode
 log = logging.getLogger(__name__)
 
 _EPOCH_BITS: Final = 48
-# Seconds between two looks for nodes that do not answer.
+# Seconds between two checks for nodes that do not answer.
 _LOOK: Final = 1.0
-# Seconds without an answer after which a node is away: more than it takes to start a daemon anew, or to look once more
-# after a connection broke.
+# Seconds without an answer after which a node is away: more than it takes to restart a daemon, or to probe again after
+# a connection broke.
 AWAY_SECONDS: Final = 5.0
 
 
 def listed_id(cluster: str, name: str) -> str:
-    """The id of a node in a list: xxh3_64 of the names of cluster and node, as 16 hex digits."""
+    """Return the id of a node in a list: xxh3_64 of the names of cluster and node, as 16 hex digits."""
     return xxhash.xxh3_64_hexdigest(f"{cluster}\n{name}".encode())
 
 
 def list_epoch(section: ClusterSection) -> int:
-    """48 bits of a digest of the list, whatever its order. Never 0."""
+    """Return 48 bits of a digest of the list, independent of its order. Never 0."""
     lines = sorted(f"{node.name} {node.host} {node.port} {node.zone} {node.weight!r}" for node in section.listed)
     digest = xxhash.xxh3_64_intdigest("\n".join([section.cluster, *lines]).encode())
     return max(1, digest >> (64 - _EPOCH_BITS))
@@ -42,7 +42,7 @@ class StaticMembership:
     """The nodes of a list. Used on the event loop, but for `view`."""
 
     def __init__(self, section: ClusterSection, record: NodeRecord) -> None:
-        """record: what this node says of itself; id, name, zone and weight are those of the list."""
+        """record: of this node; id, name, zone and weight are those of the list."""
         self._grace = section.grace
         self._listeners: list[Listener] = []
         self._records = {each.id: each for each in (_listed_record(section, node) for node in section.listed)}
@@ -51,7 +51,7 @@ class StaticMembership:
         self._records[self._me] = dataclasses.replace(
             mine, incarnation=record.incarnation, memory=record.memory, ssd=record.ssd, state="joining"
         )
-        # By id: monotonic seconds since when nobody reaches a node.
+        # By id: monotonic time since when the node is unreachable.
         self._lost: dict[str, float] = {}
         self._gone: set[str] = set()  # ids of nodes whose grace is over
         self._watch: asyncio.Task[None] | None = None
@@ -65,11 +65,11 @@ class StaticMembership:
         self._watch = asyncio.create_task(self._look())
 
     async def announce(self, state: State) -> None:
-        """Others learn it from this node's control endpoint."""
+        """Set this node's state. Other nodes learn it from its control endpoint."""
         self._change(dataclasses.replace(self._records[self._me], state=state))
 
     async def refresh(self) -> None:
-        """A list is what it is."""
+        """Do nothing: a list does not change."""
 
     def heard(self, node_id: str, incarnation: str = "") -> None:
         record = self._records.get(node_id)
@@ -109,7 +109,7 @@ class StaticMembership:
         )
 
     async def leave(self) -> None:
-        """A list is what it is: others know that this node drains, and place nothing on it."""
+        """Do nothing: other nodes know that this node drains, and place nothing on it."""
 
     async def stop(self) -> None:
         if self._watch is not None:
@@ -123,7 +123,7 @@ class StaticMembership:
             self.expire(time.monotonic())
 
     def expire(self, now: float) -> None:
-        """Do without nodes that nobody has reached for a while, and after the time of grace do not count them."""
+        """Mark nodes as away that are unreachable for a while, and exclude them from placement after their grace."""
         for node_id, since in list(self._lost.items()):
             record, seconds = self._records[node_id], now - since
             is_over = seconds >= self._grace
@@ -146,7 +146,7 @@ class StaticMembership:
                 self._change(dataclasses.replace(record, state="away"))
 
     def _change(self, record: NodeRecord, *, force: bool = False) -> None:
-        """force: other nodes may count, though no record is another one."""
+        """force: tell listeners although no record has changed, as other nodes may count for placement."""
         if self._records[record.id] == record and not force:
             return
         self._records[record.id] = record
@@ -154,12 +154,12 @@ class StaticMembership:
         for callback in self._listeners:
             try:
                 callback(self.view)
-            except Exception:  # a bug of one part is none of the others'
+            except Exception:  # a bug of one listener must not affect the others
                 log.exception("internal error of a part that was told of a change of the cluster")
 
     def _draw(self) -> ClusterView:
         members = tuple(sorted(self._records.values(), key=lambda record: record.id))
-        # A node that has begun again keeps its place while it joins, and so does one of which nothing is known yet.
+        # A restarted node keeps its place while it joins, and so does one with no known state.
         ring = tuple(one.id for one in members if one.state != "draining" and one.id not in self._gone)
         return ClusterView(self._epoch, self._me, members, ring, "static")
 

@@ -1,7 +1,7 @@
-"""What membership needs of a store that all nodes share: records that vanish with their nodes, and one ring.
+"""The store interface that membership needs: records that vanish with their nodes, and one ring.
 
-etcd is one, Leases of Kubernetes are another. A store does its work beside the membership, in threads or tasks of its
-own, goes on whatever fails, and tells what it finds.
+Implementations are etcd and Leases of Kubernetes. A store works beside the membership, in its own threads or tasks,
+goes on whatever fails, and reports what it finds.
 """
 
 from collections.abc import Mapping
@@ -11,60 +11,60 @@ from typing import Protocol
 from cachefs_daemon.cluster.ring import Ring
 from cachefs_daemon.cluster.view import NodeRecord
 
-# Seconds that a record stays when nobody keeps it. A daemon that stalls for as long as a third of it loses nothing.
+# Lifetime of a record in seconds without keep-alives. A daemon may stall for a third of it without loss.
 RECORD_SECONDS = 15.0
 
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """All that is in a store at one moment."""
+    """The content of a store at one moment."""
 
     # By id of the node.
     records: Mapping[str, NodeRecord]
-    # None where the store has none, or one that is nonsense.
+    # None if the store has no ring, or an invalid one.
     ring: Ring | None
     # Names this version of the ring to the store.
     version: object = 0
 
 
 class StoreListener(Protocol):
-    """Is told what a store finds, on the event loop."""
+    """Receives a store's reports, on the event loop."""
 
     def stored(self, stored: Stored) -> None:
-        """What is there now."""
+        """Receive the store's content."""
 
     def claimed(self) -> None:
-        """This node's record is there."""
+        """Note that the store has this node's record."""
 
     def taken(self, record: NodeRecord) -> None:
-        """Another node that runs has this node's id."""
+        """Note that another running node has this node's id."""
 
     def problem(self, text: str) -> None:
-        """What is wrong, in a line; empty: nothing any more."""
+        """Note a problem, as one line; "" once it is over."""
 
     def fresh(self) -> None:
-        """What `stored` said last was still so a moment ago."""
+        """Note that the last content was still valid a moment ago."""
 
 
 class RecordStore(Protocol):
-    """Used on the event loop. No call waits."""
+    """A store of records. Used on the event loop. No call blocks."""
 
     @property
     def source(self) -> str:
-        """Which kind of store it is."""
+        """The kind of the store."""
 
     def start(self, listener: StoreListener) -> None:
-        """Begin. Raises CachefsError where it never can."""
+        """Start the store. Raises CachefsError if it can never work."""
 
     def put(self, record: NodeRecord) -> None:
-        """From now on this node's record is this one, which the store keeps until `stop`."""
+        """Set this node's record, which the store keeps until `stop`."""
 
     def propose(self, ring: Ring, version: object) -> None:
-        """Replace the ring, if its version is still this one. `stored` says whether it was. A store with revisions of
-        its own numbers epochs by these."""
+        """Replace the ring, if its version is still *version*; `stored` reports the outcome. A store with its own
+        revisions uses these as epochs."""
 
     def refresh(self) -> None:
-        """Look now."""
+        """Check for changes now."""
 
     async def stop(self) -> None:
         """Remove this node's record, and end. Takes a few seconds at most."""

@@ -1,4 +1,4 @@
-"""What a node knows of its cluster at one moment: records of nodes, and which of them count for placement."""
+"""A node's view of its cluster at one moment: records of nodes, and which of them count for placement."""
 
 import math
 import re
@@ -11,58 +11,57 @@ from typing import Final, Literal
 
 import msgspec
 
-# Raised where nodes of two releases would misunderstand each other.
+# Raised if nodes of two releases would misunderstand each other.
 PROTOCOL: Final = 1
-# A record is some 300 bytes. One that is larger than this comes from nobody of us.
+# Most bytes of a record; one has some 300.
 MOST_RECORD: Final = 4096
 _ID: Final = re.compile(r"[0-9a-f]{16}")
-_TEXT: Final = re.compile(r"[\w.:%+@/-]*")  # names, hosts, zones: printable, and safe in lines of a log
+_TEXT: Final = re.compile(r"[\w.:%+@/-]*")  # names, hosts, zones: printable, and safe in log lines
 _MOST_TEXT: Final = 253  # a DNS name
 _MOST_BYTES: Final = 1 << 60
 
-# joining: asks others, and is not placed on yet. draining: is asked, and not placed on any more. away: nobody reaches
-# it, or its record is gone; it is not asked, and is placed on until `[cluster] grace` is over.
+# joining: asks others, and nothing is placed on it yet. draining: is asked, and nothing is placed on it any more. away:
+# unreachable, or without a record; it is not asked, and keeps its place until `[cluster] grace` is over.
 State = Literal["joining", "active", "draining", "away"]
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRecord:
-    """A node of the cluster, as it says of itself."""
+    """A node of the cluster, as it describes itself."""
 
     # 16 hex digits, the same for as long as the node keeps its state directory.
     id: str
-    # 16 hex digits, others at each start of its daemon. Empty: not known yet (a static list says nothing of it).
+    # 16 hex digits, different at each start of its daemon. "": unknown (a static list has none).
     incarnation: str
-    # For people.
     name: str
-    # Where other nodes reach it.
+    # Address for other nodes.
     host: str
     data_port: int
     control_port: int
     zone: str = ""
-    # Its part of the blocks, relative to that of others.
+    # Its share of the blocks, relative to those of other nodes.
     weight: float = 1.0
-    # Bytes that its tiers may take; 0 and 0 where they are not known yet.
+    # Bytes that its tiers may take; 0 and 0 if unknown.
     memory: int = 0
     ssd: int = 0
     protocol: int = PROTOCOL
     state: State = "joining"
-    # Name of its cluster; empty: the node is of a release that does not say it, or the record is one of a ring.
+    # Name of its cluster; "": the node's release does not name it, or the record is one of a ring.
     cluster: str = ""
 
     @property
     def address(self) -> str:
-        """Where its data plane listens, as HOST:PORT."""
+        """HOST:PORT of its data plane."""
         return format_address(self.host, self.data_port)
 
 
 def format_address(host: str, port: int) -> str:
-    """HOST:PORT, with brackets around an IPv6 address."""
+    """Return HOST:PORT, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def encode_record(record: NodeRecord) -> bytes:
-    """As JSON, for a store that people look into."""
+    """Encode a record as JSON, for a store that people look into."""
     return msgspec.json.encode(record)
 
 
@@ -70,8 +69,8 @@ _RECORD: Final = msgspec.json.Decoder(NodeRecord)
 
 
 def decode_record(text: bytes) -> NodeRecord:
-    """Raises ValueError, in words, for anything that is no record of a node: whoever may write to a store may write
-    nonsense there."""
+    """Decode and check a record. Raises ValueError, in words, if it is invalid: other writers to a store may write
+    anything."""
     if len(text) > MOST_RECORD:
         raise ValueError(f"{len(text):,} bytes; a record has at most {MOST_RECORD:,}")
     record = _RECORD.decode(text)  # raises msgspec's errors, which are ValueErrors
@@ -80,7 +79,7 @@ def decode_record(text: bytes) -> NodeRecord:
 
 
 def check_record(record: NodeRecord) -> None:
-    """Raises ValueError, in words, for values that no node has."""
+    """Raise ValueError, in words, for invalid values."""
     if not is_id(record.id):
         raise ValueError("its id is not 16 hex digits")
     if record.incarnation and not is_id(record.incarnation):
@@ -101,27 +100,27 @@ def check_record(record: NodeRecord) -> None:
 
 
 def is_id(text: str) -> bool:
-    """Is it the id of a node, or an incarnation?"""
+    """Return whether *text* has the form of a node's id or an incarnation."""
     return _ID.fullmatch(text) is not None
 
 
 @dataclass(frozen=True)
 class ClusterView:
-    """The cluster as this node knows it. It never changes: whoever has to know of changes listens to the membership."""
+    """The cluster as this node knows it. A view never changes: listen to the membership to learn of a new one."""
 
-    # The ring epoch: another one whenever another set of nodes counts for placement. 0: none is known yet.
+    # The ring epoch: differs whenever another set of nodes counts for placement. 0: unknown.
     epoch: int = 0
-    # Id of this node. Empty where it is in no cluster.
+    # Id of this node; "" if it is in no cluster.
     me: str = ""
-    # Sorted by id. This node is one of them, unless it is in no cluster.
+    # Sorted by id, with this node, unless it is in no cluster.
     members: tuple[NodeRecord, ...] = ()
-    # Ids of those that count for placement, sorted.
+    # Ids of members that count for placement, sorted.
     ring: tuple[str, ...] = ()
-    # Who says so: none, static, etcd or kubernetes.
+    # The kind of membership: none, static, etcd or kubernetes.
     source: str = "none"
-    # What is wrong with the source, in a line; empty where nothing is.
+    # A problem of the source, as one line, or "".
     problem: str = ""
-    # Monotonic seconds of its first moment.
+    # Monotonic time at which the view was made.
     since: float = field(default_factory=time.monotonic)
 
     @cached_property
@@ -129,17 +128,17 @@ class ClusterView:
         return {record.id: record for record in self.members}
 
     def get(self, node_id: str) -> NodeRecord | None:
-        """The member of this id."""
+        """Return the member with this id, or None."""
         return self._by_id.get(node_id)
 
     @property
     def mine(self) -> NodeRecord | None:
-        """This node."""
+        """This node's record."""
         return self._by_id.get(self.me)
 
     @cached_property
     def others(self) -> tuple[NodeRecord, ...]:
-        """All members but this node, those that are away too."""
+        """All members but this node, including those that are away."""
         return tuple(record for record in self.members if record.id != self.me)
 
     @cached_property
@@ -149,24 +148,24 @@ class ClusterView:
 
     @cached_property
     def placing(self) -> tuple[NodeRecord, ...]:
-        """Members that count for placement, sorted by id. Zone, weight and sizes of these are the same in the views of
-        all nodes that have the same epoch (with a static list: once each has heard of each)."""
+        """Members that count for placement, sorted by id. Their zones, weights and sizes are the same in the views of
+        all nodes of the same epoch (with a static list: once each node has heard of each)."""
         return tuple(self._by_id[each] for each in self.ring if each in self._by_id)
 
     @cached_property
     def present(self) -> tuple[NodeRecord, ...]:
-        """Members that count for placement and can be asked, sorted by id: those who can keep blocks now. A node that
-        cannot ask half of all takes itself for cut off, and all for present until they do not count any more."""
+        """Members that count for placement and can be asked, sorted by id: those that can hold blocks now. A node that
+        cannot ask half of all considers itself cut off, and all as present until they do not count any more."""
         found = tuple(record for record in self.placing if record.state != "away")
         return found if 2 * len(found) >= len(self.placing) else self.placing
 
     def shares(self) -> dict[str, float]:
-        """By id: the part of all blocks whose home a node is, by weights."""
+        """Return, by id, the share of all blocks whose home a node is, by weights."""
         whole = math.fsum(record.weight for record in self.placing)
         return {record.id: record.weight / whole for record in self.placing}
 
     def remarks(self) -> Iterator[str]:
-        """What is possible, but hardly meant: one line each."""
+        """Yield a line for each state that is possible, but hardly intended."""
         for name, count in sorted(Counter(record.name for record in self.members).items()):
             if count > 1:
                 ids = ", ".join(record.id for record in self.members if record.name == name)
