@@ -85,7 +85,7 @@ class _User:
 
     @property
     def unread(self) -> int:
-        """Bytes of answers that wait for these."""
+        """Bytes of responses that wait for the slow connections."""
         return sum(connection.unread for connection in self.slow)
 
     def take(self, blocks: int) -> None:

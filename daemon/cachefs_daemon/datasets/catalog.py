@@ -54,7 +54,7 @@ _RESERVED: Final = frozenset({"all"})
 KEPT_GENERATIONS: Final = 2
 # The time of replacement of an old snapshot from another node: before any mount of this node started.
 _LONG_AGO: Final = 0.001
-# Seconds that a change by a user waits, at most, for one that came from another node: a snapshot is put in place.
+# Most seconds that a user's change waits for one from another node, which puts a snapshot in place.
 TAKING_OVER_SECONDS: Final = 10.0
 # Snapshots for which the dataset's name is cached.
 _NAMES: Final = 4096

@@ -117,8 +117,8 @@ class Removals(msgspec.Struct, frozen=True):
 
     # By name, the removed adds (see `compact`): of the names that were removed last.
     names: dict[str, list[Stamp]] = {}
-    # The removed adds of all other names, by run of a node (see `compact`). A node hears of all that another one has
-    # added, so what it does not have itself, and this covers, was removed,
+    # The removed adds of all other names, by run of a node (see `compact`). A node receives all adds of the others, so
+    # a dataset that it does not have and that this covers was removed, unless it is in `spared`.
     forgotten: list[Stamp] = []
     # Datasets that this node knew, and could not have, or dropped alone.
     spared: list[Stamp] = []

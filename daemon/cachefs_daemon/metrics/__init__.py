@@ -1,4 +1,4 @@
-"""What Prometheus is told of the node: one table of all metrics, what their values are now, and their text.
+"""The node's metrics for Prometheus: the table of all metrics, their present values, and their text.
 
 May import cachefs_daemon.node and everything below it.
 """

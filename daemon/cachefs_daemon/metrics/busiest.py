@@ -1,6 +1,6 @@
-"""Counts by dataset, for the busiest of them only: a node may have thousands, and each would be a series for good.
+"""Counts by dataset, for the busiest only: a node may have thousands, and each would be a series for good.
 
-A block counts for its dataset where that has a series at that moment, else for all others together. So no count ever
+A block counts for its dataset if that has a series at that moment, else for all others together. So no count ever
 shrinks.
 """
 
@@ -8,17 +8,17 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
-# Seconds between two looks at which datasets are busiest; what came before the last look counts half.
+# Seconds between two selections of the busiest datasets; earlier bytes count half at each.
 _LOOK_SECONDS: Final = 60.0
-# A dataset takes the place of another one where so many times as many bytes come for it.
+# A dataset replaces another one if this many times as many bytes come for it.
 _CLEARLY: Final = 2.0
-# Datasets whose counts are remembered after another one has taken their place, and those that are watched.
+# Most former datasets whose counts are kept, and most datasets that are watched.
 _REMEMBERED: Final = 1024
 
 
 @dataclass(slots=True)
 class Row:
-    """What came for one dataset, by source."""
+    """Blocks and bytes for one dataset, by source."""
 
     blocks: Counter[str] = field(default_factory=Counter)
     bytes: Counter[str] = field(default_factory=Counter)
@@ -29,24 +29,24 @@ class Row:
 
 
 class Busiest:
-    """Used on the event loop."""
+    """The counts of the busiest datasets. Used on the event loop."""
 
     def __init__(self, most: int) -> None:
-        """most: datasets that have counts of their own."""
+        """most: datasets with counts of their own."""
         self.others = Row()
         self._most = most
         self._rows: dict[str, Row] = {}  # by name
-        self._before: dict[str, Row] = {}  # of datasets that had one
-        self._recent: Counter[str] = Counter()  # bytes of late, by name
+        self._before: dict[str, Row] = {}  # of datasets that had a row
+        self._recent: Counter[str] = Counter()  # recent bytes, by name
         self._looked = 0.0
 
     @property
     def rows(self) -> dict[str, Row]:
-        """By name of the dataset."""
+        """The counts by name of the dataset."""
         return self._rows
 
     def add(self, name: str, source: str, size: int) -> None:
-        """A block has come for a dataset. name: empty where nobody knows of which one it is."""
+        """Count a block for a dataset. name: "" where the dataset is unknown."""
         row = self._rows.get(name)
         if row is None and name and len(self._rows) < self._most:
             row = self._rows[name] = self._before.pop(name, Row())
@@ -55,7 +55,7 @@ class Busiest:
             self._recent[name] += size
 
     def look(self, now: float) -> None:
-        """Let the busiest ones have counts of their own. now: seconds of a monotonic clock."""
+        """Select the busiest datasets. now: seconds of a monotonic clock."""
         if now - self._looked < _LOOK_SECONDS:
             return
         self._looked = now

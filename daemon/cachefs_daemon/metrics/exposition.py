@@ -1,4 +1,4 @@
-"""The text that Prometheus reads: of the metrics of the table, and what the system knows of the daemon's process."""
+"""Formats the text for Prometheus: the metrics of the table, and the system's figures of the daemon's process."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -19,13 +19,13 @@ class Exposition:
         self._process = ProcessCollector(registry=None)
 
     def text(self, found: Iterable[Sample], accept: str = "") -> tuple[bytes, str]:
-        """The text, and its content type. accept: what the client takes, as its header says."""
+        """Return the text, and its content type. accept: the client's Accept header."""
         encode, content_type = choose_encoder(accept)
         return encode(cast(CollectorRegistry, _Found([*_families(found), *self._process.collect()]))), content_type
 
 
 class _Found:
-    """Stands where prometheus_client asks a registry."""
+    """Stands in for a registry of prometheus_client."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families

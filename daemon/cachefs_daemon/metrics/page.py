@@ -1,4 +1,4 @@
-"""docs/metrics.md, made from the table: `python -m cachefs_daemon.metrics.page > docs/metrics.md`."""
+"""Generates docs/metrics.md from the table: `python -m cachefs_daemon.metrics.page > docs/metrics.md`."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ with any version. Beside these there are Prometheus' own `process_*` metrics of 
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     return "\n".join([_HEAD, *_lines()]) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""What all metrics are now, as the parts of the node tell."""
+"""Collects the present values of all metrics from the parts of the node."""
 
 import time
 from collections import Counter
@@ -37,7 +37,7 @@ class Sample:
 
 
 def samples(node: Node, busiest: Busiest, usage: Sequence[TierUsage]) -> Iterator[Sample]:
-    """All of them. To be called on the event loop. usage: of the tiers."""
+    """Yield all samples. Call on the event loop. usage: of the tiers."""
     for part in (_of_mounts, _of_fetches, _of_origins, _of_page_caches, _of_peers, _of_content, _of_daemon):
         yield from part(node)
     yield from _of_tiers(usage)

@@ -1,4 +1,4 @@
-"""Answers a scrape: samples are taken on the event loop, which takes a millisecond, and their text is made aside."""
+"""Answers a scrape: samples are taken on the event loop, which takes a millisecond, and a thread formats them."""
 
 from aiohttp import web
 
@@ -18,7 +18,7 @@ class Scrape:
         node.fetcher.bringing.on_block = self._came
 
     async def answer(self, request: web.Request) -> web.Response:
-        """For `/metrics`."""
+        """Handle `/metrics`."""
         usage = await self._node.threads.run(self._node.storage.usage)
         found = list(samples(self._node, self._busiest, usage))
         accept = request.headers.get("Accept", "")

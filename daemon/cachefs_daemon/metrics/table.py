@@ -11,7 +11,7 @@ from cachefs_daemon.jobs.states import JobState
 from cachefs_daemon.origin.ledger import KINDS, PURPOSES, Outcome
 
 PREFIX: Final = "cachefs_"
-# In place of the names of all datasets that are not among the busiest. No dataset can be called that.
+# Stands for all datasets that are not among the busiest. No dataset can have this name.
 OTHER: Final = "(other)"
 
 
@@ -23,7 +23,7 @@ class Kind(StrEnum):
 
 
 class Stability(StrEnum):
-    """What a metric's users may rely on."""
+    """The promise to users of a metric."""
 
     # Name, labels and meaning change with a major version only.
     STABLE = "stable"
@@ -36,9 +36,9 @@ class Label:
     """A label of a metric."""
 
     name: str
-    # All values that it can have; none where they are bounded in another way.
+    # All its values; none where they are bounded in another way.
     values: tuple[str, ...] = ()
-    # How they are bounded where they are no fixed set.
+    # The bound of its values where they are no fixed set.
     bound: str = ""
 
 
@@ -55,12 +55,12 @@ class Metric:
 
     @property
     def full_name(self) -> str:
-        """As Prometheus shows it."""
+        """The name in Prometheus."""
         return PREFIX + self.name
 
 
 def outcome_name(outcome: Outcome) -> str:
-    """The label's value."""
+    """Return the label's value."""
     return outcome.name.lower()
 
 

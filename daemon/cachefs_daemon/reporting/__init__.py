@@ -1,2 +1,2 @@
-"""What this node tells those who place jobs, and what they may order. May import jobs, content and sharing, and what
-these may."""
+"""Reports of this node to observers and schedulers, and the commands that schedulers may send. May import jobs,
+content and sharing, and the packages that these may import."""

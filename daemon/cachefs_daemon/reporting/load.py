@@ -1,15 +1,15 @@
-"""How busy this node's links are, and the most that they have carried of late."""
+"""Measures the load of this node's links, and their recent peak rates."""
 
 import math
 from typing import Final
 
 from cachefs.observe_messages import Load
 
-# Seconds after which half of a peak is forgotten: a link that got slower shows within a quarter of an hour. Seconds in
-# which less than this part of the peak came do not count: a link on which nothing is asked for is as fast as it was.
+# Seconds in which a peak decays to half: a link that got slower shows within a quarter of an hour. Seconds with less
+# than _IN_USE of the peak do not count: an unused link is as fast as it was.
 HALF_LIFE: Final = 600.0
 _IN_USE: Final = 0.01
-# Seconds over which what comes now is averaged, about.
+# Seconds over which the present rate is averaged, about.
 _AVERAGED: Final = 5.0
 
 
@@ -17,13 +17,13 @@ class Meter:
     """One flow of bytes."""
 
     def __init__(self) -> None:
-        self.rate = 0.0  # bytes in a second, of late
-        self.peak = 0.0  # the most that came in a second
+        self.rate = 0.0  # bytes per second, recently
+        self.peak = 0.0  # the most bytes in one second
         self._total = 0
         self._seen: float | None = None  # monotonic seconds
 
     def count(self, total: int, now: float) -> None:
-        """*total* bytes have come since the start; now: monotonic seconds."""
+        """Record that *total* bytes have come since the start; now: monotonic seconds."""
         if self._seen is not None and now > self._seen:
             seconds = now - self._seen
             rate = max(0, total - self._total) / seconds
@@ -40,13 +40,13 @@ class LoadMeter:
         self._fetched, self._received, self._given = Meter(), Meter(), Meter()
 
     def count(self, fetched: int, received: int, given: int, now: float) -> None:
-        """Bytes since the start: from origins, from other nodes, to other nodes."""
+        """Record bytes since the start: from origins, from other nodes, to other nodes."""
         self._fetched.count(fetched, now)
         self._received.count(received, now)
         self._given.count(given, now)
 
     def load(self, demand: float) -> Load:
-        """demand: bytes in a second that jobs read."""
+        """Return the load. demand: bytes per second that jobs read."""
         return Load(
             origin_rate=self._fetched.peak,
             peer_rate=self._received.peak,

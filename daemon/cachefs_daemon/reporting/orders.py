@@ -1,4 +1,4 @@
-"""What schedulers may have this node do."""
+"""Executes the commands of schedulers."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -19,13 +19,13 @@ from cachefs_daemon.store.storage import Storage
 
 log = logging.getLogger(__name__)
 
-# Orders that are carried out at the same time; each walks through a snapshot.
+# Commands that run at the same time; each walks through a snapshot.
 MOST_AT_ONCE: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """What orders are carried out with."""
+    """The parts of the node that commands use."""
 
     catalog: Catalog
     pins: Pins
@@ -33,19 +33,19 @@ class Means:
     storage: Storage
     threads: Threads
     warmups: ShardWarmups
-    # Have this node leave its cluster in good order. Raises ConfigError.
+    # Drains this node from its cluster. Raises ConfigError.
     drain: Callable[[], Awaitable[object]]
 
 
 class Orders:
-    """Used on the event loop."""
+    """Executes commands. Used on the event loop."""
 
     def __init__(self, means: Means) -> None:
         self._means = means
         self._running = 0
 
     async def carry_out(self, order: Order, who: str) -> OrderDone:
-        """who: the name of the scheduler. Raises CachefsError."""
+        """Execute a command. who: the name of the scheduler. Raises CachefsError."""
         if self._running >= MOST_AT_ONCE:
             raise Busy(f"{self._running} orders of schedulers are being carried out; try again later")
         log.info("scheduler %s orders: %s %s%s", who, order.kind, order.dataset, f" ({order.id})" if order.id else "")

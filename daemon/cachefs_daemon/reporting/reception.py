@@ -24,14 +24,14 @@ from cachefs_daemon.reporting.orders import Orders
 from cachefs_daemon.reporting.reports import Reports
 from cachefs_daemon.sharing.endpoint import ControlEndpoint
 
-# Requests that one observer, and that all together may have waiting.
+# Most waiting requests: of one observer, and of all together.
 MOST_OF_ONE: Final = 4
 MOST_WAITING: Final = 32
 _PACKED: Final = "application/msgpack"
 
 
 class Reception:
-    """Used on the event loop. The endpoint has made sure that those who ask are observers."""
+    """Handles their requests. Used on the event loop. The endpoint has verified that the clients are observers."""
 
     def __init__(self, endpoint: ControlEndpoint, membership: Membership, reports: Reports, orders: Orders) -> None:
         self._endpoint = endpoint
@@ -55,7 +55,8 @@ class Reception:
         return _packed(Members(cluster=self._endpoint.cluster, me=view.me, members=members))
 
     async def _report(self, request: web.Request) -> web.Response:
-        """`after`, `instance`: of the last report; `wait`: seconds; `pause`: seconds since the last answer at least."""
+        """Answer with a report. Query: `after`, `instance`: of the last report; `wait`: seconds; `pause`: least
+        seconds since the last response."""
         who = self._endpoint.observer(request)
         after, wait = _number(request, "after", 0.0, 2.0**53), _number(request, "wait", 25.0, MOST_WAIT)
         pause = max(LEAST_PAUSE, _number(request, "pause", LEAST_PAUSE, MOST_WAIT))
@@ -63,7 +64,7 @@ class Reception:
             raise Busy(f"{self._waiting[who]} requests of {who} wait already, {self._waiting.total()} of all observers")
         self._waiting[who] += 1
         try:
-            # Who is told only once in a while is told everything of that while at once.
+            # An observer with a long pause gets all changes of that time at once.
             await asyncio.sleep(self._answered.get(who, -MOST_WAIT) + pause - time.monotonic())
             known = int(after) if request.query.get("instance") == self._reports.instance else 0
             report = await self._reports.after(known, wait)
@@ -71,7 +72,7 @@ class Reception:
             return _packed(report)
         finally:
             self._waiting[who] -= 1
-            self._waiting += Counter()  # forgets those that have none
+            self._waiting += Counter()  # removes zero counts
 
     async def _order(self, request: web.Request) -> web.Response:
         who = self._endpoint.observer(request)

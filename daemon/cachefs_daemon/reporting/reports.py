@@ -1,4 +1,4 @@
-"""What this node says of itself to observers: made once a second at most, for as long as one asks."""
+"""The node's reports to observers: made once a second at most, while an observer asks."""
 
 import asyncio
 import logging
@@ -35,14 +35,15 @@ from cachefs_daemon.store.storage import TierUsage
 
 log = logging.getLogger(__name__)
 
-# How Residency calls them.
+# The observers' name in Residency.
 OBSERVERS: Final = "observers"
-# Seconds without any observer after which this node forgets what it has counted for them.
+# Seconds without an observer after which this node drops what it has counted for them.
 FORGOTTEN: Final = 120.0
-# Relative changes of rates and of used bytes that are no news; with much of them an answer would go out every second.
+# Relative changes of rates and of used bytes that are too small to report at once; else a response would be sent every
+# second.
 _SAME_RATE: Final = 0.2
 _SAME_USED: Final = 0.002
-# Seconds after which small changes are told too.
+# Seconds after which small changes are reported too.
 _SMALL_NEWS: Final = 15.0
 _MOST_JOBS: Final = 1024
 # Consumers whose rates may be in one sum.
@@ -51,7 +52,7 @@ _MOST_READERS: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What reports are made from."""
+    """The parts of the node from which reports are made."""
 
     instance: str
     membership: Membership
@@ -64,21 +65,21 @@ class Sources:
     usage: Callable[[], list[TierUsage]]
     # Bytes since the start: from origins, from other nodes, to other nodes.
     traffic: Callable[[], tuple[int, int, int]]
-    # By id of each mount: what it shows and has read.
+    # By id of each mount: its spec and its reads.
     reads: Callable[[], Mapping[str, MountReads]]
 
 
 class DatasetReads:
-    """Counts looks that found new reads of a dataset, at most one in `_SMALL_NEWS` seconds for each dataset: a number
-    that changes is news for observers, and while a mount reads it would change each second."""
+    """Counts looks that found new reads of a dataset, at most one in `_SMALL_NEWS` seconds for each dataset: a changed
+    number is reported to observers, and while a mount reads it would change each second."""
 
     def __init__(self) -> None:
         self._mounts: Mapping[str, MountReads] = {}  # at the last look
         self._counted: dict[str, tuple[int, float]] = {}  # by dataset: looks, and the time of the last one
 
     def look(self, reads: Mapping[str, MountReads], datasets: Mapping[str, Collection[str]], now: float) -> None:
-        """reads: as Sources.reads gives them. datasets: all that there are, with ids of their snapshots. now: monotonic
-        seconds."""
+        """Count new reads. reads: as Sources.reads returns them. datasets: all datasets, with ids of their snapshots.
+        now: monotonic seconds."""
         found = [
             (one, _new_snapshots(one, self._mounts.get(mount)))
             for mount, one in reads.items()
@@ -97,7 +98,7 @@ class DatasetReads:
 
 
 def _new_snapshots(one: MountReads, before: MountReads | None) -> set[str]:
-    """Ids of the snapshots of which the mount has read files since it was *before*."""
+    """Return the ids of the snapshots of which the mount has read files since *before*."""
     known = (before.snapshots if before is not None else None) or {}
     return {snapshot for snapshot, count in (one.snapshots or {}).items() if count > known.get(snapshot, 0)}
 
@@ -110,17 +111,17 @@ def _has_read(one: MountReads, new: set[str], dataset: str, snapshots: Collectio
 
 
 class Reports:
-    """Used on the event loop."""
+    """Makes reports. Used on the event loop."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._load = LoadMeter()
         self._reads = DatasetReads()
         self._snapshots: dict[str, SnapshotReport] = {}
-        self._changed_at: dict[str, int] = {}  # by snapshot: the version in which it became as it is
-        self._gone_at = 0  # the version in which a snapshot was there last that is gone
+        self._changed_at: dict[str, int] = {}  # by snapshot: the version of its last change
+        self._gone_at = 0  # the last version in which a snapshot was removed
         self._version = 0
-        self._rest = NodeReport("", "", "", 0, full=True)  # all but the snapshots
+        self._rest = NodeReport("", "", "", 0, full=True)  # the report without the snapshots
         self._told = 0.0  # monotonic seconds of the last version
         self._made = asyncio.Condition()
         self._asked = -FORGOTTEN
@@ -128,16 +129,16 @@ class Reports:
 
     @property
     def instance(self) -> str:
-        """Of the daemon: versions of two have nothing to do with each other."""
+        """The daemon's instance: versions of two instances are unrelated."""
         return self._sources.instance
 
     def ask(self) -> None:
-        """Somebody observes."""
+        """Record that an observer asks."""
         self._asked = time.monotonic()
         self._wake.set()
 
     async def after(self, version: int, seconds: float) -> NodeReport:
-        """What is new since *version* (0: everything), within *seconds*; an empty report where nothing is."""
+        """Return the changes since *version* (0: everything), within *seconds*; an empty report without changes."""
         self.ask()
         try:
             async with asyncio.timeout(seconds), self._made:
@@ -150,7 +151,7 @@ class Reports:
         return msgspec.structs.replace(self._rest, version=self._version, full=full, snapshots=told)
 
     async def run(self) -> None:
-        """Runs as long as the daemon."""
+        """Make reports as long as the daemon runs."""
         while True:
             if time.monotonic() - self._asked > FORGOTTEN:
                 await self._sources.threads.planning(self._sources.residency.forget, OBSERVERS)
@@ -190,7 +191,7 @@ class Reports:
     def _follow(
         self, wanted: Mapping[str, Snapshot], names: Mapping[str, list[str]], different: set[str], version: int
     ) -> bool:
-        """Bring `_snapshots` up to date. Returns whether anything is different."""
+        """Update `_snapshots`. Return whether anything is different."""
         changed = False
         for gone in self._snapshots.keys() - wanted.keys():
             del self._snapshots[gone], self._changed_at[gone]
@@ -213,7 +214,7 @@ class Reports:
         return any(b"" in self._sources.catalog.get(name).record.pins for name in datasets)
 
     def _wanted(self, jobs: list[RunningJob]) -> tuple[dict[str, Snapshot], dict[str, list[str]]]:
-        """Snapshots to be told of, those of running jobs first; and the datasets of each."""
+        """Return the snapshots to report, those of running jobs first, and the datasets of each."""
         read = {job.snapshot for job in jobs}
         names: dict[str, list[str]] = {}
         found: dict[str, Snapshot] = {}
@@ -235,13 +236,13 @@ class Reports:
         return [RunningJob(name, snapshot, *rest) for (name, snapshot), rest in found.items()][:_MOST_JOBS]
 
     def _rate(self, consumer: str, snapshot: str) -> float:
-        """Bytes in a second that it reads, as its plan has it."""
+        """Return the bytes per second that the consumer reads, according to its plan."""
         plan = self._sources.plan
         space = plan.spaces.get(snapshot)
         window = plan.window(consumer, 0, 1) if plan.knows(consumer) else None
         if window is None or space is None or not space.count or not window.period > 0:
             return 0.0
-        # A job says its own pace, which may be nonsense.
+        # A job reports its own rate, which may be nonsense.
         return min(space.bytes / space.count / window.period, MOST_RATE / _MOST_READERS)
 
     def _rest_of(self, usage: list[TierUsage], jobs: list[RunningJob], load: Load) -> NodeReport:
@@ -280,7 +281,7 @@ class Reports:
 
 
 def _snapshot_report(snapshot: Snapshot, counted: ShardBytes | None) -> SnapshotReport:
-    """How much of the snapshot is here."""
+    """Return the report on the part of the snapshot on this node."""
     if counted is None:
         return SnapshotReport(snapshot.id, snapshot.bytes, snapshot.files)
     _, memory, ssd = counted.bytes.sum(axis=1).tolist()

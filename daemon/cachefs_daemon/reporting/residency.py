@@ -1,8 +1,8 @@
-"""What is on this node of each snapshot, by tier and shard, for as long as somebody asks.
+"""Counts the bytes of each snapshot on this node, by tier and shard, while a client asks.
 
-The store notes which blocks change, and once in a while these changes are counted: so a report costs what has changed,
-and no look at all blocks. Only the first one walks through the index, 1 us per block. While nobody asks, nothing is
-noted and nothing is kept. Those who place jobs ask, and people who look at the node's page.
+The store notes which blocks change, and these changes are counted once in a while: so a report costs only the changes,
+and no walk over all blocks. Only the first count walks through the index, 1 us per block. Without clients, nothing is
+noted or kept. Clients are schedulers, and users who look at the node's page.
 """
 
 import logging
@@ -23,14 +23,15 @@ from cachefs_daemon.store.index_writer import IndexWriter
 
 log = logging.getLogger(__name__)
 
-# Blocks of all snapshots that are followed at once; each takes 37 bytes, and nothing more where a job reads it here.
+# Most blocks of all snapshots that are followed at once; each takes 37 bytes, and nothing more where a job reads it
+# here.
 MOST_BLOCKS: Final = 1 << 23
-# Keys that are looked at together, while other threads wait for the interpreter: 5 ms.
+# Keys that are processed together, while other threads wait for the interpreter: 5 ms.
 _PORTION: Final = 1 << 14
 
 
 class Residency:
-    """Blocking. Several may ask, each for other snapshots and in its own thread."""
+    """Counts for several clients, each with its own snapshots and its own thread. Blocking."""
 
     def __init__(self, index: IndexWriter, tiering: Locked[Tiering], presence: Presence, plan: Plan) -> None:
         self._index = index
@@ -38,15 +39,15 @@ class Residency:
         self._presence = presence
         self._plan = plan
         self._followed: dict[str, ShardBytes] = {}  # by snapshot id
-        self._empty: set[str] = set()  # ids of snapshots of which nothing was here, and nothing has come since
-        self._too_large: set[str] = set()  # ids of those that are not followed
+        self._empty: set[str] = set()  # ids of snapshots with no block here, and none since
+        self._too_large: set[str] = set()  # ids of snapshots that are not followed
         self._lock = threading.Lock()
-        self._wanted: dict[str, dict[str, Snapshot]] = {}  # by who asks, then by snapshot id
-        self._news: dict[str, set[str]] = {}  # by who asks: what is different since its last call
+        self._wanted: dict[str, dict[str, Snapshot]] = {}  # by client, then by snapshot id
+        self._news: dict[str, set[str]] = {}  # by client: the changed snapshots since its last call
 
     def follow(self, who: str, wanted: Mapping[str, Snapshot]) -> set[str]:
-        """Count what has changed since the last call. who: asks; wanted: snapshots by id, those that matter most first.
-        Returns the ids of those that are different from its last call, or new, or not wanted any more."""
+        """Count the changes since the last call. who: the client; wanted: snapshots by id, the most important first.
+        Return the ids of those that have changed since the client's last call, or are new, or no longer wanted."""
         with self._lock:
             self._wanted[who] = dict(wanted)
             different = self._count({name: one for each in self._wanted.values() for name, one in each.items()})
@@ -73,16 +74,16 @@ class Residency:
         return different | self._begin({one: wanted[one] for one in new})
 
     def of(self, snapshot: str) -> ShardBytes | None:
-        """What is here of a snapshot; None where nothing is, or it is not followed. Where somebody else asks in another
-        thread, its numbers may be those of amid a change; the next call of `follow` names it again then."""
+        """Return the counts of a snapshot; None where nothing is here, or it is not followed. During a change for
+        another client the numbers may be intermediate; the next call of `follow` then returns the snapshot again."""
         return self._followed.get(snapshot)
 
     def is_too_large(self, snapshot: str) -> bool:
-        """Is a snapshot that was asked for not followed, as it has too many files?"""
+        """Return whether the snapshot was requested but has too many files to be followed."""
         return snapshot in self._too_large
 
     def forget(self, who: str) -> None:
-        """It asks no more."""
+        """Remove a client."""
         with self._lock:
             self._wanted.pop(who, None)
             self._news.pop(who, None)
@@ -94,14 +95,14 @@ class Residency:
             self._empty.clear()
 
     def _take(self) -> tuple[dict[bytes, int] | None, set[str]]:
-        """Changes since the last call, and snapshots for which blocks came."""
+        """Return the changes since the last call, and the snapshots for which blocks came."""
         with self._tiering as tiering:
             changes, self._presence.changes = self._presence.changes, {}
             brought, tiering.quotas.brought = tiering.quotas.brought, set()
         return changes, brought
 
     def _begin(self, wanted: Mapping[str, Snapshot]) -> set[str]:
-        """Look through the index for these snapshots. What changes meanwhile is noted, and counted the next time."""
+        """Walk through the index for these snapshots. Changes meanwhile are noted, and counted the next time."""
         begun: dict[str, ShardBytes] = {}
         room = MOST_BLOCKS - sum(one.space.count for one in self._followed.values())
         for name, snapshot in wanted.items():

@@ -1,4 +1,4 @@
-"""Warm-ups that schedulers order: of a dataset or of some of its shards, before a job begins there."""
+"""Warm-ups that schedulers request: of a dataset or of some of its shards, before a job begins there."""
 
 import logging
 from collections.abc import Iterator
@@ -22,30 +22,30 @@ from cachefs_daemon.runtime.threads import Threads
 
 log = logging.getLogger(__name__)
 
-# Warm-ups of all schedulers that run at once, and that are remembered when they have ended.
+# Most warm-ups of all schedulers that run at once, and most that are kept, including ended ones.
 MOST_RUNNING: Final = 32
 MOST_KNOWN: Final = 128
-# Blocks whose names are made at once.
+# Blocks for which references are created at once.
 _PORTION: Final = 4096
 
 
 class ShardWarmups:
-    """Used on the event loop."""
+    """Runs such warm-ups. Used on the event loop."""
 
     def __init__(self, warmups: Warmups, plan: Plan, jobs: JobRegistry, threads: Threads) -> None:
         self._warmups = warmups
         self._plan = plan
         self._jobs = jobs
         self._threads = threads
-        self._runs: dict[str, Run | None] = {}  # by id of the order; None: it is being prepared
+        self._runs: dict[str, Run | None] = {}  # by id of the command; None: in preparation
 
     @property
     def is_busy(self) -> bool:
-        """Is any under way?"""
+        """Whether a warm-up is in progress."""
         return any(run is None or not run.task.done() for run in self._runs.values())
 
     async def begin(self, order: Order, snapshot: Snapshot) -> OrderDone:
-        """Begin, if no order of that id has come before. Raises ConfigError, Busy."""
+        """Begin a warm-up, unless one with that id is known. Raises ConfigError, Busy."""
         if not order.id or len(order.shards) not in (0, SHARDS // 8):
             raise ConfigError(f"a warm-up has an id, and no shards (all) or {SHARDS // 8} bytes of them")
         if order.id in self._runs:
@@ -67,7 +67,7 @@ class ShardWarmups:
         return OrderDone(wanted.blocks, wanted.bytes)
 
     def stop(self, order: str) -> None:
-        """End it; nothing happens where it has ended, or was never heard of."""
+        """End a warm-up; ignore one that has ended, or is unknown."""
         run = self._runs.get(order)
         if run is not None:
             run.task.cancel()
@@ -75,7 +75,7 @@ class ShardWarmups:
             del self._runs[order]
 
     def reports(self) -> list[OrderedWarmup]:
-        """How far each is that was ordered of late."""
+        """Return the progress of recent warm-ups."""
         return [_report(name, run) for name, run in self._runs.items()]
 
     def _make_room(self) -> None:
@@ -96,7 +96,7 @@ class ShardWarmups:
         return Bringing(order.dataset, _refs(space, numbers), len(numbers), size, snapshot=space.snapshot)
 
     def _first_reads(self, job: str, snapshot: str) -> npt.NDArray[np.uint32] | None:
-        """When each block is read first, by a consumer of the job here; else None."""
+        """Return the position of each block's first read by a consumer of the job here, or None."""
         for consumer in self._jobs.consumers if job else ():
             if consumer.snapshot.id == snapshot and job in (consumer.request.job, given_name(consumer.request.job)):
                 if not self._plan.knows(consumer.key):

@@ -1,4 +1,4 @@
-"""What any part of the daemon may use: threads, the log of failures, and saving state again and again.
+"""Helpers for all parts of the daemon: threads, the log of failures, periodic saving, clocks and limits.
 
 Imports no other package of the daemon.
 """

@@ -1,4 +1,4 @@
-"""Saving again and again, as long as the daemon runs, what the next daemon is to know."""
+"""Saves state for the next daemon periodically, as long as the daemon runs."""
 
 import asyncio
 import logging
@@ -9,17 +9,17 @@ from cachefs.errors import CachefsError
 
 log = logging.getLogger(__name__)
 
-# Seconds between two calls. What changes within them before a daemon is killed is forgotten: nobody waits for the disk.
+# Seconds between two calls. Changes within them before a daemon is killed are lost: no caller waits for the disk.
 SECONDS: Final = 0.5
-# Seconds until the next call after one has failed.
+# Seconds until the next call after a failure.
 PAUSE_SECONDS: Final = 10.0
 
 
 async def autosave(save: Callable[[], Awaitable[None]], loss: str) -> None:
-    """Runs as long as the daemon.
+    """Run as long as the daemon.
 
-    save: writes what is new since its last call; each of its errors is logged once. loss: what a restart would lose
-    that comes before it succeeds, as the end of a sentence.
+    save: writes the changes since its last call; each of its errors is logged once. loss: what a restart before its
+    next success would lose, as the end of a sentence.
     """
     problem = ""
     while True:

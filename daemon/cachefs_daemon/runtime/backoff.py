@@ -1,4 +1,4 @@
-"""The pause between tries of what fails: it doubles with each failure in a row, up to a bound."""
+"""The pause between attempts: it doubles with each failure in a row, up to a bound."""
 
 import math
 import random
@@ -11,36 +11,36 @@ _MOST_DOUBLINGS = 64
 
 @dataclass(slots=True)
 class Backoff:
-    """Failures in a row, and when the next try is due. Times are seconds of the caller's clock."""
+    """Counts failures in a row, and computes when the next attempt is due. Times are seconds of the caller's clock."""
 
     # The pause after the first failure, and the longest one.
     first: float
     longest: float
-    # Of a pause, the least and the most part that is waited: clients that failed together shall not return together.
+    # Least and largest part of a pause that is waited, so that clients that failed together do not return together.
     spread: tuple[float, float] = (1.0, 1.0)
     # Draws a number evenly from a range.
     draw: Callable[[float, float], float] = random.uniform
     failures: int = 0
-    # When the next try is due.
+    # When the next attempt is due.
     until: float = -math.inf
 
     @property
     def pause(self) -> float:
-        """The pause after so many failures, before a part of it is drawn."""
+        """The pause after this many failures, before a part of it is drawn."""
         doublings = min(max(0, self.failures - 1), _MOST_DOUBLINGS)
         return min(self.longest, self.first * 2.0**doublings)
 
     def fail(self, now: float) -> float:
-        """Counts a failure. Returns the seconds until the next try."""
+        """Count a failure. Return the seconds until the next attempt."""
         self.failures += 1
         return self.wait(now)
 
     def wait(self, now: float) -> float:
-        """Begins the pause anew without another failure. Returns the seconds until the next try."""
+        """Begin the pause anew without another failure. Return the seconds until the next attempt."""
         seconds = self.pause * self.draw(*self.spread)
         self.until = now + seconds
         return seconds
 
     def is_due(self, now: float) -> bool:
-        """Returns whether the pause is over."""
+        """Return whether the pause is over."""
         return now >= self.until

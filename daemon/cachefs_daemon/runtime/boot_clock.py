@@ -1,7 +1,8 @@
-"""Time since the machine started, which nobody sets: when processes began, and what happened before what.
+"""The time since the machine started, which cannot be set: for the start times of processes, and for the order of
+events.
 
-A process is known by its number and its beginning. Told in unix time, that moves when the clock is set, since the
-kernel counts from its own start: a step of a second would make every process another one.
+A process is identified by its number and its start time. In unix time, the start time moves when the clock is set,
+since the kernel counts from its own start: a step of a second would make every process another one.
 """
 
 import functools
@@ -14,20 +15,20 @@ import msgspec
 
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 _TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
-# Of what follows the name in /proc/PID/stat (see proc_pid_stat(5)).
+# Indices of the fields after the name in /proc/PID/stat (see proc_pid_stat(5)).
 _STATE: Final = 0
 _START: Final = 19
-_ENDED: Final = (b"Z", b"X", b"x")  # zombies, and what the kernel is about to forget
+_ENDED: Final = (b"Z", b"X", b"x")  # zombies, and processes that the kernel is about to forget
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """A moment, on the clock that runs from one start of the machine to the next."""
+    """A moment on the clock that runs from one start of the machine to the next."""
 
     seconds: float  # since that start
-    boot: str  # which start it was: an id that the kernel makes up
+    boot: str  # the start: an id that the kernel generates
 
     def after(self, seconds: float) -> "Moment":
-        """The moment so many seconds later."""
+        """Return the moment *seconds* later."""
         return Moment(self.seconds + seconds, self.boot)
 
     @property
@@ -41,8 +42,8 @@ def now() -> Moment:
 
 
 def birth_of(pid: int) -> Moment | None:
-    """When the process started, which tells it from another one of the same number. None where no process has that
-    number, or only one that has ended and that nobody has waited for."""
+    """Return the start time of the process, which distinguishes it from another one of the same number. None where no
+    process has that number, or only a zombie."""
     if pid <= 0:
         return None
     try:

@@ -1,8 +1,8 @@
-"""How many connections a server keeps: of unknown callers, from one address, of one member, and in all.
+"""Limits the connections of a server: of unknown callers, from one address, of one member, and in all.
 
 No client keeps members out by holding connections, and members do not keep each other out. Where there are too many, a
-connection goes that nothing is asked on: the oldest one of a caller that has not said who it is, from the address with
-most of them; else the member's that has been idle for longest.
+connection without a request in progress is closed: the oldest one of an unidentified caller, from the address with most
+of them; else the member's that has been idle for longest.
 """
 
 import threading
@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 class Caller(Protocol):
     """A connection."""
 
-    address: str  # where it is from
+    address: str  # the client's address
 
 
 One = TypeVar("One", bound=Caller)
@@ -22,11 +22,11 @@ One = TypeVar("One", bound=Caller)
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Connections, at most."""
+    """Upper bounds on connections."""
 
     # In all.
     total: int
-    # Of callers that have not said yet who they are: all, and from one address.
+    # Of callers that have not identified themselves: all, and from one address.
     unknown: int
     unknown_of_address: int
     # Of one member.
@@ -34,16 +34,16 @@ class Bounds:
 
 
 class ConnectionLimits(Generic[One]):
-    """Thread-safe. It only decides: its user closes what has to go."""
+    """Decides which connections to close; its user closes them. Thread-safe."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self._lock = threading.Lock()
-        self._unknown: dict[str, dict[One, None]] = {}  # by address, each in order of their coming
+        self._unknown: dict[str, dict[One, None]] = {}  # by address, each in order of arrival
         self._known: dict[One, str] = {}  # id of the member
-        self._idle: OrderedDict[One, None] = OrderedDict()  # of members, those first that have been idle for longest
+        self._idle: OrderedDict[One, None] = OrderedDict()  # of members, the longest idle first
         self._members: Counter[str] = Counter()  # by id
-        self._dismissed: set[One] = set()  # that have to go, and still have to `leave`
+        self._dismissed: set[One] = set()  # to be closed, with `leave` still to come
 
     def __len__(self) -> int:
         """Return how many connections are open."""
@@ -51,8 +51,8 @@ class ConnectionLimits(Generic[One]):
             return self._unknown_count() + len(self._known) + len(self._dismissed)
 
     def enter(self, caller: One) -> One | None:
-        """A connection has been made. Returns the one that has to go for it, which still has to `leave`; None where
-        none has to. It is *caller* itself, which has not entered then, where something is asked on all others."""
+        """Register a new connection. Return the one to close for it, which still has to `leave`, or None. The result
+        is *caller* itself, which is then not registered, where all others have requests in progress."""
         with self._lock:
             leaves = self._oldest_unknown(self._crowded(caller.address))
             if leaves is None and self._unknown_count() + len(self._known) >= self.bounds.total:
@@ -66,7 +66,8 @@ class ConnectionLimits(Generic[One]):
             return leaves
 
     def recognise(self, caller: One, member: str) -> bool:
-        """The caller is that member, and asks for something. Returns whether it may stay; it has to `leave` if not."""
+        """Register that the caller is that member, with a request in progress. Return whether it may stay; it has to
+        `leave` if not."""
         with self._lock:
             if caller in self._dismissed or caller in self._known:
                 return True
@@ -78,19 +79,19 @@ class ConnectionLimits(Generic[One]):
             return True
 
     def rest(self, caller: One) -> None:
-        """Nothing is asked any more on a member's connection."""
+        """Mark a member's connection as idle."""
         with self._lock:
             if caller in self._known:
                 self._idle[caller] = None
                 self._idle.move_to_end(caller)
 
     def use(self, caller: One) -> None:
-        """Something is asked again on a member's connection."""
+        """Mark a member's connection as in use again."""
         with self._lock:
             self._idle.pop(caller, None)
 
     def leave(self, caller: One) -> None:
-        """A connection has ended. May be called again."""
+        """Remove a connection that has ended. May be called again."""
         with self._lock:
             self._forget(caller)
             self._dismissed.discard(caller)

@@ -1,4 +1,4 @@
-"""How many files the daemon may have open.
+"""Raises the limit on the daemon's open files.
 
 Each snapshot takes a descriptor, each segment and connection one more. The usual soft limit, 1,024, is meant for
 programs that use select(2); the hard one is far higher.
@@ -14,7 +14,7 @@ from cachefs_daemon.runtime.errorlog import ErrorLog
 
 log = logging.getLogger(__name__)
 
-# No more is asked for: with a limit of a billion, programs that close all descriptors one by one take minutes.
+# Largest limit that is set: with a limit of a billion, programs that close all descriptors one by one take minutes.
 ENOUGH: Final = 1 << 20
 
 
@@ -31,13 +31,13 @@ def raise_limit() -> None:
 
 
 def limit() -> int:
-    """Files that may be open now."""
+    """Return the number of files that may be open now."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return ENOUGH if soft == resource.RLIM_INFINITY else soft
 
 
 def tell_of_shortage(loop: asyncio.AbstractEventLoop, errors: ErrorLog) -> None:
-    """Have *errors* told where connections cannot be taken, of which asyncio logs tracebacks."""
+    """Add an entry to *errors* where connections cannot be accepted, instead of asyncio's tracebacks."""
 
     def handle(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")

@@ -1,4 +1,4 @@
-"""Failures by their cause: one outage makes thousands of objects fail, and is one thing to mend."""
+"""Groups failures by cause: one outage makes thousands of objects fail, and is one thing to repair."""
 
 import itertools
 import re
@@ -9,16 +9,16 @@ from typing import Final
 from cachefs.messages import ErrorCause
 
 KEPT: Final = 50  # causes
-# What stands in a message for the thing that failed.
+# Stands in a message for the thing that failed.
 THING: Final = "…"
-# What differs from failure to failure of one cause: long numbers, and names made of digits.
+# Parts that differ between failures of one cause: long numbers, and names made of digits.
 _VARIES: Final = re.compile(r"\b(?:[0-9a-f]{12,}|\d{4,})\b")
 _URL: Final = re.compile(r"[a-z][a-z0-9]*://[^/]*")
 
 
 @dataclass(slots=True)
 class _Cause:
-    """What is known of one cause."""
+    """The failures of one cause."""
 
     # Unix time of the first and of the last failure.
     first: float
@@ -28,9 +28,9 @@ class _Cause:
     message: str
     # Failures so far.
     count: int = 0
-    # What the subjects of all failures begin with, up to a slash.
+    # The common prefix of all subjects, up to a slash.
     common: str = ""
-    # Were all failures of one subject?
+    # True where all failures have one subject.
     is_single: bool = True
 
 
@@ -41,7 +41,7 @@ class ErrorCauses:
         self._causes: OrderedDict[tuple[str, str], _Cause] = OrderedDict()  # oldest first
 
     def add(self, subject: str, message: str, when: float) -> None:
-        """Something has failed, at this unix time."""
+        """Count a failure at this unix time."""
         key = cause_key(subject, message)
         cause = self._causes.pop(key, None) or _Cause(when, when, subject, message, common=subject)
         cause.is_single = cause.is_single and cause.subject == subject
@@ -53,13 +53,13 @@ class ErrorCauses:
             self._causes.popitem(last=False)
 
     def goes_on(self, subject: str, message: str, when: float) -> None:
-        """What has failed so still fails, at this unix time."""
+        """Record that a failure still lasts at this unix time."""
         cause = self._causes.get(cause_key(subject, message))
         if cause is not None:
             cause.last = when
 
     def views(self) -> list[ErrorCause]:
-        """The causes, the one that was last seen first."""
+        """Return the causes, the latest first."""
         return [
             ErrorCause(
                 first=one.first,
@@ -74,12 +74,12 @@ class ErrorCauses:
 
 
 def cause_key(subject: str, message: str) -> tuple[str, str]:
-    """What is the same for all failures of one cause."""
+    """Return the key that all failures of one cause share."""
     return area_of(subject), _VARIES.sub(THING, without(subject, message))
 
 
 def _common(one: str, other: str) -> str:
-    """What both begin with, up to a slash; all of it where they are the same."""
+    """Return the common prefix, up to a slash; all of it where both are the same."""
     if one == other:
         return one
     pairs = zip(one.split("/"), other.split("/"), strict=False)
@@ -88,13 +88,13 @@ def _common(one: str, other: str) -> str:
 
 
 def area_of(subject: str) -> str:
-    """What several subjects have in common that one cause makes fail: of a URL the server or bucket."""
+    """Return the part that subjects of one cause have in common: of a URL the server or bucket."""
     url = _URL.match(subject)
     return url[0] if url is not None else subject
 
 
 def without(subject: str, message: str) -> str:
-    """The message with THING in place of the subject, in whatever form it is named there."""
+    """Return the message with THING in place of the subject, in whatever form it is named there."""
     key = subject.removeprefix(area_of(subject))
     for name in (subject, key, key.lstrip("/")):
         if len(name) > 1:

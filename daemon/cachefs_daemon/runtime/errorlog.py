@@ -1,7 +1,7 @@
-"""Failures somebody should know of: kept for `cachectl errors`, and logged without flooding the log.
+"""Records failures: kept for `cachectl errors`, and logged at a limited rate.
 
 With an unreachable origin thousands of reads fail in a minute. In a minute each subject is logged once at most, each
-cause LINES_PER_CAUSE times, and all together LINES_PER_MINUTE times. The rest is counted.
+cause LINES_PER_CAUSE times, and all together LINES_PER_MINUTE times. Other failures are counted.
 """
 
 import logging
@@ -24,7 +24,7 @@ LINES_PER_CAUSE: Final = 3
 
 @dataclass(slots=True)
 class _Failure:
-    """What is known of one subject."""
+    """The failures of one subject."""
 
     # Text of the last failure.
     message: str
@@ -50,7 +50,7 @@ class ErrorLog:
         self._suppressed = 0  # lines of this minute that were too many
 
     def add(self, subject: str, message: str, bug: BaseException | None = None) -> None:
-        """Note a failure. bug: an exception that nobody expected; the log gets its traceback."""
+        """Record a failure. bug: an unexpected exception, whose traceback is logged."""
         failure = self._failures.pop(subject, None) or _Failure(message, time.time(), time.time())
         failure.message, failure.when = message, time.time()
         failure.count += 1
@@ -67,7 +67,7 @@ class ErrorLog:
             log.warning("%s%s", text, times, exc_info=bug)
 
     def views(self) -> list[ErrorView]:
-        """The failures, newest first."""
+        """Return the failures, newest first."""
         return [
             ErrorView(
                 when=failure.when, first=failure.first, count=failure.count, subject=subject, message=failure.message
@@ -76,11 +76,11 @@ class ErrorLog:
         ]
 
     def causes(self) -> list[ErrorCause]:
-        """The failures by their causes, newest first."""
+        """Return the failures by cause, newest first."""
         return self._causes.views()
 
     def goes_on(self, subject: str) -> None:
-        """The last failure of this subject still lasts."""
+        """Record that the last failure of this subject still lasts."""
         failure = self._failures.get(subject)
         if failure is not None:
             failure.when = time.time()

@@ -1,4 +1,4 @@
-"""A value that threads share, which nobody can use without its lock by accident."""
+"""A value that threads share, and that is accessible only with its lock held."""
 
 import threading
 from types import TracebackType
@@ -8,14 +8,15 @@ Value = TypeVar("Value")
 
 
 class Locked(Generic[Value]):
-    """`with locked as value:` holds the lock for as long as the block runs. Keep that short, and do no I/O in it."""
+    """Protects a value: `with locked as value:` holds the lock during the block. Keep the block short, and do no I/O
+    in it."""
 
     def __init__(self, value: Value) -> None:
-        self.unlocked = value  # for what its documentation allows at any time
+        self.unlocked = value  # for uses that the value's documentation allows without the lock
         self._lock = threading.Lock()
 
     def take_now(self) -> bool:
-        """Take the lock if nobody has it. Then the caller gives it back with `give_back`."""
+        """Take the lock if it is free, and return whether it was. The caller releases it with `give_back`."""
         return self._lock.acquire(blocking=False)
 
     def give_back(self) -> None:

@@ -1,4 +1,4 @@
-"""How the daemon's log looks: on stderr, as text or as JSON, and with the priorities that systemd's journal knows."""
+"""Formats the daemon's log: on stderr, as text or as JSON, and with the priorities of systemd's journal."""
 
 import json
 import logging
@@ -20,14 +20,15 @@ _TEXT: Final = "%(levelname)s %(name)s: %(message)s"
 
 
 class LogFormat(StrEnum):
-    """What a line of the log is."""
+    """The format of a line in the log."""
 
     TEXT = "text"  # for people
     JSON = "json"  # an object
 
 
 class _Json(logging.Formatter):
-    """An object in a line: `time` (ISO 8601, UTC), `level`, `logger`, `message`, and `exception` where there is one."""
+    """Formats a line as an object: `time` (ISO 8601, UTC), `level`, `logger`, `message`, and `exception` where there
+    is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {
@@ -42,7 +43,7 @@ class _Json(logging.Formatter):
 
 
 class _Text(logging.Formatter):
-    """Lines for people. What a user has chosen can be in a message, so control characters are escaped."""
+    """Formats lines as text. Messages may contain text chosen by users, so control characters are escaped."""
 
     def format(self, record: logging.LogRecord) -> str:
         return without_secrets(super().format(record))
@@ -55,7 +56,7 @@ class _Text(logging.Formatter):
 
 
 class _WithPriority(logging.Formatter):
-    """Puts the priority in front of each line, as sd-daemon(3) has it: a traceback has many lines."""
+    """Prefixes each line with its priority, as in sd-daemon(3): a traceback has many lines."""
 
     def __init__(self, inner: logging.Formatter) -> None:
         super().__init__()
@@ -67,9 +68,9 @@ class _WithPriority(logging.Formatter):
 
 
 def set_up(level: str, form: LogFormat = LogFormat.TEXT) -> None:
-    """Log to stderr from now on. It may be called again."""
+    """Log to stderr from now on. May be called again."""
     journal = is_journal()
-    # The journal has the time itself.
+    # The journal adds the time itself.
     text = _Text(_TEXT if journal else f"%(asctime)s {_TEXT}")
     formatter = _Json() if form is LogFormat.JSON else text
     handler = logging.StreamHandler(sys.stderr)
@@ -79,23 +80,23 @@ def set_up(level: str, form: LogFormat = LogFormat.TEXT) -> None:
 
 
 def set_level(level: str) -> None:
-    """Log what is of this level, one of LEVELS, or above it."""
+    """Log messages of this level, one of LEVELS, or above it."""
     number = logging.getLevelNamesMapping()[level.upper()]
     logging.getLogger().setLevel(number)
     for chatty in _CHATTY:
-        # At `info` libraries tell where they have found credentials, at each start and for each origin.
+        # At `info` libraries log where they have found credentials, at each start and for each origin.
         least = logging.INFO if number <= logging.DEBUG else logging.WARNING
         logging.getLogger(chatty).setLevel(max(least, number))
 
 
 def level() -> str:
-    """The level now."""
+    """Return the present level."""
     return logging.getLevelName(logging.getLogger().level).lower()
 
 
 def is_journal() -> bool:
-    """Does stderr go to systemd's journal? A process that was started by a service inherits the variable, whatever its
-    stderr is."""
+    """Return whether stderr goes to systemd's journal. The environment variable alone proves nothing: a process that a
+    service has started inherits it, whatever its stderr is."""
     try:
         status = os.fstat(2)
     except OSError:

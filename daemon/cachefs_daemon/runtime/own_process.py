@@ -1,4 +1,4 @@
-"""A process that the daemon starts for a part of its work, and that ends with it."""
+"""Sets up a child process of the daemon, which ends with it."""
 
 import contextlib
 import ctypes
@@ -13,12 +13,12 @@ _PR_SET_NAME: Final = 15
 
 
 def begin(name: str, parent: int) -> bool:
-    """To be called first in such a process. name: how lists of processes show it, 15 characters at most; parent:
-    process id of the daemon. False where the daemon has ended already: then this process is to end too."""
-    # Those are for the daemon, which ends this process when it does not need it any more.
+    """Set up the process; call this first. name: shown in lists of processes, 15 characters at most; parent: process
+    id of the daemon. Return False where the daemon has ended already: then this process must end too."""
+    # These signals are for the daemon, which ends this process when it no longer needs it.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    # Where memory is short, the kernel is to end this process, which loses nothing, before the daemon.
+    # Where memory is short, the kernel should end this process, which loses nothing, before the daemon.
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("300")
     libc = ctypes.CDLL(None)

@@ -1,4 +1,4 @@
-"""Process numbers of containers: which process here has that number there.
+"""Translates process numbers of containers into numbers of the daemon's namespace.
 
 The first process of a pid namespace has number 1 in it. It, and all others in it, have numbers of their own in every
 namespace around it, and the daemon is usually in one of these.
@@ -11,12 +11,12 @@ _PROC = Path("/proc")
 
 
 def own() -> int:
-    """The inode number of this process's pid namespace, by which others name it; 0 where nobody can tell."""
+    """Return the inode number of this process's pid namespace, by which others name it; 0 where unknown."""
     return of("self")
 
 
 def of(pid: str) -> int:
-    """The inode number of the pid namespace of a process; 0 where this one may not know it."""
+    """Return the inode number of the pid namespace of a process; 0 where this process may not read it."""
     try:
         return os.stat(_PROC / pid / "ns" / "pid").st_ino
     except OSError:
@@ -24,8 +24,8 @@ def of(pid: str) -> int:
 
 
 def find(pid: int, namespace: int) -> int:
-    """The number, here, of the process that has the number *pid* in that namespace; 0 where it is not to be seen. It
-    looks at all processes (10 us each), so call it in a thread."""
+    """Return the number, here, of the process with the number *pid* in that namespace; 0 where it is not visible.
+    Searches all processes (10 us each), so call it in a thread."""
     for name in os.listdir(_PROC):
         if name.isdigit() and of(name) == namespace and _innermost(name) == pid:
             return int(name)
@@ -33,7 +33,7 @@ def find(pid: int, namespace: int) -> int:
 
 
 def _innermost(pid: str) -> int:
-    """The number of a process in its own namespace; 0 where it has ended."""
+    """Return the number of a process in its own namespace; 0 where it has ended."""
     try:
         status = (_PROC / pid / "status").read_bytes()
     except OSError:

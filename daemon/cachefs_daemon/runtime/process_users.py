@@ -1,10 +1,10 @@
-"""Whose a process is."""
+"""The users of a process."""
 
 from pathlib import Path
 
 
 def users_of(pid: int) -> frozenset[int]:
-    """The real and the effective user id of the process; none where no process has that number."""
+    """Return the real and the effective user id of the process; none where no process has that number."""
     try:
         status = Path(f"/proc/{pid}/status").read_bytes() if pid > 0 else b""
     except OSError:

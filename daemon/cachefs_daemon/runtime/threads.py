@@ -1,13 +1,13 @@
 """The daemon's threads: blocking work never runs on the event loop.
 
-The short work of a read that somebody waits for has a pool of its own. So it is delayed neither by long work (walking a
+The short work of a read with a waiting reader has a pool of its own. So it is delayed neither by long work (walking a
 million entries, syncing a file) nor by work that is ahead of its reader. During a warmup of 2,500 files/s this lowered
-the time of a fetch from 21 to 4 ms where the block was there, and from 45 to 10 ms where it was not. To compute long
-sequences of jobs takes seconds, so that has a pool of its own as well.
+the time of a fetch from 21 to 4 ms where the block was there, and from 45 to 10 ms where it was not. Computing long
+sequences of jobs takes seconds, so planning has a pool of its own as well.
 
-A disk may hang, and with it each thread that uses it. So what moves blocks that nobody waits for, and what keeps the
-node in order, have pools of their own, and everything else goes on. More threads that move blocks would cost readers:
-with 8 of them the median time of a reader's put was 6.4 ms, with 4 it is 3.8 ms.
+A disk may hang, and with it each thread that uses it. So moving blocks ahead of readers, and the node's upkeep, have
+pools of their own, and all other work goes on. More threads that move blocks would cost readers: with 8 of them the
+median time of a reader's put was 6.4 ms, with 4 it is 3.8 ms.
 """
 
 import asyncio
@@ -37,13 +37,13 @@ class Threads:
     async def run(
         self, work: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> Result:
-        """Run in a thread what takes milliseconds and has a reader waiting."""
+        """Run work of milliseconds for which a reader waits."""
         return await asyncio.get_running_loop().run_in_executor(self._urgent, functools.partial(work, *args, **kwargs))
 
     async def background(
         self, work: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> Result:
-        """Run in a thread anything else, such as what administrators ask for."""
+        """Run other work, such as requests of administrators."""
         return await asyncio.get_running_loop().run_in_executor(
             self._background, functools.partial(work, *args, **kwargs)
         )
@@ -51,18 +51,18 @@ class Threads:
     async def ahead(
         self, work: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> Result:
-        """Run in a thread what moves blocks that nobody waits for yet."""
+        """Run work that moves blocks ahead of their readers."""
         return await asyncio.get_running_loop().run_in_executor(self._ahead, functools.partial(work, *args, **kwargs))
 
     async def upkeep(self, work: Callable[[], Result], /) -> Result:
-        """Run a step of the node's upkeep. Where no step runs twice at once, none waits for another: whichever tier
-        hangs, limits are kept. While nobody looks, others may fill the machine's memory."""
+        """Run a step of the node's upkeep. As no step runs twice at once, none waits for another: whichever tier
+        hangs, limits are enforced, although other programs may fill the machine's memory."""
         return await asyncio.get_running_loop().run_in_executor(self._upkeep, work)
 
     async def planning(
         self, work: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> Result:
-        """Run in a thread what is computed of sequences: numbers, and no I/O but of snapshots."""
+        """Run computations on sequences: numbers, and no I/O except on snapshots."""
         return await asyncio.get_running_loop().run_in_executor(
             self._planning, functools.partial(work, *args, **kwargs)
         )
@@ -70,14 +70,14 @@ class Threads:
     async def indexing(
         self, work: Callable[Arguments, Result], /, *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> Result:
-        """Run in a thread what itself waits for blocks. Not in asyncio's own threads: S3 clients need these to bring
+        """Run work that itself waits for blocks. It does not use asyncio's own threads: S3 clients need these to fetch
         the blocks."""
         return await asyncio.get_running_loop().run_in_executor(
             self._indexing, functools.partial(work, *args, **kwargs)
         )
 
     def close(self) -> None:
-        """Wait for what runs, and drop what has not begun."""
+        """Wait for running work, and drop work that has not begun."""
         self._urgent.shutdown(cancel_futures=True)
         self._background.shutdown(cancel_futures=True)
         self._ahead.shutdown(cancel_futures=True)

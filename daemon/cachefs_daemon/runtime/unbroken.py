@@ -1,7 +1,7 @@
-"""Work that somebody asks for, and that is done to its end also when they go away.
+"""Runs work to its end even when its caller goes away.
 
-A call is cancelled when its caller goes away: a client that was killed, or whose time is over. What changes several
-things one after the other must not stop between two of them.
+A call is cancelled when its caller goes away: a client that was killed, or whose time is over. Work that changes
+several things one after the other must not stop between two of them.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-# The event loop itself does not keep a task that nobody else refers to.
+# A reference to each task: the event loop itself keeps none.
 _running: Final[set[asyncio.Task[Any]]] = set()
 
 
 async def unbroken(work: Coroutine[Any, Any, Result]) -> Result:
-    """The result of *work*, which goes on in a task of its own when the caller is cancelled. Only the end of the event
-    loop ends it before."""
+    """Return the result of *work*, which goes on in a task of its own when the caller is cancelled. Only the end of
+    the event loop ends it earlier."""
     task = asyncio.create_task(work)
     _running.add(task)
     task.add_done_callback(_running.discard)
@@ -31,6 +31,6 @@ async def unbroken(work: Coroutine[Any, Any, Result]) -> Result:
 
 
 def _tell_failure(task: "asyncio.Task[Any]") -> None:
-    """Nobody else does: whoever asked for it is gone."""
+    """Log the failure of work whose caller is gone."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("%s failed after its caller had gone: %s", task.get_coro(), error)

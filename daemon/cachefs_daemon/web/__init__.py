@@ -1,5 +1,5 @@
-"""The page that people look at in a browser: its files, what it asks, and what is remembered for it.
+"""The web page of the node: its files, its data as JSON, and the history for it.
 
-May import cachefs_daemon.node and everything below it. It tells, field by field, what every local user may ask by
-cachectl, and nothing else.
+May import cachefs_daemon.node and everything below it. It shows, field by field, only what every local user may see
+with cachectl.
 """

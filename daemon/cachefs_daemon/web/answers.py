@@ -1,4 +1,4 @@
-"""Answers that several people may get: made once a second at most, however many ask."""
+"""Caches responses for several clients: each is made once a second at most."""
 
 import asyncio
 import time
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 FRESH_SECONDS: Final = 1.0
-# Questions whose answers are kept.
+# Requests whose responses are kept.
 MOST_KEPT: Final = 64
 
 
@@ -19,13 +19,13 @@ class _Answer:
 
 
 class Answers:
-    """Used on the event loop."""
+    """The cache. Used on the event loop."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, _Answer] = {}  # by question, the latest one last
+        self._kept: dict[str, _Answer] = {}  # by request, the latest one last
 
     async def get(self, question: str, make: Callable[[], Awaitable[bytes]]) -> bytes:
-        """What *make* says, now or a second ago. An answer that fails is not kept."""
+        """Return the result of *make*, at most a second old. A failure is not kept."""
         answer = self._kept.pop(question, None) or _Answer()
         self._kept[question] = answer
         while len(self._kept) > MOST_KEPT:

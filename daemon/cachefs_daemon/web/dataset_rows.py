@@ -16,22 +16,22 @@ class DatasetRow:
 
     name: str
     url: str
-    # Empty where it is lost.
+    # "" where it is lost.
     snapshot: str
     files: int
     bytes: int
     # Unix seconds at which the snapshot was made.
     created: float
-    # Keys of the origin that are no files.
+    # Keys of the origin that are not files.
     problems: int
-    # Part of each tier that it may take.
+    # The share of each tier that it may take.
     share: float
     # Jobs that read it now.
     jobs: int
 
 
 def dataset_rows(node: Node, page: int, match: str) -> Page[DatasetRow]:
-    """Datasets that jobs read first, then by name. match: a part of the name."""
+    """Return datasets, those with jobs first, then by name. match: a part of the name."""
     readers = _readers(node)
     wanted = match.casefold()
     found = [one for one in node.catalog if wanted in one.record.name.casefold()]
@@ -41,12 +41,12 @@ def dataset_rows(node: Node, page: int, match: str) -> Page[DatasetRow]:
 
 
 def dataset_row(node: Node, name: str) -> DatasetRow:
-    """Raises NotFound."""
+    """Return one dataset. Raises NotFound."""
     return _row(node.catalog.get(name), _readers(node))
 
 
 def _readers(node: Node) -> Counter[str]:
-    """By name of a dataset, jobs that read it."""
+    """Return the number of jobs that read each dataset, by name."""
     running = (job for job in node.jobs if job.state == JobState.RUNNING)
     return Counter(name for job in running for name in set(job.datasets.values()))
 

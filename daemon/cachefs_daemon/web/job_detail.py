@@ -1,4 +1,4 @@
-"""One job: how it got on over time, and how long each of its ranks has waited."""
+"""The details of one job: its history, and the waiting times of its ranks."""
 
 import time
 from collections.abc import Iterable
@@ -16,42 +16,42 @@ MOST_RANKS: Final = 32
 
 @dataclass(slots=True)
 class RankRow:
-    """A consumer of the job, and how long its reads have waited."""
+    """A consumer of the job, with the waiting times of its reads."""
 
     rank: str
-    # The line of the program that has made its loader, where it says so.
+    # The line of the program that created its loader, if known.
     loader: str = ""
     state: str = ""
     problem: str = ""
     epoch: int | None = None
-    # Samples of the epoch that are read, and how many it has (0: nobody knows).
+    # Samples of the epoch that are read, and samples in the epoch (0: unknown).
     read: int = 0
     length: int = 0
-    # Samples a second.
+    # Samples per second.
     rate: float = 0.0
     # Reads that have waited; seconds of all of them, and of the longest one.
     waits: int = 0
     waited: float = 0.0
     longest: float = 0.0
-    # Seconds by what was waited for: `origin`, `ssd`, `daemon`, `peer`.
+    # Seconds by source: `origin`, `ssd`, `daemon`, `peer`.
     sources: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class JobDetail:
-    """All of it."""
+    """All details."""
 
     job: JobRow
-    # Seconds between two rows of the history, and its columns (see job_history.Row); empty where nothing was kept.
+    # Seconds between two rows of the history, and its columns (see job_history.Row); empty without a history.
     period: float
     history: dict[str, list[float]]
-    # Those that have waited longest, and how many there are in all.
+    # The ranks that have waited longest, and the number of all ranks.
     ranks: list[RankRow]
     all_ranks: int
 
 
 def job_detail(node: Node, name: str, history: JobHistory | None) -> JobDetail:
-    """Raises NotFound."""
+    """Return the details. Raises NotFound."""
     job = node.jobs.get(name)
     last = {view.consumer: view for view in job.last}
     ranks = rank_rows([*last, *job.consumers], node.jobs.stall_rows(name))
@@ -71,7 +71,7 @@ def job_detail(node: Node, name: str, history: JobHistory | None) -> JobDetail:
 
 
 def rank_rows(names: Iterable[str], stalls: Iterable[StallRow]) -> list[RankRow]:
-    """Those that have waited longest first."""
+    """Return the ranks, those that have waited longest first."""
     ranks = {name: RankRow(name) for name in names}
     for stall in stalls:
         rank = ranks.setdefault(stall.consumer, RankRow(stall.consumer))
@@ -90,5 +90,5 @@ def _describe(rank: RankRow, view: ConsumerView) -> None:
 
 
 def _number(rank: str) -> int:
-    """So that rank 10 comes after rank 9."""
+    """Return a sort key, by which rank 10 comes after rank 9."""
     return int(rank) if rank.isdecimal() and len(rank) < 10 else 1 << 40

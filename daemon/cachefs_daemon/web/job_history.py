@@ -1,6 +1,6 @@
-"""How one job got on, from its beginning until now, in a fixed amount of memory.
+"""The history of one job, from its beginning until now, in a fixed amount of memory.
 
-A row is kept each second. Once there are MOST_ROWS, every second row goes, and from then on one is kept every two
+A row is kept each second. Once there are MOST_ROWS, every second row is dropped, and from then on one is kept every two
 seconds; later every four, and so on. So the whole run can be drawn at any time, by 120 to 240 rows.
 """
 
@@ -19,7 +19,8 @@ FIRST_PERIOD: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A job at one moment. All but the first and the last are sums since the job began, or since the daemon started."""
+    """A job at one moment. All fields except the first and the last are sums since the job began, or since the daemon
+    started."""
 
     # Unix seconds.
     when: float
@@ -45,7 +46,8 @@ class JobHistory:
         self._count = 0
 
     def is_due(self, now: float) -> bool:
-        """Is it time for another row? now: unix seconds. A clock that was set back is no reason to wait."""
+        """Return whether it is time for another row. now: unix seconds; a clock that was set back does not delay the
+        row."""
         since = now - self._rows[self._count - 1, 0] if self._count else self.period
         return not 0 <= since < self.period
 
@@ -59,14 +61,14 @@ class JobHistory:
         self._count += 1
 
     def columns(self) -> dict[str, list[float]]:
-        """By name of a field of Row, its values, oldest first."""
+        """Return the values of each field of Row, oldest first."""
         rows: npt.NDArray[np.float64] = self._rows[: self._count].round(3)
         return {name: rows[:, number].tolist() for number, name in enumerate(Row.__slots__)}
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a consumer is: its epoch, the samples of it that are read, and how many it has (0: nobody knows)."""
+    """The position of a consumer: its epoch, the samples of it that are read, and its samples in all (0: unknown)."""
 
     epoch: int
     read: int
@@ -74,14 +76,14 @@ class Place:
 
 
 class SampleCount:
-    """Adds up what consumers have read over their epochs, as far as they were seen."""
+    """Sums the samples that consumers have read over their epochs, as far as they were seen."""
 
     def __init__(self) -> None:
         self.total = 0
         self._places: dict[str, Place] = {}  # by consumer
 
     def see(self, places: Mapping[str, Place]) -> int:
-        """places: the consumers that are there now, by name. Returns the samples read since the last call."""
+        """Add the reads up to places: the present consumers, by name. Return the samples read since the last call."""
         new = sum(_between(self._places.get(name), place) for name, place in places.items())
         self._places = dict(places)
         self.total += new
@@ -89,7 +91,7 @@ class SampleCount:
 
 
 def _between(before: Place | None, now: Place) -> int:
-    """Samples that a consumer has read from one place to the other. Of one that goes back, those since then."""
+    """Return the samples that a consumer has read between two positions; for one that went back, those since then."""
     if before is None:
         return now.read
     if now.epoch == before.epoch:

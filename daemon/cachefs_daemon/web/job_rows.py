@@ -13,7 +13,7 @@ from cachefs_daemon.jobs.states import JobState
 from cachefs_daemon.node import Node
 from cachefs_daemon.web.pages import Page, page_of
 
-# Consumers of a job that are looked at, 5 us each. Of more, every n-th stands for others.
+# Consumers of a job that are examined, 5 us each. Of more, every n-th stands for the others.
 MOST_CONSUMERS: Final = 32
 
 
@@ -21,39 +21,39 @@ MOST_CONSUMERS: Final = 32
 class JobRow:
     """A job."""
 
-    # The full name, the one that its user gave it, and whose it is: a user id, or empty for the daemon's own user.
+    # The full name, the one that its user gave it, and its owner: a user id, or "" for the daemon's own user.
     id: str
     name: str
     owner: str
     dataset: str
     state: str
-    # Why it has ended, where it did not say so itself.
+    # The reason for its end, where it did not end itself.
     reason: str
     # Unix seconds.
     started: float
-    # Its ranks that have consumers here.
+    # Its ranks with consumers here.
     ranks: int
-    # Of the rank that is behind all others: its epoch, and the part of it that is read; None: nobody knows.
+    # Of the rank that is furthest behind: its epoch, and the part of it that is read; None: unknown.
     epoch: int | None
     part: float | None
-    # Seconds until that rank has read the epoch; None: nobody knows.
+    # Seconds until that rank has read the epoch; None: unknown.
     left: float | None
-    # Samples a second of all of them.
+    # Samples per second of all ranks.
     rate: float
     # Seconds that its reads have waited.
     waited: float
     # Bytes that came for it: from origins, and from other nodes.
     fetched: int
     from_peers: int
-    # What is wrong with what it reads, in words, the worst first.
+    # Troubles of its reads, as text, the worst first.
     troubles: list[str]
-    # The part of its time in which its loop has waited; None: no DataLoader has told. And why, with what would help.
+    # The share of its time in which its loop has waited; None: no DataLoader has reported. And the cause, with advice.
     loop_waited: float | None
     advice: str
 
 
 def job_rows(node: Node, page: int) -> Page[JobRow]:
-    """Jobs that run first, then those that began last."""
+    """Return the jobs, running ones first, then those that began last."""
     jobs = sorted(node.jobs, key=lambda job: (job.state != JobState.RUNNING, -job.started))
     found = page_of(jobs, page)
     return Page([job_row(node, job) for job in found.rows], found.page, found.pages, found.total)

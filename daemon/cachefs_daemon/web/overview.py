@@ -1,4 +1,4 @@
-"""The node and its cluster at a glance."""
+"""An overview of the node and its cluster."""
 
 import socket
 import time
@@ -30,7 +30,7 @@ class TierShown:
 
     name: str
     used: int
-    # What it may take by its configuration, and now.
+    # Its configured budget, and its present limit.
     budget: int
     limit: int
     blocks: int | None = None
@@ -47,10 +47,10 @@ class Totals:
     peer_bytes: int
     served_bytes: int
     pushed_bytes: int
-    # Requests to origins for bytes, and those of them that failed.
+    # Requests to origins for bytes, and the failed ones among them.
     requests: int
     failed: int
-    # Reads that reached mounts: answered by a tier; those that waited for a fetch.
+    # Reads that reached mounts: those answered by a tier; those that waited for a fetch.
     hits: int
     misses: int
     # Seconds that reads have waited, all together.
@@ -65,11 +65,11 @@ class MemberShown:
     state: str
     zone: str
     is_me: bool
-    # The part of all blocks whose home it is.
+    # The share of all blocks whose home it is.
     share: float
     # Bytes of its tiers.
     capacity: int
-    # Bytes that came from it, and that it was given.
+    # Bytes that came from it, and bytes sent to it.
     received: int
     given: int
     is_cooling: bool
@@ -109,18 +109,18 @@ class ErrorShown:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """All of it."""
+    """The whole overview."""
 
-    # Unix seconds of this node, and since when its daemon runs.
+    # Unix seconds of this node, and the start of its daemon.
     now: float
     began: float
-    # Changes with each start of the daemon: counts begin at 0.
+    # Changes with each start of the daemon, when counts begin at 0.
     instance: str
     name: str
     version: str
     tiers: list[TierShown]
     totals: Totals
-    # Reads of origins and peers that are under way: blocks and bytes.
+    # Reads of origins and peers that are in progress: blocks and bytes.
     in_flight: tuple[int, int]
     mounts: int
     dead_mounts: int
@@ -132,12 +132,12 @@ class Overview:
     errors: list[ErrorShown]
     # Failures of all kinds.
     error_count: int
-    # What is wrong now, in words, the worst first.
+    # Present troubles, as text, the worst first.
     troubles: list[str]
 
 
 def overview(node: Node, usage: Sequence[TierUsage]) -> Overview:
-    """To be called on the event loop; takes a millisecond. usage: of the tiers."""
+    """Return the overview. Call on the event loop; takes a millisecond. usage: of the tiers."""
     alive = Counter(view.alive for view in node.mounts.views())
     return Overview(
         now=time.time(),

@@ -1,7 +1,7 @@
-"""Answers a browser: the page's files, and as JSON what the page shows.
+"""Serves the web page: its files, and its data as JSON.
 
-Each answer has a fixed size at most, whatever is on the node: long lists come by pages, and of ranks, nodes and errors
-the most important ones.
+Each response has a bounded size, whatever is on the node: long lists come in pages, and of ranks, nodes and errors the
+most important ones.
 """
 
 import asyncio
@@ -35,14 +35,14 @@ FILES: Final = {
     "/page.js": ("page.js", "text/javascript"),
     "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
-# Characters of a name that is asked for.
+# Characters of a requested name.
 MOST_NAME: Final = 512
-# Seconds between two looks for what nobody looks at any more.
+# Seconds between two checks for data that no browser requests any more.
 TIDY_SECONDS: Final = 10.0
 
 
 class WebPage:
-    """Used on the event loop."""
+    """The web page of the node. Used on the event loop."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -52,7 +52,7 @@ class WebPage:
 
     @property
     def handlers(self) -> Mapping[str, Handler]:
-        """By path."""
+        """The handlers by path."""
         files: dict[str, Handler] = {path: _file(*what) for path, what in FILES.items()}
         return files | {
             "/api/overview": self._answer(self._overview),
@@ -63,7 +63,7 @@ class WebPage:
         }
 
     async def run(self) -> None:
-        """Runs as long as the daemon."""
+        """Record the history, and drop unused data, as long as the daemon runs."""
         try:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._recorder.run())
@@ -115,14 +115,14 @@ class WebPage:
 
 
 class _Dataset(msgspec.Struct, frozen=True):
-    """A dataset, and what of it is here."""
+    """A dataset, and its part on this node."""
 
     dataset: DatasetRow
     shards: ShardMap
 
 
 def _number(query: Mapping[str, str]) -> int:
-    """The page of a list that is asked for."""
+    """Return the requested page of a list."""
     text = query.get("page", "0")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 7 else 0
 

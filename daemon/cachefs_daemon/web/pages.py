@@ -1,4 +1,4 @@
-"""Part of a long list: what fits on one page, and how much there is besides."""
+"""Splits a long list into pages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ class Page(Generic[Item]):
     """Some rows of a list."""
 
     rows: list[Item]
-    # This page's number, from 0; how many pages there are, at least 1; rows of all of them.
+    # This page's number, from 0; the number of pages, at least 1; the rows of all pages.
     page: int
     pages: int
     total: int
 
 
 def page_of(items: Sequence[Item], number: int) -> Page[Item]:
-    """The page with that number, or the last one."""
+    """Return the page with that number, or the last one."""
     pages = max(1, -(-len(items) // PAGE_ROWS))
     number = min(max(number, 0), pages - 1)
     return Page(list(items[number * PAGE_ROWS : (number + 1) * PAGE_ROWS]), number, pages, len(items))

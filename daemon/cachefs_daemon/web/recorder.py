@@ -1,4 +1,4 @@
-"""Keeps the history of the node's jobs, for those who will look at it."""
+"""Records the history of the node's jobs, for the web page."""
 
 import asyncio
 import logging
@@ -15,35 +15,35 @@ log = logging.getLogger(__name__)
 
 # Jobs that have a history, 14 KB each: those that began last.
 MOST_JOBS: Final = 256
-# Consumers of a job that are looked at, 5 us each. Of more, every n-th stands for others.
+# Consumers of a job that are examined, 5 us each. Of more, every n-th stands for the others.
 MOST_CONSUMERS: Final = 16
 
 
 class _Record:
-    """What is kept of one run of a job."""
+    """The record of one run of a job."""
 
     def __init__(self, job: Job) -> None:
         self.started = job.started  # another job may get its name
         self.history = JobHistory()
         self.samples = SampleCount()
-        self.epoch = 0  # the furthest one of a consumer
+        self.epoch = 0  # of the consumer that is furthest ahead
         self.is_over = False
 
 
 class Recorder:
-    """Used on the event loop."""
+    """Records all jobs. Used on the event loop."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._records: dict[str, _Record] = {}  # by name of the job, the one that began last at the end
 
     def of(self, job: Job) -> JobHistory | None:
-        """None where the job has no history: many have begun after it."""
+        """Return the job's history; None where many jobs have begun after it."""
         record = self._records.get(job.name)
         return record.history if record is not None and record.started == job.started else None
 
     async def run(self) -> None:
-        """Runs as long as the daemon."""
+        """Record as long as the daemon runs."""
         while True:
             try:
                 self.look(time.time())
@@ -52,7 +52,7 @@ class Recorder:
             await asyncio.sleep(FIRST_PERIOD)
 
     def look(self, now: float) -> None:
-        """To be called every second. now: unix seconds."""
+        """Add a row to each history that is due. Call every second. now: unix seconds."""
         jobs = list(self._node.jobs)[-MOST_JOBS:]
         known = {job.name for job in jobs}
         for name in [name for name in self._records if name not in known]:

@@ -1,4 +1,4 @@
-"""Which parts of a dataset are on this node, for those datasets that somebody looks at."""
+"""Shows which parts of a dataset are on this node, for datasets that a browser requests."""
 
 import asyncio
 import logging
@@ -14,24 +14,25 @@ from cachefs_daemon.node import Node
 
 log = logging.getLogger(__name__)
 
-# How Residency calls those who look.
+# The web page's name in Residency.
 LOOKERS: Final = "web"
-# Datasets that are looked at at once, and files of all of these that no job reads: 75 MB. Of more, the latest ones.
+# Most datasets at once, and most files of all of these that no job reads: 75 MB. Of more, the latest ones stay.
 MOST_MAPS: Final = 4
 MOST_FILES: Final = 1 << 21
-# Seconds after which nobody looks any more; between two counts, at least; that an answer waits for one.
+# Seconds after the last request until a dataset is dropped; least seconds between two counts; most seconds that a
+# response waits for one.
 FORGOTTEN: Final = 60.0
 LEAST_PAUSE: Final = 1.0
 PATIENCE: Final = 3.0
-# After a count there is none for so many times as long as it took.
+# Pause after a count, as a multiple of its duration.
 REST: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class ShardMap:
-    """Of one snapshot."""
+    """The parts of one snapshot."""
 
-    # Why there is nothing else: it has too many files, and no job reads it; it is being counted.
+    # Reasons for an empty map: the snapshot has too many files, and no job reads it; it is being counted.
     is_too_large: bool = False
     is_counting: bool = False
     # Bytes in each tier.
@@ -41,7 +42,7 @@ class ShardMap:
     # blocks than shards has some blocks in several of them.
     in_memory: list[int] = field(default_factory=list)
     in_ssd: list[int] = field(default_factory=list)
-    # Blocks of the snapshot; 0: nobody knows, as nothing is here.
+    # Blocks of the snapshot; 0: unknown, as nothing is here.
     blocks: int = 0
 
 
@@ -51,21 +52,21 @@ COUNTING: Final = ShardMap(is_counting=True)
 
 
 class ShardMaps:
-    """Used on the event loop."""
+    """Makes the maps. Used on the event loop."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self._looked: dict[str, tuple[Snapshot, float]] = {}  # by id, and when somebody looked; latest last
+        self._looked: dict[str, tuple[Snapshot, float]] = {}  # by id, with the time of the last request; latest last
         self._counted: set[str] = set()  # ids of the snapshots of the last count
-        self._count: asyncio.Task[None] | None = None  # the one that is under way
-        # Monotonic seconds: no count before; none of what is counted already before.
+        self._count: asyncio.Task[None] | None = None  # the one in progress
+        # Monotonic seconds: of the earliest next count; of the earliest one of snapshots that are counted already.
         self._free = self._next = 0.0
 
     async def of(self, snapshot: Snapshot) -> ShardMap:
-        """It is at most some seconds old."""
+        """Return the map, which is at most some seconds old."""
         if not self._look(snapshot):
             return TOO_LARGE
-        for _ in range(2):  # a count that is under way may be of others
+        for _ in range(2):  # a count in progress may be of others
             rest = self._free - time.monotonic()
             if snapshot.id not in self._counted and 0 < rest < PATIENCE:
                 await asyncio.sleep(rest)
@@ -77,7 +78,7 @@ class ShardMaps:
         return COUNTING
 
     def _look(self, snapshot: Snapshot) -> bool:
-        """Somebody looks at it. False where it has too many files."""
+        """Record a request. Return False where the snapshot has too many files."""
         if self._files(snapshot) > MOST_FILES:
             return False
         self._looked.pop(snapshot.id, None)
@@ -87,11 +88,11 @@ class ShardMaps:
         return True
 
     def _files(self, snapshot: Snapshot) -> int:
-        """Those that take memory: the blocks of what a job reads are in the plan already."""
+        """Return the files that take memory: the blocks of a snapshot that a job reads are in the plan already."""
         return 0 if snapshot.id in self._node.storage.foresight.plan.spaces else snapshot.files
 
     def _begin(self) -> None:
-        """Count, where it is time to."""
+        """Begin a count when it is due."""
         is_behind = not self._counted.issuperset(self._looked)
         if self._count is None and time.monotonic() >= (self._free if is_behind else self._next):
             self._count = asyncio.create_task(self._work())
@@ -113,7 +114,7 @@ class ShardMaps:
             self._count = None
 
     def forget_unseen(self) -> None:
-        """To be called every few seconds: what nobody looks at is followed no more."""
+        """Drop snapshots that no browser requests any more. Call every few seconds."""
         now = time.monotonic()
         is_seen = any(now - looked < FORGOTTEN for _, looked in self._looked.values())
         if not self._looked or is_seen or self._count is not None:
