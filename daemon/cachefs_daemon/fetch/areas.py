@@ -35,7 +35,7 @@ class Areas:
         self._is_here = is_here
         self._spans: OrderedDict[tuple[str, int, int], _Span] = OrderedDict()  # by snapshot, directory, and depth
 
-    # --- where blocks are -----------------------------------------------------------------------------------------
+    # --- areas of blocks ------------------------------------------------------------------------------------------
 
     def place(self, snapshot: Snapshot, missed: Iterable[tuple[Name, int]]) -> list[Placed]:
         """Return the areas of blocks of the snapshot, given by name and size. Raises CachefsError."""
@@ -53,7 +53,6 @@ class Areas:
         return Placed(name, size, entry.size, places)
 
     def _places(self, snapshot: Snapshot, entry: Entry, *, has_blocks: bool, is_begin: bool) -> Iterator[Place]:
-        """Yield the places of a file in the directories above it."""
         first, end = self._span(snapshot, entry.parent, 1)
         if has_blocks:
             yield Place(Area(Rule.SHARDS, snapshot.id, first, end - first), entry.number - first, entry.number)
@@ -99,7 +98,7 @@ class Areas:
                     return first, end
         return None
 
-    # --- what is missing ------------------------------------------------------------------------------------------
+    # --- missing blocks -------------------------------------------------------------------------------------------
 
     def find(self, snapshot: Snapshot, search: AreaSearch) -> AreaFound:
         """Find missing blocks of an area. Raises CachefsError."""

@@ -26,8 +26,6 @@ GoOn = Callable[[], None]
 
 @dataclass(slots=True, eq=False)
 class _Wait:
-    """A waiting request."""
-
     go_on: GoOn
     # Loop times: of the first request for the snapshot, and of this request's deadline.
     since: float
@@ -48,7 +46,7 @@ class AwaitedSnapshots:
 
     def wait(self, snapshot: str, until: float, go_on: GoOn) -> bool:
         """Call *go_on* once: when the snapshot has arrived, at *until* (loop time), or after the wait for the snapshot
-        is over. Returns False if the request need not wait, or may not any more."""
+        is over. Returns False, and never calls *go_on*, if the request need not wait, or may not any more."""
         if self.is_here(snapshot):
             return False
         now = asyncio.get_running_loop().time()

@@ -64,8 +64,6 @@ LEAST_LEFT: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _Landing:
-    """The end of a flight."""
-
     # Loop time of the end.
     when: float
     outcome: Outcome
@@ -75,7 +73,7 @@ class _Landing:
 
 
 class Bringing:
-    """All flights. Used on the event loop."""
+    """All fetches in flight, and the outcomes of recent ones. Used on the event loop."""
 
     def __init__(
         self, store: BlockStore, threads: Threads, slots: FetchSlots, errors: ErrorLog, read_deadline: float
@@ -269,7 +267,6 @@ class Bringing:
         return flight
 
     def _queue(self, flight: Flight) -> None:
-        """Wait for a slot of the origin."""
         if not (flight.source.is_whole or self.parts.of(flight.source.key)):
             self._ranges.wait(flight.source)
         flight.slot.ahead = not flight.demanded
@@ -362,7 +359,6 @@ class Bringing:
         return OriginUnavailable(f"{flight.source.subject} did not come within the read deadline; {why}")
 
     def _begin(self, flight: Flight) -> None:
-        """Start the fetch: its slot is admitted."""
         if flight.is_mine and not (flight.demanded or flight.transient or self._is_futile_hint(flight)):
             flight.began = asyncio.get_running_loop().time()
             flight.is_carried = self.carry(
@@ -398,7 +394,6 @@ class Bringing:
         self._end(flight, place)
 
     def _count(self, flight: Flight) -> None:
-        """Count a block that has arrived."""
         self.latency.measure(asyncio.get_running_loop().time() - flight.began)
         if flight.via:
             self.peer_blocks += 1
@@ -529,7 +524,6 @@ class Bringing:
             raise trouble
 
     async def _keep(self, flight: Flight, came_from: str) -> Location | PassingBlock | None:
-        """Store or pass on the bytes, which have arrived."""
         became = Became.DISCARDED
         try:
             location = await self._store_or_pass(flight)

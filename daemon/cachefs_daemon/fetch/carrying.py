@@ -161,7 +161,6 @@ class Carrying:
             self._workers -= 1
 
     def _is_stuck(self) -> bool:
-        """Return whether all calls of the store take long."""
         return len(self._calling) == _CALLS and _now() - max(self._calling) >= _ROOM_PATIENCE
 
     def _next_batch(self) -> list[Load]:
@@ -194,7 +193,6 @@ class Carrying:
         self._place(batch, rooms, segments)
 
     def _place(self, batch: Sequence[Load], rooms: Sequence[Room | None], segments: Sequence[OpenSegment]) -> None:
-        """Send blocks with their rooms to a process."""
         placed = [(load, room) for load, room in zip(batch, rooms, strict=True) if room is not None]
         still = [(load, room) for load, room in placed if not load.given_up]
         process = self._pick()
@@ -208,7 +206,6 @@ class Carrying:
             self._give_back([room for load, room in placed if id(load) not in there])
 
     def _pick(self) -> FetchProcess | None:
-        """Return the ready process with the fewest blocks in progress."""
         now = _now()
         able = [one for one in self._processes if one.ready and not one.closed and not _is_silent(one, now)]
         return min(able, key=lambda one: len(one.under_way), default=None)
@@ -330,7 +327,6 @@ class Carrying:
             self._shut(process)
 
     def _ended(self, process: FetchProcess, status: int) -> None:
-        """Remove an ended process, and free the rooms of its unfinished blocks."""
         self._shut(process)
         process.book.close(process.bytes)
         self._processes.remove(process)

@@ -87,7 +87,6 @@ class Elsewhere:
         return search
 
     def _given(self, snapshot: str, found: Callable[[Found | None], None], one: Found | None) -> None:
-        """Remember the giver of a block found by a search among all nodes."""
         if one is not None:
             self._givers.pop(snapshot, None)
             self._givers[snapshot] = one.node.id

@@ -285,7 +285,6 @@ class Fetcher:
 
     @property
     def _ahead_queued(self) -> int:
-        """Reads ahead that wait for a slot."""
         elsewhere = self.bringing.elsewhere
         return self._slots.ahead_queued + (elsewhere.slots.ahead_queued if elsewhere is not None else 0)
 

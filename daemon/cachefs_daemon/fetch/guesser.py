@@ -76,7 +76,7 @@ class Guesser:
         self._in_flight = 0
         self._news = asyncio.Event()
         self._sweeper.wake_by(self._news.set)
-        # by mount and snapshot: fetched guesses to be pushed there
+        # By mount and snapshot: fetched guesses to be pushed there.
         self._landed: dict[tuple[str, str], list[Guess]] = {}
         # Monotonic times of the last push, and of the last check for idle streams.
         self._pushed = self._forgot = -math.inf
@@ -245,7 +245,7 @@ class Guesser:
             numbers = np.array([guess.name[2] for guess in guesses], np.int64)
             self._pages.push(mount, FileBlocks(snapshot, entries, numbers), sum(guess.size for guess in guesses))
 
-    # --- what comes next: in a thread ---------------------------------------------------------------------------------
+    # --- searches, in threads -----------------------------------------------------------------------------------------
 
     def _find_all(self, searches: Sequence[Search]) -> list[Found]:
         return [self._find(search) for search in searches]

@@ -124,7 +124,7 @@ async def completed(
     async def try_to_fill(begin: int, end: int) -> None:
         async with turn:
             try:
-                # the block's own patience serves one request at a time
+                # The block's own patience serves one request at a time.
                 await fill(begin, end, Patience(patience.until, give_up))
             except OriginUnavailable as error:
                 failed.append((begin, end, error))

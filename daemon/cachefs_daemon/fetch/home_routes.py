@@ -19,8 +19,8 @@ from cachefs_daemon.datasets.block_source import BlockSource
 from cachefs_daemon.fetch.route import Route
 from cachefs_daemon.fetch.snapshot_lacks import SnapshotLacks
 
-# Seconds for which a block may still be at its former home after a change. By then it has been read, or filled in the
-# background.
+# Seconds for which a block may still be at its former home after a change. By then it has been read, or moved by
+# filling in the background.
 FORMER_SECONDS: Final = 600.0
 # Nodes asked before the origin for a block that they may have read while this node lacked the snapshot.
 MOST_BEFORE_ORIGIN: Final = 4
@@ -43,7 +43,6 @@ class _Ring:
         return cls(ids, seeds, np.array([one.weight for one in view.placing], np.float64), _zones(view, replicas))
 
     def first_among(self, hashed: np.uint64, nodes: frozenset[str]) -> list[str]:
-        """Return the first few of *nodes* in rendezvous order."""
         scores = scores_of_one(hashed, self.seeds, self.weights)
         numbers = [number for number in np.argsort(-scores, kind="stable").tolist() if self.ids[number] in nodes]
         return [self.ids[number] for number in numbers[:MOST_BEFORE_ORIGIN]]

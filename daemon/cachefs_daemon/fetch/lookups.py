@@ -27,7 +27,7 @@ Found = BlockSource | Location | CachefsError
 
 
 class LookUps:
-    """Used on the event loop, except for `look_up` and `find_sources`, which run in threads."""
+    """Looks up blocks. Used on the event loop, except for `look_up` and `find_sources`, which run in threads."""
 
     def __init__(self, store: BlockStore, resolve: Callable[[BlockRef], BlockSource]) -> None:
         """resolve: returns the source of a block, or raises CachefsError. Called in any thread."""

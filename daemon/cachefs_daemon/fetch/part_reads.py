@@ -50,8 +50,6 @@ Tell = Callable[[PassingBlock | None], None]
 
 @dataclass(slots=True)
 class _PartRead:
-    """A part of a block that readers wait for."""
-
     source: BlockSource
     # Loop time of the first reader's request.
     since: float
@@ -162,7 +160,6 @@ class PartReads:
         asyncio.get_running_loop().call_soon(self._bring_rests)  # after its reader has been answered
 
     def _bring_rests(self) -> None:
-        """Start as many queued rests as may be in flight."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

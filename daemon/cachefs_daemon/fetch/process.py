@@ -127,7 +127,6 @@ class FetchProcess:
         self.process.kill()
 
     def _name(self, way: Way) -> int:
-        """Assign the next number to *way*."""
         self._next += 1
         self._ways[way] = self._next
         if len(self._ways) > _WAYS:

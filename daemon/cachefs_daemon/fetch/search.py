@@ -56,8 +56,8 @@ HEDGED: Final = 0.02
 # Seconds after a reader begins to wait for an unhurried fetch by a peer until the peer is told.
 ASKED_AGAIN: Final = 0.05
 # Seconds until peers are asked again after two nodes disagreed on cluster membership: the node that missed a change or
-# a restart fetches the news meanwhile. Reads wait so for at most AGREEING seconds; a disagreement that lasts longer
-# needs an operator, and is not waited for until AT_ODDS seconds have passed.
+# a restart fetches the news meanwhile. For AGREEING seconds, reads wait in this way. A longer disagreement needs an
+# operator; reads ignore it until AT_ODDS seconds have passed.
 AGREED: Final = 0.3
 AGREEING: Final = 2.0
 AT_ODDS: Final = 60.0
@@ -207,8 +207,6 @@ class Experience:
 
 @dataclass(slots=True, eq=False)
 class _Question:
-    """A request to one peer."""
-
     node: NodeRecord
     # Whether the peer is to fetch the block if it does not have it; whether a reader waited at the time of the request.
     fetch: bool
@@ -224,7 +222,6 @@ class _Question:
     is_over: bool = False
 
     def end(self) -> None:
-        """Cancel the request."""
         self.is_over = True
         self.asking.cancel()
 
@@ -312,7 +309,7 @@ class Search:
         for question in questions:
             question.end()
 
-    # --- one after the other ------------------------------------------------------------------------------------------
+    # --- sequence of requests -----------------------------------------------------------------------------------------
 
     def _admitted(self) -> None:
         self._waits_until = math.inf
@@ -320,7 +317,6 @@ class Search:
             self._next()
 
     def _next(self) -> None:
-        """Send a request to the next usable node."""
         now = _now()
         while self.steps:
             node, fetch = self.steps.pop(0)
@@ -345,7 +341,6 @@ class Search:
         return self.experience.silent_at(node, self.wanted.length, question.asked, fetch=question.fetch)
 
     def _patience(self, fetch: bool, now: float) -> float:
-        """Return the seconds that a peer may take."""
         left = self.until - now
         if not fetch:
             return min(HERE_SECONDS, HERE_PART * left)
@@ -371,7 +366,6 @@ class Search:
         self._set_timer()
 
     def _give_up(self) -> None:
-        """Leave the block to the origin."""
         self.steps = []
         if not self._gave_up:
             self._gave_up = True
@@ -380,7 +374,7 @@ class Search:
             self._set_timer()
             self.found(None)
 
-    # --- answers ------------------------------------------------------------------------------------------------------
+    # --- responses ----------------------------------------------------------------------------------------------------
 
     def _answered(self, question: _Question, answer: PeerAnswer) -> None:
         if question.is_over:
@@ -424,7 +418,6 @@ class Search:
         self._next()
 
     def _renew_steps(self) -> None:
-        """Compute the nodes to ask anew."""
         self.steps = [(node, fetch) for node, fetch in self.steps_anew() if not (fetch and self._stays)]
 
     def _note_whether_stuck(self, question: _Question, answer: PeerAnswer) -> None:
@@ -440,7 +433,7 @@ class Search:
             now = _now()
             self.experience.came(self.wanted.length, now - question.asked, now, fetch=question.fetch)
 
-    # --- time ---------------------------------------------------------------------------------------------------------
+    # --- timers -------------------------------------------------------------------------------------------------------
 
     def _set_timer(self) -> None:
         self._stop_timer()
@@ -457,7 +450,6 @@ class Search:
             self._timer = None
 
     def _look(self) -> None:
-        """Act on requests that are late or timed out."""
         now = _now()
         held_up = self._timer is not None and now - self._timer.when() > HELD_UP
         if now >= min(self._waits_until, self._passes_until):
@@ -509,7 +501,6 @@ def _is_for_others(answer: PeerAnswer) -> bool:
 
 
 def _is_disagreement(answer: PeerAnswer) -> bool:
-    """Return whether the response says that two nodes disagree on cluster membership."""
     return isinstance(answer, Failed) and answer.why in (Why.EPOCH, Why.STRANGER)
 
 

@@ -23,8 +23,6 @@ LONGEST_PAUSE: Final = 60.0
 
 @dataclass(slots=True)
 class _Silence:
-    """State of one silent peer."""
-
     noticed: float
     pause: float
     until: float  # earliest time of the next try by a reader

@@ -90,7 +90,6 @@ class _Lane:
         return not (self.in_use or self.bytes_in_use or self.demand.by_key or self.ahead.by_key)
 
     def queue_of(self, request: "Slot") -> _Queue:
-        """Return the queue in which the read waits or would wait."""
         return self.ahead if request.ahead else self.demand
 
     @property
@@ -160,13 +159,13 @@ class FetchSlots:
         self.in_use = 0  # slots held
         self.bytes_in_use = 0  # bytes of the reads that hold slots
         self._bytes_on_demand = 0  # bytes of the reads that were admitted as reads on demand
-        # by server without a lane: monotonic time at which its last read on demand ended
+        # By server without a lane: monotonic time at which its last read on demand ended.
         self._waited: dict[Server, float] = {}
         self._timer: asyncio.TimerHandle | None = None  # admits reads ahead again after _MOMENT
 
     @property
     def most_planned(self) -> int:
-        """How many planned reads ahead to have here at once: those with slots, and half as many waiting, so that no
+        """Limit on planned reads ahead that are here at once: those with slots, and half as many waiting, so that no
         slot is idle until the planner runs again."""
         return self.ahead_slots + self.ahead_slots // 2
 
@@ -306,7 +305,6 @@ class FetchSlots:
         queue.add(request)
 
     def _next_turn(self, asker: int) -> float:
-        """Return the rank of the next read of *asker*."""
         if not self._demand_queued:
             self._turns.clear()
         elif len(self._turns) > self._most_turns:
@@ -322,7 +320,6 @@ class FetchSlots:
         return max(self._turn, self._turns.get(ASKER.get(), 0.0)) < request.rank
 
     def _drop(self, request: "Slot", lane: _Lane) -> None:
-        """Remove a waiting read from its queue."""
         del lane.queue_of(request).by_key[request.key]
         if request.ahead:
             self.ahead_queued -= 1
@@ -364,12 +361,10 @@ class FetchSlots:
             self._let_in(request, lane)
 
     def _next_demand(self) -> _Lane | None:
-        """Return the lane with the next read on demand that its server would take."""
         lanes = [lane for lane in self._lanes.values() if lane.demand.by_key and lane.has_room]
         return min(lanes, key=_first_demand) if len(lanes) > 1 else lanes[0] if lanes else None
 
     def _next_ahead(self) -> _Lane | None:
-        """Return the lane with the next read ahead that its server would take."""
         lanes = [
             lane for lane in self._lanes.values() if lane.ahead.by_key and lane.has_room_ahead(lane.ahead.first().size)
         ]
@@ -422,7 +417,6 @@ class Slot:
     )  # fmt: skip
 
     def __init__(self, slots: FetchSlots, key: bytes, size: int, server: Server, ahead: bool, needed: float) -> None:
-        """See FetchSlots.slot."""
         self.key = key
         self.size = size
         self.server = server

@@ -46,7 +46,7 @@ class Sweeper:
         self._areas = Areas(lambda key: blocks.get(key) is not None)
         self._sweeping = Sweeping(book)
         self._background = Background(-math.inf)
-        # blocks to fetch, with the loop time at which no tier had them
+        # Blocks to fetch, with the loop time at which no tier had them.
         self._queue: deque[tuple[Swept, float]] = deque()
         self._in_flight = 0  # bytes
         self._on_end: Callable[[], None] = lambda: None  # called when a fetch has ended
@@ -135,7 +135,7 @@ class Sweeper:
             self.begin_anew()
         self._on_end()
 
-    # --- in a thread ----------------------------------------------------------------------------------------------
+    # --- work in threads ------------------------------------------------------------------------------------------
 
     def _place(self, missed: Sequence[tuple[Name, int]]) -> list[Placed]:
         placed: list[Placed] = []

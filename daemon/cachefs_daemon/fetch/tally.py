@@ -11,7 +11,7 @@ SOURCES: Final = (ORIGIN, PEER)
 
 
 class Became(StrEnum):
-    """What a fetched block was used for."""
+    """Outcome of a fetched block."""
 
     STORED = "stored"  # written to a tier
     PASSED = "passed"  # given to its readers as a bypass block, as no tier could hold it

@@ -44,8 +44,6 @@ _OVERLOADED: Final = (429, 503)
 
 
 class _Refused(Exception):
-    """The server refused to send the object."""
-
     def __init__(self, status: int) -> None:
         super().__init__(f"status {status}")
         self.throttled = status in _OVERLOADED
@@ -68,8 +66,6 @@ class _Pools:
 
 
 class _OpenWay:
-    """A way, and the connections to its server."""
-
     def __init__(self, way: Way, pools: _Pools) -> None:
         self.pool, self._races, self.endpoint = pools.of(way)
         self.bucket = way.route.host
@@ -208,7 +204,6 @@ class Carrier:
             self._sending = self._loop.call_later(_GATHER_SECONDS, self._send)
 
     def _send(self) -> None:
-        """Send all results so far."""
         if self._is_full:
             self._loop.remove_writer(self._channel.fileno())
             self._is_full = False
