@@ -97,7 +97,6 @@ def contents(index: IndexWriter) -> set[bytes]:
 
 
 def _bytes_per_tier(index: IndexWriter, content: bytes) -> list[int]:
-    """Return the bytes of one file in each tier."""
     cached = [0] * len(TIER_NAMES)
     for _, location in index.blocks_of(content):
         cached[location.tier] += location.length

@@ -119,7 +119,6 @@ def _present(snapshot: Snapshot, paths: Iterable[bytes]) -> list[bytes]:
 
 
 def _not_pinned(path: bytes, known: list[bytes], dataset: str) -> str:
-    """Return an error message that names the existing pins."""
     shown = [pin.decode(errors="backslashreplace") or "/" for pin in itertools.islice(known, 5)]
     pins = ", ".join(shown) + (", …" if len(known) > len(shown) else "") if shown else "nothing"
     return f"{path.decode(errors='backslashreplace') or '/'} is not a pin of {dataset}; pinned there: {pins}"

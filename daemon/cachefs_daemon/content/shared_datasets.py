@@ -74,7 +74,7 @@ class SharedDatasets:
         self._looked: dict[tuple[str, Stamp], bool] = {}
         self._aside = ThreadPoolExecutor(1, thread_name_prefix="shared-datasets")
 
-    # --- what others ask ----------------------------------------------------------------------------------------------
+    # --- queries ------------------------------------------------------------------------------------------------------
 
     @property
     def is_behind(self) -> bool:
@@ -90,7 +90,7 @@ class SharedDatasets:
         lines = [f"dataset {name}: {problem}" for name, problem in sorted(self._problems.items())]
         return lines[:MOST_SHOWN] + ([f"{len(lines) - MOST_SHOWN} more"] if len(lines) > MOST_SHOWN else [])
 
-    # --- as long as the daemon runs -----------------------------------------------------------------------------------
+    # --- main loop ----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Start to share this node's datasets. Raises CachefsError."""
@@ -149,7 +149,6 @@ class SharedDatasets:
         self._note(name)
 
     def _again(self, name: str, seconds: float) -> None:
-        """Look at the name again after *seconds* at the latest."""
         when = time.monotonic() + seconds
         self._later[name] = min(when, self._later.get(name, when))
 
@@ -168,7 +167,6 @@ class SharedDatasets:
         self._publish(name)
 
     def _others(self, name: str) -> dict[str, SharedDataset]:
-        """Return what other nodes publish for the name."""
         said = self._shared.values(DATASETS)
         return {node: value for node, values in said.items() if (value := values.get(name)) is not None}
 
@@ -376,11 +374,10 @@ class SharedDatasets:
         return MOST_FILE
 
     def _holders(self, name: str, wanted: SharedDataset) -> list[str]:
-        """Return the nodes that should have its snapshot."""
         saying = [node for node, value in self._others(name).items() if value.snapshot == wanted.snapshot]
         return [*saying, wanted.listed.node]
 
-    # --- what this node says ------------------------------------------------------------------------------------------
+    # --- publishing ---------------------------------------------------------------------------------------------------
 
     def _publish(self, name: str) -> None:
         value = self._own(name)

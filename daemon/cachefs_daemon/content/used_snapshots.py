@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 # Seconds for which news is gathered; and between two checks of reads here and elsewhere.
 GATHERED: Final = 0.05
 LOOK_SECONDS: Final = 2.0
-# Seconds for which a snapshot is kept after the last node stopped to publish it: the node may come back, or this one
+# Seconds for which a snapshot is kept after the last node stopped publishing it: the node may come back, or this one
 # has just started.
 GRACE_SECONDS: Final = 600.0
 # Snapshots kept for other nodes, and their bytes beyond the regular generations of each dataset.
@@ -94,8 +94,6 @@ class _NotWanted(CachefsError):
 
 @dataclass(slots=True)
 class _Failure:
-    """A failure to fetch a snapshot."""
-
     why: str
     # In monotonic seconds.
     backoff: Backoff = field(default_factory=lambda: Backoff(FIRST_PAUSE, LAST_PAUSE))
@@ -120,7 +118,7 @@ class UsedSnapshots:
         self._bringing: dict[str, asyncio.Task[None]] = {}  # by snapshot
         self._failures: dict[str, _Failure] = {}  # by snapshot
 
-    # --- what others ask ----------------------------------------------------------------------------------------------
+    # --- queries ------------------------------------------------------------------------------------------------------
 
     def is_used(self, snapshot_id: str) -> bool:
         """Return whether another node reads the snapshot, or did within GRACE_SECONDS."""
@@ -189,7 +187,7 @@ class UsedSnapshots:
         """Check reads again soon: a mount or a job has begun or ended."""
         self._wake.set()
 
-    # --- as long as the daemon runs -----------------------------------------------------------------------------------
+    # --- main loop ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Keep all present snapshots for a while, as other nodes have not published their reads yet."""
@@ -221,7 +219,7 @@ class UsedSnapshots:
         except Exception as error:
             self._here.errors.add("datasets", f"internal error with snapshots that are read ({error!r})", bug=error)
 
-    # --- what this node says ------------------------------------------------------------------------------------------
+    # --- publishing ---------------------------------------------------------------------------------------------------
 
     def _publish(self) -> None:
         mounted: dict[str, MountedDataset] = {}
@@ -256,7 +254,7 @@ class UsedSnapshots:
             return value
         return msgspec.structs.replace(value, url=record.url, options=record.options, named=record.named)
 
-    # --- what others say ----------------------------------------------------------------------------------------------
+    # --- following other nodes ----------------------------------------------------------------------------------------
 
     def _follow(self) -> None:
         """Keep the snapshots that other nodes read, and fetch missing ones."""
@@ -357,7 +355,6 @@ class UsedSnapshots:
         self._wake.set()
 
     def _named(self, nodes: list[str]) -> str:
-        """Return a phrase saying that these nodes read a snapshot."""
         names = sorted(record.name for node in nodes if (record := self._shared.node(node)) is not None)
         if not names:
             return "another node reads"

@@ -18,8 +18,6 @@ _PORTION: Final = 4096
 
 @dataclass(slots=True)
 class _Sweep:
-    """Progress of one walk over all blocks."""
-
     # Keys of blocks left to read.
     keys: Iterator[bytes]
     # Blocks read, or evicted before their turn.

@@ -232,7 +232,6 @@ class Warmups:
 
 
 async def _steps(run: Run) -> AsyncGenerator[WarmupProgress, None]:
-    """Yield progress until the end."""
     while not run.task.done():
         yield run.progress()
         await asyncio.wait([run.task], timeout=REPORT_SECONDS)
@@ -262,7 +261,7 @@ def plan(snapshot: Snapshot, request: Warmup) -> WarmupPlan:
 
 
 def _bringing(snapshot: Snapshot, request: Warmup) -> Bringing:
-    """Call in a thread."""
+    """Return the blocks that a request asks for. Call in a thread."""
     wanted = plan(snapshot, request)
     return Bringing(
         request.dataset, _blocks(snapshot, wanted.files), wanted.blocks, wanted.bytes,
@@ -271,13 +270,11 @@ def _bringing(snapshot: Snapshot, request: Warmup) -> Bringing:
 
 
 def _batches(run: Run) -> Iterator[list[tuple[BlockRef, int]]]:
-    """Yield the blocks to fetch, in groups of BATCH."""
     while batch := list(itertools.islice(run.wanted.refs, BATCH)):
         yield batch
 
 
 def _blocks(snapshot: Snapshot, files: "array[int]") -> Iterator[tuple[BlockRef, int]]:
-    """Yield the blocks of these entries, each with its length in bytes."""
     for file in files:
         size, _ = snapshot.file(file)
         for number in range(block_count(size, snapshot.block_size)):

@@ -164,7 +164,7 @@ class Cooperation:
         for one in self._snapshots.values():
             one.handed_over(node, keys)
 
-    # --- who reads what ---------------------------------------------------------------------------------------------
+    # --- groups of consumers ----------------------------------------------------------------------------------------
 
     def _note_news(self) -> None:
         self._regroup = True
@@ -255,7 +255,7 @@ class Cooperation:
             raise NotFound(f"consumer {member.facts.consumer} of job {member.facts.job} has ended")
         return found
 
-    # --- where they are -----------------------------------------------------------------------------------------------
+    # --- positions of consumers ---------------------------------------------------------------------------------------
 
     def _own(self, group: Group) -> list[str]:
         mine = [member.facts for member in group.members if member.node == self._around.me]
@@ -303,7 +303,7 @@ class Cooperation:
         rate = 1.0 / window.period / reads if window is not None else 0.0
         return Place(node, epoch, position / reads, rate)
 
-    # --- who held what ------------------------------------------------------------------------------------------------
+    # --- stored holders -----------------------------------------------------------------------------------------------
 
     async def _remembered(self, space: BlockSpace) -> Known | None:
         """Return the latest known holders: from disk, or from another node."""

@@ -79,7 +79,7 @@ class Draining:
         """Announce this node as active, once the other nodes have sent their state, or JOIN_SECONDS have passed."""
         loop = asyncio.get_running_loop()
         until = loop.time() + JOIN_SECONDS
-        while loop.time() < until and self._has_to_hear():  # noqa: ASYNC110 - nobody tells
+        while loop.time() < until and self._has_to_hear():  # noqa: ASYNC110 - no event
             await asyncio.sleep(_POLL)
         if not self._draining:
             await self._membership.announce("active")

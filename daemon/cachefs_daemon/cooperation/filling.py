@@ -142,7 +142,7 @@ class Filling:
         """Wait until no snapshot is on its way from another node, for at most PENDING_SECONDS."""
         loop = asyncio.get_running_loop()
         until = loop.time() + PENDING_SECONDS
-        while self._parts.pending() and loop.time() < until and not self._news.is_set():  # noqa: ASYNC110 - nobody tells
+        while self._parts.pending() and loop.time() < until and not self._news.is_set():  # noqa: ASYNC110 - no event
             await asyncio.sleep(SETTLED / 10)
 
     def _tell(self) -> None:
@@ -182,7 +182,7 @@ class Filling:
         return lacks is not None
 
     async def _fill_all(self, snapshots: Sequence[Snapshot], change: Change, *, moved: bool) -> bool:
-        """Return False if the ring changes before the end."""
+        """Pull the missing blocks of the snapshots. Returns False if the ring changes before the end."""
         got = 0
         for snapshot in snapshots:
             lacks = await self._look(snapshot, change, moved=moved)

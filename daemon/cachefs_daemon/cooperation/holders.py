@@ -159,7 +159,8 @@ class Holders:
         return [second_keepers(at, first, second, self._placed.zones) for at in decided or [first]]
 
     def keeps_second(self, epoch: int, node: int, blocks: "Ids | slice" = _ALL) -> npt.NDArray[np.bool_]:
-        """Return of which blocks *node* (a place in the ring, or NOBODY) keeps the second copy: shape (n,), bool."""
+        """Return which of these blocks have a second copy on *node* (a place in the ring, or NOBODY). Shape (n,),
+        bool."""
         kept = np.zeros(len(self.homes[blocks]), np.bool_)
         for nodes in self.seconds(epoch, blocks) if node != NOBODY else ():
             kept |= nodes == node
@@ -210,8 +211,8 @@ class Holders:
         return found
 
     def _changed(self, holders: Nodes, change: "_Change", until_then: Nodes | None = None) -> Nodes:
-        """until_then: holders an epoch earlier, as places in the new ring. They keep the blocks that a departed node
-        was to take."""
+        """Return the holders after a change. until_then: holders an epoch earlier, as places in the new ring; they keep
+        the blocks that a departed node was to take."""
         before, ids = change.before, change.ring.ids
         found = after_change(holders, before, ids, change.homes, change.old_homes, change.second)
         if until_then is not None:

@@ -66,7 +66,7 @@ def _packed(holders: Nodes) -> bytes:
 
 
 def _unpacked(packed: bytes, blocks: int) -> Nodes:
-    """Raises ValueError."""
+    """Unpack holders. Raises ValueError."""
     unpacking = zlib.decompressobj()
     try:
         data = unpacking.decompress(packed, 2 * blocks + 1)

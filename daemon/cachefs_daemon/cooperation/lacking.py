@@ -112,7 +112,7 @@ async def _followed(shared: SharedSnapshot) -> None:
     """Wait until the shared snapshot has followed the change of the ring, for at most FOLLOW_SECONDS."""
     loop = asyncio.get_running_loop()
     until = loop.time() + FOLLOW_SECONDS
-    while not shared.is_up_to_date and loop.time() < until:  # noqa: ASYNC110 - nobody tells
+    while not shared.is_up_to_date and loop.time() < until:  # noqa: ASYNC110 - no event
         await asyncio.sleep(_LOOK)
 
 

@@ -31,7 +31,7 @@ def leading(
 
     found = max(able, key=rank)
     mine = extents[found.maps]
-    # When a loader's sampler changes, its ranks publish the new one one after the other.
+    # When a loader's sampler changes, its ranks publish the new sampler at different moments.
     others = [group for group in groups if group.name != found.name]
     return None if any((mine & extents[other.maps]).any() for other in others) else found
 

@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 _KEPT: Final = 4
 # Most jobs for which a bad order is logged.
 _MOST_TOLD: Final = 100
-# Most distinct blocks summed over the readers, as a multiple of all distinct blocks: torch's samplers pad the shares of
-# ranks.
+# Largest ratio of blocks, counted once per reader, to distinct blocks if the reads are shared out: torch's samplers pad
+# the shares of ranks.
 _OVERLAP: Final = 1.1
 # Node id, and the blocks that one of its consumers reads, in order: shape (reads,), int32.
 Orders = list[tuple[str, Ids]]

@@ -39,16 +39,12 @@ Step = Callable[[int, int], bool]
 
 @dataclass(slots=True)
 class _Answers:
-    """Responses of one node in one pull."""
-
     gave: int = 0
     lacked: int = 0
 
 
 @dataclass(slots=True, eq=False)
 class _Pull:
-    """A pull in progress."""
-
     lacks: Lacks
     got: int = 0
     answers: defaultdict[str, _Answers] = field(default_factory=lambda: defaultdict(_Answers))
@@ -56,7 +52,6 @@ class _Pull:
     again: list[int] = field(default_factory=list)
 
     def is_empty(self, node: str) -> bool:
-        """Return whether the node seems to have none of the blocks."""
         answers = self.answers.get(node)
         return answers is not None and not answers.gave and answers.lacked >= SAMPLE // 4
 
@@ -105,7 +100,7 @@ class Pulling:
         return worth
 
     async def _pull(self, pull: _Pull, places: npt.NDArray[np.integer], step: Step) -> bool:
-        """Return False if the pull is to end."""
+        """Pull blocks batch by batch. Returns False if the pull is to end."""
         loop, start = asyncio.get_running_loop(), 0
         most = min(BATCH_BYTES, BATCH_PART * self._bandwidth)
         sizes = pull.lacks.space.sizes[pull.lacks.ids[places]]

@@ -3,9 +3,9 @@ of other nodes here.
 
 If one group of consumers shares out samples that no other group reads, its copies are coordinated: they go where they
 are read next (`cachefs.planning.cluster.copies`). Otherwise blocks stay at home. A copy changes hands when its next
-holder has got it: that reader counts the block as its own from shortly before its read, and the former holder stops to
-do so at the read. To wait for the reader's published progress instead would cost both a place meanwhile: 2 to 10 % more
-bytes from the origin, with epochs of 5 to 20 s.
+holder reads it: that node counts the block as its own from shortly before the read, and the former holder stops doing
+so once it has given the block. To wait for the reader's published progress instead would take room on both nodes for
+longer: 2 to 10 % more bytes from the origin, with epochs of 5 to 20 s.
 """
 
 import asyncio
@@ -97,10 +97,10 @@ class SharedSnapshot:
 
     @property
     def space(self) -> BlockSpace | None:
-        """None until the first samples are known."""
+        """The blocks of the snapshot; None until the first samples are known."""
         return self._samples.space
 
-    # --- what happens -------------------------------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------------------------------
 
     def regroup(self, groups: list[Group]) -> None:
         """Set the groups that read the snapshot."""
@@ -196,7 +196,7 @@ class SharedSnapshot:
         """Whether all decisions that follow from known facts are made."""
         return not self._is_busy and not self._news.is_set()
 
-    # --- what others ask ----------------------------------------------------------------------------------------------
+    # --- queries ------------------------------------------------------------------------------------------------------
 
     @property
     def reader_keys(self) -> list[str]:
@@ -258,7 +258,6 @@ class SharedSnapshot:
 
     @property
     def _place(self) -> Place:
-        """Position of the slowest consumer of the coordinating group."""
         return self._at.get(self._coordinated.key, _START) if self._coordinated is not None else _START
 
     def _slowest(self, group: Group) -> Place:
@@ -321,7 +320,6 @@ class SharedSnapshot:
 
     @property
     def _me(self) -> int:
-        """Place of this node in the ring."""
         ids = self.holders.ring.ids if self.holders is not None else ()
         return ids.index(self._around.me) if self._around.me in ids else NOBODY
 
@@ -332,7 +330,7 @@ class SharedSnapshot:
         kept: Mine = holders.kept(epoch, node, ids) | holders.kept(epoch + 1, node, ids)
         return kept
 
-    # --- what takes longer --------------------------------------------------------------------------------------------
+    # --- decisions, in a task -----------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         while True:
