@@ -239,10 +239,8 @@ _MOST_BYTES: Final = 4 << 20
 
 
 def load(path: Path | None) -> Config:
-    """Load the configuration from *path* (None: the system's file where there is one, else the defaults).
-
-    Raises InvalidConfig with every error found.
-    """
+    """Load the configuration from *path* (None: the system's file where there is one, else the defaults). Raises
+    InvalidConfig with every error found."""
     if path is None and not DEFAULT_PATH.exists():
         return parse({})
     path = path or DEFAULT_PATH

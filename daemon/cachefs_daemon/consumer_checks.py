@@ -46,10 +46,8 @@ def is_consumer(name: str) -> bool:
 
 
 def check_reader(value: Reader) -> None:
-    """Validate a consumer's description. A daemon applies the same bounds to its own jobs and to other nodes.
-
-    Raises ValueError and ConfigError with a message.
-    """
+    """Validate a consumer's description. A daemon applies the same bounds to its own jobs and to other nodes. Raises
+    ValueError and ConfigError with a message."""
     require(is_consumer(consumer_name(value.job, value.consumer)), "a name that no consumer has")
     require(
         0 <= value.rank < value.world_size < MOST_LOADER,

@@ -96,10 +96,8 @@ class LiveSettings:
             log.error("%s", error)
 
     def log_level(self, request: LogLevel) -> LogLevel:
-        """Set the log level until the next reload or restart, if the request names one. Return the level.
-
-        Raises ConfigError.
-        """
+        """Set the log level until the next reload or restart, if the request names one. Return the level. Raises
+        ConfigError."""
         if request.level:
             if request.level not in logs.LEVELS:
                 raise ConfigError(f"log level {request.level!r}: expected one of {', '.join(logs.LEVELS)}")

@@ -169,7 +169,7 @@ class Troubles:
     """Keeps the list of the node's troubles. Used on the event loop."""
 
     def __init__(self, look: Callable[[], Found], whose: Whose = lambda snapshot, keys: [_NO_JOB] * len(keys)) -> None:
-        """look: finds out what the parts of the node know; whose: which jobs failed reads are of."""
+        """look: examines the parts of the node; whose: returns the jobs of failed reads."""
         self._look = look
         self._whose = whose
         self._known = Lasting(self._find)
@@ -198,8 +198,8 @@ class Troubles:
         return recent(self.all(), time.time())
 
     def of(self, job: str, snapshots: Sequence[str], began: float, *, fresh: bool = False) -> list[Trouble]:
-        """Return the troubles of *job*, which has read *snapshots* since *began* (unix time in seconds): its reads
-        that have failed since then, and failed reads that may be its own. fresh: as they are now."""
+        """Return the troubles of *job*, which has read *snapshots* since *began* (unix time in seconds): its reads that
+        have failed since then, and failed reads that may be its own. fresh: as they are now."""
         troubles = self.all(fresh=fresh)
         if fresh:  # the job ends
             for failure in self._failures.values():

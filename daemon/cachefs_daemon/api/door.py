@@ -19,9 +19,7 @@ class Door:
 
     def admit(self, method: Method[Any, Any], context: Any) -> tuple[Caller, ...]:
         """Return the arguments about the caller that *method* needs: the caller where jobs belong to users, else none.
-
-        Raises AccessDenied where the caller may not call, Unidentified where it must identify itself first.
-        """
+        Raises AccessDenied where the caller may not call, Unidentified where it must identify itself first."""
         if method.right == Right.LOOK:
             return ()
         said = next((value for key, value in context.invocation_metadata() or () if key == IDENTITY_KEY), "")

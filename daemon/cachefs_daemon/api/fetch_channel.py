@@ -226,7 +226,7 @@ class _Connection(asyncio.BufferedProtocol):
         size: int = self._transport.get_write_buffer_size()
         return size
 
-    # --- what asyncio calls ---------------------------------------------------------------------------------------
+    # --- callbacks of asyncio -------------------------------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
@@ -282,7 +282,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._stop_timer()
         self._channel.leave(self, self._user)
 
-    # --- questions ------------------------------------------------------------------------------------------------
+    # --- requests -------------------------------------------------------------------------------------------------
 
     def _take(self, body: bytes | memoryview) -> None:
         """Process a frame. Raises BadFrame."""
@@ -377,7 +377,7 @@ class _Connection(asyncio.BufferedProtocol):
         else:
             self._transport.write(frame(message))
 
-    # --- the end --------------------------------------------------------------------------------------------------
+    # --- end ------------------------------------------------------------------------------------------------------
 
     def bug(self, error: Exception) -> CachefsError:
         """Log an internal error, and return the error for the client."""

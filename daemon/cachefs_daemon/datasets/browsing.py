@@ -14,10 +14,8 @@ PAGE: Final = 4096
 
 
 def pages(snapshot: Snapshot, dataset: str, path: bytes) -> Iterator[DirectoryEntries]:
-    """Yield the entries of the directory at *path*, or the file there. Call it, and take each step, in a thread.
-
-    Raises NotFound.
-    """
+    """Yield the entries of the directory at *path*, or the file there. Call it, and take each step, in a thread. Raises
+    NotFound."""
     entry = snapshot.find(normal_path(path))
     if entry is None:
         raise NotFound(f"{dataset} has no {path.decode(errors='backslashreplace')!r}")

@@ -188,10 +188,8 @@ class Catalog:
             raise AlreadyExists(_taken(known.record, url))
 
     async def add(self, request: DatasetAdd) -> AsyncGenerator[ListingProgress, None]:
-        """List a new dataset. Yields progress, and last a message with the dataset.
-
-        Raises AlreadyExists, Busy, ConfigError, and the errors of the origin.
-        """
+        """List a new dataset. Yields progress, and last a message with the dataset. Raises AlreadyExists, Busy,
+        ConfigError, and the errors of the origin."""
         name = request.name
         self.check_new(name, request.url)
         reaching.check_lengths(request.url, request.options)
@@ -213,10 +211,8 @@ class Catalog:
         yield self._last_progress(dataset, resumed)
 
     async def refresh(self, name: str) -> AsyncGenerator[ListingProgress, None]:
-        """List a dataset again. Yields progress, and last a message with the dataset and the changes.
-
-        Raises NotFound, Busy, and the errors of the origin.
-        """
+        """List a dataset again. Yields progress, and last a message with the dataset and the changes. Raises NotFound,
+        Busy, and the errors of the origin."""
         dataset = self.get(name)
         before = dataset.current
         resumed = 0
@@ -239,8 +235,8 @@ class Catalog:
         yield last
 
     async def remove(self, name: str, is_read_elsewhere: Callable[[str], bool] = lambda _: False) -> Dataset:
-        """Forget the dataset and its snapshots, except those with an id for which *is_read_elsewhere* returns true;
-        its blocks stay. Raises NotFound, Busy."""
+        """Forget the dataset and its snapshots, except those with an id for which *is_read_elsewhere* returns true; its
+        blocks stay. Raises NotFound, Busy."""
         dataset = self.get(name)
         with self._changing_name(name):
             added = {*dataset.record.added, *self.added_elsewhere(name)}
@@ -314,10 +310,8 @@ class Catalog:
         return next((one for one in alike if not added.isdisjoint(one.record.added)), None)
 
     async def keep(self, snapshot_id: str, wanted: DatasetRecord, received: Path) -> Dataset:
-        """Keep an older snapshot of a dataset, which other nodes read. received: the file of the snapshot.
-
-        Raises Busy while the dataset is listed or removed, CachefsError.
-        """
+        """Keep an older snapshot of a dataset, which other nodes read. received: the file of the snapshot. Raises Busy
+        while the dataset is listed or removed, CachefsError."""
         with self._changing_name(wanted.name, ends=asyncio.Event()):
             known = self.find_added(wanted)
             dataset = known or Dataset(
@@ -384,11 +378,9 @@ class Catalog:
         await self._change(self.get(name), **fields)
 
     async def adopt(self, wanted: DatasetRecord, received: Path | None) -> Dataset:
-        """Take over a dataset that another node has listed, with the only snapshot that *wanted* names. The dataset
-        may exist here with another snapshot. received: the file of the snapshot; None where it is in its place.
-
-        Raises Busy while the dataset is listed or removed, CachefsError.
-        """
+        """Take over a dataset that another node has listed, with the only snapshot that *wanted* names. The dataset may
+        exist here with another snapshot. received: the file of the snapshot; None where it is in its place. Raises Busy
+        while the dataset is listed or removed, CachefsError."""
         with self._changing_name(wanted.name, ends=asyncio.Event()):
             return await self._adopt_from(wanted, received)
 
@@ -594,8 +586,8 @@ class Catalog:
         await self._threads.background(self._save_now)
 
     def _save_now(self) -> None:
-        """Write the registry, in a thread. Saves run one at a time, and each writes the state at its begin, so the
-        last one never writes an older state."""
+        """Write the registry, in a thread. Saves run one at a time, and each writes the state at its start, so the last
+        one never writes an older state."""
         with self._saving:
             removals = self.removals
             registry = Registry(

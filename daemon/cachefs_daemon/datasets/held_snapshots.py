@@ -81,10 +81,8 @@ class HeldSnapshots:
         return held.snapshot if held is not None else None
 
     def hold(self, snapshot_id: str, origin: Origin) -> Snapshot:
-        """Open a snapshot, if it is not open yet, and add *origin*, which has its files.
-
-        Raises SnapshotDamaged, ConfigError, and CachefsError where too many are open.
-        """
+        """Open a snapshot, if it is not open yet, and add *origin*, which has its files. Raises SnapshotDamaged,
+        ConfigError, and CachefsError where too many are open."""
         held = self._held.get(snapshot_id)
         if held is None:
             if len(self._held) >= descriptors.limit() * SHARE_OF_DESCRIPTORS:
@@ -145,9 +143,9 @@ class HeldSnapshots:
         return snapshot
 
     def replaced(self) -> dict[str, str]:
-        """Return the open snapshots whose files have changed on disk (truncated, written to or replaced), each with
-        the reason for which the new file is invalid, or "". May be called in any thread; reads those files. Call
-        every few seconds: see `Snapshot.is_replaced`."""
+        """Return the open snapshots whose files have changed on disk (truncated, written to or replaced), each with the
+        reason for which the new file is invalid, or "". May be called in any thread; reads those files. Call every few
+        seconds: see `Snapshot.is_replaced`."""
         replaced = [one for one, held in list(self._held.items()) if held.snapshot.is_replaced()]
         return {one: self._why_not(one) for one in replaced}
 

@@ -26,8 +26,8 @@ class SnapshotRecord(msgspec.Struct, frozen=True):
     boot: str = ""
 
     def replaced_before(self, moment: Moment, unknown: bool) -> bool:
-        """Return whether another snapshot was current before *moment*, which is not of an earlier start of the
-        machine. unknown: the result where that cannot be determined."""
+        """Return whether another snapshot was current before *moment*, which is not of an earlier start of the machine.
+        unknown: the result where that cannot be determined."""
         if not self.replaced:
             return False
         if not self.boot:

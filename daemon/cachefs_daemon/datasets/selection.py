@@ -41,10 +41,8 @@ def split(snapshot: Snapshot, paths: Sequence[bytes]) -> tuple[list[Entry], list
 
 
 def files(snapshot: Snapshot, paths: Sequence[bytes]) -> Iterator[Entry]:
-    """Return an iterator over the files at or below *paths*, or all files without paths.
-
-    Raises NotFound, before anything is selected, where a path is not in the snapshot.
-    """
+    """Return an iterator over the files at or below *paths*, or all files without paths. Raises NotFound, before
+    anything is selected, where a path is not in the snapshot."""
     tops, missing = split(snapshot, paths)
     if missing:
         raise not_there(snapshot, missing)

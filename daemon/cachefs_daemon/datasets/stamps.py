@@ -99,8 +99,8 @@ def with_removed(removed: Mapping[str, list[Stamp]], name: str, added: Iterable[
 
 
 def joined_adds(adds: Iterable[Stamp]) -> list[Stamp]:
-    """Return adds that have become one dataset, in order: the earliest MOST_ADDS; the last of these stands for all
-    adds up to its clock where there are more."""
+    """Return adds that have become one dataset, in order: the earliest MOST_ADDS; the last of these stands for all adds
+    up to its clock where there are more."""
     known = set(adds)
     made = sorted(one for one in known if not is_floor(one))
     if len(known) <= MOST_ADDS:
@@ -133,8 +133,8 @@ class Removals(msgspec.Struct, frozen=True):
         return stamp not in self.spared and covers(self.forgotten, stamp)
 
     def adding(self, name: str, added: Iterable[Stamp], elsewhere: Elsewhere) -> "Removals":
-        """Return these removals with the datasets of that name that were added then. elsewhere: called where a name
-        has to be forgotten."""
+        """Return these removals with the datasets of that name that were added then. elsewhere: called where a name has
+        to be forgotten."""
         removed = list(added)
         names = with_removed(self.names, name, removed)
         spared = [one for one in self.spared if one not in removed]

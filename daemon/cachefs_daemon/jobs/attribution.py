@@ -19,8 +19,7 @@ from cachefs_daemon.jobs.consumer import Consumer
 from cachefs_daemon.jobs.registry import JobRegistry
 from cachefs_daemon.jobs.stalls import merged
 
-# Reads ahead of a consumer from which its observed share of reads is estimated, and the largest factor of that
-# estimate.
+# Reads ahead of a consumer from which its observed share of reads is estimated: 1 / MOST_HIDDEN at least.
 VISIBLE: Final = 4096
 MOST_HIDDEN: Final = 64
 
@@ -97,8 +96,8 @@ class Attribution:
         return Observed(tripped, own_reads, late)
 
     def _trip(self, followed: Sequence[_Followed], ids: Ids, states: npt.NDArray[np.uint8], now: float) -> Passed:
-        """Advance the consumers whose tripwires are among the blocks *ids*: shape (n,), int32. states: the PageState
-        of each block of the space, shape (blocks of the space,), uint8."""
+        """Advance the consumers whose tripwires are among the blocks *ids*: shape (n,), int32. states: the PageState of
+        each block of the space, shape (blocks of the space,), uint8."""
         found = [Passed(ids[:0], ids[:0])]
         ahead = [one.follower.ahead(ids) for one in followed] if len(followed) > 1 else [np.zeros(len(ids))]
         nearest = np.min(ahead, axis=0)
@@ -145,7 +144,7 @@ class Attribution:
         return merged(rows)
 
     def jobs_of(self, snapshot: str, keys: Sequence[bytes]) -> list[Reader]:
-        """Return, for each of the blocks *keys*, the job whose read of it has just failed."""
+        """Return, for each of the blocks *keys*, the job whose read of it has just failed, as far as that is known."""
         ids = self._plan.spaces[snapshot].ids(keys) if snapshot in self._plan.spaces else np.full(len(keys), -1)
         here = np.flatnonzero(ids >= 0)
         candidates: list[set[str]] = [set() for _ in keys]

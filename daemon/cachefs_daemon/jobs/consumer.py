@@ -172,7 +172,7 @@ class Consumer:
         """The object that follows its reads; None until the plan knows an epoch of it."""
         return self.position.follower if self.position is not None else None
 
-    # --- what it says ---------------------------------------------------------------------------------------------
+    # --- publication ----------------------------------------------------------------------------------------------
 
     def add_order(self, epoch: int, order: Order, now: float) -> None:
         """Add the published *order* of an epoch: sample numbers, shape (samples of the epoch,), uint32. Raises Busy
@@ -215,7 +215,7 @@ class Consumer:
 
     @property
     def wanted_orders(self) -> list[int]:
-        """Those of the current and the next epoch whose orders the job has to publish, or publish again."""
+        """Epochs, of the current and the next one, whose orders the job has to publish, or publish again."""
         return self._epochs.wanted(self.epoch)
 
     def lose_orders(self, forgotten: Iterable[int], refused: Iterable[int]) -> None:
@@ -254,7 +254,7 @@ class Consumer:
         if self._epochs.missing(self.epoch) is not None or self._is_lost:
             self._news.set()
 
-    # --- where it is ----------------------------------------------------------------------------------------------
+    # --- position -------------------------------------------------------------------------------------------------
 
     @property
     def epoch(self) -> int:
@@ -304,12 +304,12 @@ class Consumer:
         return self.follower.place[0] if self.follower is not None else 0
 
     def note_unshared(self, why: str) -> None:
-        """Record the reason for which other nodes reject what the consumer has published; "": they accept it."""
+        """Record the reason for which other nodes reject the consumer's publication; "" where they accept it."""
         self._problems.pop(Problem.SHARED, None)
         if why:
             self._problems[Problem.SHARED] = f"other nodes of the cluster do not learn of it: {why}"
 
-    # --- its sequence ---------------------------------------------------------------------------------------------
+    # --- sequence -------------------------------------------------------------------------------------------------
 
     async def _work(self, sample_map: SampleMap) -> None:
         if self.liveness.is_elsewhere:
@@ -416,8 +416,8 @@ class Consumer:
         return self.request.spec
 
     def _check_size(self, samples: Samples) -> None:
-        """Record a sampler of the wrong size as a problem. Raises ConfigError where its orders would be far
-        too long."""
+        """Record a sampler of the wrong size as a problem. Raises ConfigError where its orders would be far too
+        long."""
         spec = self.request.spec
         if spec is not None and spec.size != len(samples):
             check_size(spec, len(samples))
@@ -444,7 +444,7 @@ class Consumer:
         follower.found(found.number, found.cluster)
         log.info("job %s, consumer %s: found again in epoch %d", self.request.job, self.name, found.number)
 
-    # --- what is shown --------------------------------------------------------------------------------------------
+    # --- display --------------------------------------------------------------------------------------------------
 
     def view(self, ahead_bytes: int, now: float) -> ConsumerView:
         """Return the consumer as users see it. ahead_bytes: bytes on the node that it is still going to read."""

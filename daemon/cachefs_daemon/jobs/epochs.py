@@ -29,8 +29,8 @@ class Epochs:
 
     def add(self, epoch: int, order: Order, current: int) -> bool:
         """Add the published *order* of an epoch: sample numbers, shape (samples of the epoch,), uint32. current: the
-        consumer's epoch. The furthest orders are forgotten where there are too many. Returns False where that is
-        this epoch."""
+        consumer's epoch. The furthest orders are forgotten where there are too many. Returns False where that is this
+        epoch."""
         self._waiting[epoch] = order
         self._published = {**self.published(current), epoch: order}
         forgotten = set()
@@ -61,8 +61,8 @@ class Epochs:
         self._refused.update(refused)
 
     def forgotten(self, current: int) -> list[int]:
-        """Return the epochs from *current* on whose orders were published too far ahead to be kept, in ascending
-        order."""
+        """Return the epochs from *current* on whose orders were published too far ahead to be kept, in
+        ascending order."""
         return sorted(one for one in self._forgotten if one >= current and one not in self._published)
 
     def refused(self, current: int) -> list[int]:
@@ -70,8 +70,8 @@ class Epochs:
         return sorted(one for one in self._refused if one >= current and one not in self._published)
 
     def wanted(self, current: int) -> list[int]:
-        """Return those of *current* and the next epoch whose order is neither known nor determined by a sampler.
-        Orders that were published and lost are needed once more."""
+        """Return those of *current* and the next epoch whose order is neither known nor determined by a sampler. Orders
+        that were published and lost are needed once more."""
         if self.computable:
             return []
         return [one for one in (current, current + 1) if one not in self._published and one not in self.reads]

@@ -7,12 +7,12 @@ from cachefs_daemon.runtime.process_users import users_of
 
 class Liveness:
     """A publisher with a process that the daemon sees lives as long as the process. One without (pid 0, one that the
-    daemon does not see, or another user's) lives until *seconds* have passed without a heartbeat. For an unknown
-    user both apply. *now* is seconds of a monotonic clock."""
+    daemon does not see, or another user's) lives until *seconds* have passed without a heartbeat. For an unknown user
+    both apply. *now* is seconds of a monotonic clock."""
 
     def __init__(self, pid: int, seconds: float, now: float, namespace: int = 0, owner: int | None = 0) -> None:
-        """pid: number of the process in the pid namespace with that inode number; 0: the daemon's own namespace.
-        owner: id of the user who names the process, None where unknown. Root may name any process."""
+        """pid: number of the process in the pid namespace with that inode number; 0: the daemon's own namespace. owner:
+        id of the user who names the process, None where unknown. Root may name any process."""
         self.seconds = seconds
         self._given = (pid, namespace)
         self._owner = owner

@@ -46,8 +46,8 @@ class JobPersistence:
         await autosave(self.save, "jobs are where they were last saved")
 
     async def save(self) -> None:
-        """Write what has changed since the last time. Raises CachefsError, OSError after writing everything that can
-        be written."""
+        """Write what has changed since the last time. Raises CachefsError, OSError after writing everything that can be
+        written."""
         failures = []
         for name in list(self._jobs.unsaved):
             self._jobs.unsaved.discard(name)

@@ -190,7 +190,7 @@ class JobRegistry:
         view = consumer.view(ahead, now)
         return msgspec.structs.replace(view, pushed_bytes=every * pushed(consumer.snapshot.id, looked_at))
 
-    # --- what jobs say ----------------------------------------------------------------------------------------------
+    # --- calls of jobs ----------------------------------------------------------------------------------------------
 
     def publish(self, request: JobPublish) -> JobView:
         """Process a consumer's publication. The returned view has this consumer only: with a thousand ranks, all of
@@ -251,8 +251,8 @@ class JobRegistry:
 
     def _make_room(self, user: int | None, *, has_job: bool) -> None:
         """Make room for a consumer, and for a job where it has none, that *user* publishes through a control file.
-        Where the share of control files is full, the user with most of it loses what was silent for longest. Where
-        that is *user*, nothing changes."""
+        Where the share of control files is full, the user with most of it loses what was silent for longest. Where that
+        is *user*, nothing changes."""
         now = time.monotonic()
         consumers = [one for one in self._consumers.values() if owner_of(one.request.job) == UNKNOWN_OWNER]
         jobs = {one.request.job: one.request.sent_by for one in reversed(consumers)}
@@ -306,8 +306,8 @@ class JobRegistry:
             self._loader.room.release(before)
 
     def epoch(self, request: JobEpoch) -> None:
-        """Process the published order of an epoch. Raises NotFound, ConfigError; Busy where the epoch is too far
-        ahead, StoreFull where there is no memory for the order now."""
+        """Process the published order of an epoch. Raises NotFound, ConfigError; Busy where the epoch is too far ahead,
+        StoreFull where there is no memory for the order now."""
         consumer = self._consumer(request.job, request.consumer)
         if not 0 <= request.epoch < MAX_EPOCHS or len(request.order) % 4:
             raise ConfigError(
@@ -344,14 +344,11 @@ class JobRegistry:
         """Stop fetching ahead for the job. Raises NotFound."""
         self._end(self.get(name), JobState.CANCELLED)
 
-    # --- over a restart ---------------------------------------------------------------------------------------------
+    # --- restart ----------------------------------------------------------------------------------------------------
 
     def restore(self, record: JobRecord, places: Places) -> None:
-        """Restore a job of the previous daemon.
-
-        Raises CachefsError where none of its processes lives or there is no memory for its maps, and IndexError or
-        ValueError for a record that makes no sense; nothing has begun then.
-        """
+        """Restore a job of the previous daemon. Raises CachefsError where none of its processes lives or there is no
+        memory for its maps, and IndexError or ValueError for a record that makes no sense; nothing has begun then."""
         now = time.monotonic()
         job = Job(record.job, record.source, record.started)
         maps = {snapshot: record.maps[number] for snapshot, number in record.latest.items()}
@@ -386,7 +383,7 @@ class JobRegistry:
                 self._set_map(job, snapshot_id, sample_map)
         self._jobs[job.name] = job
 
-    # --- what others ask --------------------------------------------------------------------------------------------
+    # --- queries ----------------------------------------------------------------------------------------------------
 
     def readers(self, latency: float) -> list[Reader]:
         """Return the consumers whose pages are pushed, by commands that take *latency* seconds."""
@@ -432,7 +429,7 @@ class JobRegistry:
                 job.fetched_bytes += size
                 self._refetched.note(job.name, consumer.shown_epoch, consumer.snapshot.id, block, time.monotonic())
 
-    # --- their ends ---------------------------------------------------------------------------------------------------
+    # --- end of consumers and jobs ------------------------------------------------------------------------------------
 
     async def end_lapsed(self) -> None:
         """End the consumers that are gone, and jobs without any other. Call every few seconds."""

@@ -37,7 +37,7 @@ RETRY_SECONDS: Final = 10.0
 
 @dataclass(slots=True)
 class _Told:
-    """What was published of a consumer to other nodes."""
+    """Records which facts of a consumer were published to other nodes."""
 
     # By epoch: the order, and the reference by which other nodes ask for it.
     orders: dict[int, tuple[Order, OrderRef]] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class SharedConsumers:
         self._maps: list[tuple[SampleMap, tuple[str, int]]] = []
 
     async def run(self) -> None:
-        """Runs as long as the daemon."""
+        """Publish changes and positions, as long as the daemon runs."""
         placed = 0.0
         while True:
             try:

@@ -13,7 +13,7 @@ from cachefs_daemon.metrics.table import TABLE, Kind
 
 
 class Exposition:
-    """Used in any thread."""
+    """Formats samples. Used in any thread."""
 
     def __init__(self) -> None:
         self._process = ProcessCollector(registry=None)

@@ -9,7 +9,7 @@ from cachefs_daemon.node import Node
 
 
 class Scrape:
-    """Used on the event loop."""
+    """Handles scrapes. Used on the event loop."""
 
     def __init__(self, node: Node) -> None:
         self._node = node

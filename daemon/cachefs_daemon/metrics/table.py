@@ -109,7 +109,7 @@ BAD_COPIES: Final = _counter(
 )
 WAITS: Final = _counter("read_waits", "reads", "Reads that waited, by what they waited for.", WAITED_FOR)
 WAIT_SECONDS: Final = _counter("read_wait_seconds", "seconds", "Seconds that these reads waited together.", WAITED_FOR)
-# --- blocks that come -------------------------------------------------------------------------------------------------
+# --- fetched blocks ---------------------------------------------------------------------------------------------------
 FETCHED_BLOCKS: Final = _counter(
     "fetched_blocks", "blocks", "Blocks that came, by where from and what became of them: stored in a tier, passed to "
     "readers as no tier could hold them, or discarded.", SOURCE, BECAME,

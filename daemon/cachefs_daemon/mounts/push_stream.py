@@ -14,8 +14,8 @@ from cachefs.planning.pagecache.push_plan import NOBODY, Audience, PushPlan
 from cachefs.planning.pagecache.states import PageStates
 from cachefs.push_messages import HeldPages, PushDone, PushOrder, PushSubscribe
 
-# Longest and shortest step between two questions to the plan. One takes 0.3 ms beside readers at full speed, and a
-# pusher has commands for longer than the shorter time.
+# Longest step between two questions to the plan; SHORTEST_STEP is the shortest. One takes 0.3 ms beside readers at full
+# speed, and a pusher has commands for longer than the shortest step.
 STEP_SECONDS: Final = 0.05
 # The step where nothing is to be pushed. A published job and further reads wake the stream at once.
 IDLE_SECONDS: Final = 0.5
@@ -70,8 +70,8 @@ class PushStream:
         return {name: value - self._earlier[name] for name, value in self.counters.items()}
 
     async def orders(self, request: PushSubscribe) -> AsyncGenerator[PushOrder, None]:
-        """Yield the commands for the pusher that sends *request*, as they are decided. They end when the pusher
-        listens no longer, or when another pusher of the mount subscribes."""
+        """Yield the commands for the pusher that sends *request*, as they are decided. They end when the pusher listens
+        no longer, or when another pusher of the mount subscribes."""
         held = [_file_blocks(one) for one in request.held]
         self._plan.begin(request.budget, held, asyncio.get_running_loop().time(), pushes=request.pushes)
         self.listening, self.pushes = True, request.pushes

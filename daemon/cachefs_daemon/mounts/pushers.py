@@ -181,8 +181,8 @@ class Pushers:
         return total
 
     def stored(self) -> Counter[str]:
-        """Return the bytes that were pushed for reads of jobs, by snapshot: into the page caches of the present
-        mounts, while a job reads the snapshot."""
+        """Return the bytes that were pushed for reads of jobs, by snapshot: into the page caches of the present mounts,
+        while a job reads the snapshot."""
         total: Counter[str] = Counter()
         for stream in self._streams.values():
             total.update(stream.stored)

@@ -120,7 +120,7 @@ class MountRegistry:
         self._past: Counter[str] = Counter()  # counters of mounts that have ended
 
     def records(self) -> list[MountRecord]:
-        """Return the records of mounts whose process the daemon sees. Of others it could not be told later whether
+        """Return the records of mounts whose process the daemon sees. For others, a later daemon could not tell whether
         they live."""
         known = ((mount.report, mount.born) for mount in self._mounts.values())
         return [
@@ -227,8 +227,8 @@ class MountRegistry:
         return None
 
     def shown(self, find: Callable[[str], DatasetRecord | None]) -> Iterator[ShownDataset]:
-        """Yield what living mounts show of the datasets that they name. (A mount of `all` names none, and shows
-        current snapshots only.) find: returns the dataset of a name."""
+        """Yield what living mounts show of the datasets that they name. (A mount of `all` names none, and shows current
+        snapshots only.) find: returns the dataset of a name."""
         for mount in self._mounts.values():
             if not _lives(mount):
                 continue
@@ -301,8 +301,8 @@ def _shown(mount: _Mount, dataset: DatasetRecord) -> list[str]:
 
 
 def _generations(dataset: DatasetRecord, digits: str, born: Moment | None) -> list[str]:
-    """Return the ids of the snapshots that a mount of one dataset may show. They begin with *digits*; without digits
-    it is the one that was current when the mount was *born* (None: unknown), or became current while it started."""
+    """Return the ids of the snapshots that a mount of one dataset may show. They begin with *digits*; without digits it
+    is the one that was current when the mount was *born* (None: unknown), or became current while it started."""
     if digits or born is None:
         return [known.id for known in dataset.snapshots if known.id.startswith(digits)]
     later = [known for known in dataset.snapshots if not known.replaced_before(born, unknown=True)]

@@ -55,8 +55,8 @@ class Reception:
         return _packed(Members(cluster=self._endpoint.cluster, me=view.me, members=members))
 
     async def _report(self, request: web.Request) -> web.Response:
-        """Answer with a report. Query: `after`, `instance`: of the last report; `wait`: seconds; `pause`: least
-        seconds since the last response."""
+        """Answer with a report. Query: `after`, `instance`: of the last report; `wait`: seconds; `pause`: least seconds
+        since the last response."""
         who = self._endpoint.observer(request)
         after, wait = _number(request, "after", 0.0, 2.0**53), _number(request, "wait", 25.0, MOST_WAIT)
         pause = max(LEAST_PAUSE, _number(request, "pause", LEAST_PAUSE, MOST_WAIT))

@@ -51,8 +51,8 @@ class ConnectionLimits(Generic[One]):
             return self._unknown_count() + len(self._known) + len(self._dismissed)
 
     def enter(self, caller: One) -> One | None:
-        """Register a new connection. Return the one to close for it, which still has to `leave`, or None. The result
-        is *caller* itself, which is then not registered, where all others have requests in progress."""
+        """Register a new connection. Return the one to close for it, which still has to `leave`, or None. The result is
+        *caller* itself, which is then not registered, where all others have requests in progress."""
         with self._lock:
             leaves = self._oldest_unknown(self._crowded(caller.address))
             if leaves is None and self._unknown_count() + len(self._known) >= self.bounds.total:

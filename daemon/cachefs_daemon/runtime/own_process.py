@@ -13,8 +13,8 @@ _PR_SET_NAME: Final = 15
 
 
 def begin(name: str, parent: int) -> bool:
-    """Set up the process; call this first. name: shown in lists of processes, 15 characters at most; parent: process
-    id of the daemon. Return False where the daemon has ended already: then this process must end too."""
+    """Set up the process; call this first. name: shown in lists of processes, 15 characters at most; parent: process id
+    of the daemon. Return False where the daemon has ended already: then this process must end too."""
     # These signals are for the daemon, which ends this process when it no longer needs it.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

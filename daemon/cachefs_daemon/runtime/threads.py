@@ -55,8 +55,8 @@ class Threads:
         return await asyncio.get_running_loop().run_in_executor(self._ahead, functools.partial(work, *args, **kwargs))
 
     async def upkeep(self, work: Callable[[], Result], /) -> Result:
-        """Run a step of the node's upkeep. As no step runs twice at once, none waits for another: whichever tier
-        hangs, limits are enforced, although other programs may fill the machine's memory."""
+        """Run a step of the node's upkeep. As no step runs twice at once, none waits for another: whichever tier hangs,
+        limits are enforced, although other programs may fill the machine's memory."""
         return await asyncio.get_running_loop().run_in_executor(self._upkeep, work)
 
     async def planning(

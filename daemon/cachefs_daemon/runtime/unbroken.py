@@ -18,8 +18,8 @@ _running: Final[set[asyncio.Task[Any]]] = set()
 
 
 async def unbroken(work: Coroutine[Any, Any, Result]) -> Result:
-    """Return the result of *work*, which goes on in a task of its own when the caller is cancelled. Only the end of
-    the event loop ends it earlier."""
+    """Return the result of *work*, which goes on in a task of its own when the caller is cancelled. Only the end of the
+    event loop ends it earlier."""
     task = asyncio.create_task(work)
     _running.add(task)
     task.add_done_callback(_running.discard)

@@ -123,8 +123,8 @@ _WriteMany = Callable[[int, int, bytes, int, Sequence[Write]], tuple[int, int]]
 
 
 def _fastest() -> tuple[_ReadMany, _PunchMany, _WriteMany]:
-    """Return three functions, each of (directory, flags, ...): the descriptor of a directory, and the flags to open
-    its files.
+    """Return three functions, each of (directory, flags, ...): the descriptor of a directory, and the flags to open its
+    files.
 
     (..., reads): fill buffers. Returns for each how many bytes were read, fewer at a file's end; or minus an error
     number.

@@ -137,8 +137,8 @@ class BlockStore:
         return True
 
     def give_up(self, key: bytes, location: Location) -> bool:
-        """Drop a block of the SSD tier for which a reader had no answer. Its bytes are not touched; their room is
-        given back once the tier answers. The tier takes no new blocks for a while."""
+        """Drop a block of the SSD tier for which a reader had no answer. Its bytes are not touched; their room is given
+        back once the tier answers. The tier takes no new blocks for a while."""
         if location.tier != SSD or len(self._tiers) <= SSD or not self._transfers.leave(key, location):
             return False
         # No commit: the index may be on the disk that hangs. `Maintenance.retry` commits before it frees the bytes.

@@ -37,5 +37,5 @@ def _points(fstab: Path) -> list[Path]:
 
 
 def _unescaped(field: str) -> str:
-    r"""Decode a field of fstab(5): a space is written as \\040, and a tab as \\011."""
+    r"""Decode a field of fstab(5): a space is written as \040, and a tab as \011."""
     return field.replace("\\040", " ").replace("\\011", "\t").replace("\\134", "\\")

@@ -176,8 +176,8 @@ class IndexWriter:
             yield portion
 
     def tiers(self, most: int) -> Iterator[tuple[list[bytes], bytes]]:
-        """Yield all committed keys in portions of at most *most*, with the number of the tier of each as a byte. 0.5
-        us per block. Between two portions keys may come and go."""
+        """Yield all committed keys in portions of at most *most*, with the number of the tier of each as a byte. 0.5 us
+        per block. Between two portions keys may come and go."""
         last = b""
         while True:
             with self._env.begin(db=self._blocks) as txn, txn.cursor() as cursor:
@@ -221,8 +221,8 @@ class IndexWriter:
         return complete
 
     def _forget(self, key: bytes) -> bool:
-        """Forget a change of a block that the file does not have. Return False where the file has it: then the
-        deletion must be kept. While commits fail, blocks that come and go would otherwise add up without end."""
+        """Forget a change of a block that the file does not have. Return False where the file has it: then the deletion
+        must be kept. While commits fail, blocks that come and go would otherwise add up without end."""
         with self._lock:
             if key in self._committing:
                 return False

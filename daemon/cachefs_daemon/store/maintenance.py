@@ -140,8 +140,8 @@ class Maintenance:
         self._demotions.close()
 
     def _evict(self, tier: Tier, keys: Iterable[bytes], until: float) -> None:
-        """Evict blocks. Those of the memory tier move to the SSD tier *until* then (monotonic seconds), but do not
-        wait for a disk that hangs."""
+        """Evict blocks. Those of the memory tier move to the SSD tier *until* then (monotonic seconds), but do not wait
+        for a disk that hangs."""
         if tier.number != MEMORY or len(self._tiers) <= SSD:
             self._transfers.evict(tier, keys)
             return

@@ -29,8 +29,8 @@ class PresenceWatch:
         return self._presence.states.keys()
 
     def watch(self, space: BlockSpace) -> None:
-        """Keep the states of all blocks of *space* up to date until `unwatch`. It takes 3 us per block on this node,
-        so call it in a thread; until it returns, some present blocks count as absent."""
+        """Keep the states of all blocks of *space* up to date until `unwatch`. It takes 3 us per block on this node, so
+        call it in a thread; until it returns, some present blocks count as absent."""
         with self._tiering:
             self._presence.watch(space)
         for batch in self._index.portions(_AT_ONCE):

@@ -40,7 +40,7 @@ class Room:
     tier: int
     segment: int
     start: int
-    # True where the block counts for a dataset since the room was reserved.
+    # True where the block was counted for a dataset when the room was reserved.
     claimed: bool
 
 

@@ -152,8 +152,8 @@ def read_block(file: SegmentFile, key: bytes, location: Location) -> bytes | Non
 
 
 def read_into(directory: int, blocks: Sequence[tuple[bytes, Location, memoryview]]) -> list[bool]:
-    """Read blocks (key, location, buffer of its length) of a tier into their buffers. directory: the tier's
-    descriptor. Return False for each that is damaged or not there."""
+    """Read blocks (key, location, buffer of its length) of a tier into their buffers. directory: the tier's descriptor.
+    Return False for each that is damaged or not there."""
     reads = [(segment_name(place.segment).encode(), place.offset, buffer) for _, place, buffer in blocks]
     got = batch_io.read_many(directory, os.O_RDONLY | _SAFELY, reads)
     return [
@@ -223,8 +223,8 @@ def remove(file: SegmentFile) -> None:
 
 
 def survey(file: SegmentFile) -> tuple[int, list[tuple[int, int]]]:
-    """Return a segment's size, and its page-aligned ranges that are not holes, in order. Raises OSError, also where
-    the file is not the daemon's own."""
+    """Return a segment's size, and its page-aligned ranges that are not holes, in order. Raises OSError, also where the
+    file is not the daemon's own."""
     ranges: list[tuple[int, int]] = []
     with _opened(file, os.O_RDONLY) as fd:
         found = os.fstat(fd)

@@ -206,11 +206,8 @@ class Tier:
 
     def write(self, block: NewBlock) -> Location | None:
         """Write a block into room reserved for its span. Return None, the room given back, where that fails: see
-        `problem`.
-
-        Raises FileSystemFull, the room given back, where the file system has less room than the budget: then the limit
-        is as low as that.
-        """
+        `problem`. Raises FileSystemFull, the room given back, where the file system has less room than the budget: then
+        the limit is as low as that."""
         written, error = self._write([block])
         if error is not None:
             self._check_full(error)
@@ -293,8 +290,8 @@ class Tier:
         return places
 
     def open_segment(self, number: int) -> int:
-        """Return a descriptor for writing, which the caller closes. Raises OSError: then nothing more is written
-        there."""
+        """Return a descriptor for writing, which the caller closes. Raises OSError: then nothing more is
+        written there."""
         try:
             return segment_writer.open_to_write(self._file(number))
         except OSError as error:
@@ -314,7 +311,7 @@ class Tier:
                 if (state := self._segments.get(number)) is not None:
                     state.writers -= 1
 
-    # --- blocks that are there ----------------------------------------------------------------------------------------
+    # --- stored blocks ------------------------------------------------------------------------------------------------
 
     def read(self, key: bytes, location: Location) -> bytes | None:
         return segment_writer.read_block(self._file(location.segment), key, location)
@@ -342,8 +339,8 @@ class Tier:
             self._free_spans(spans)
 
     def suspect(self, reason: str, location: Location) -> None:
-        """Take no new blocks until the next `retry`, because the disk does not answer. Free the block at *location*,
-        to which no index entry points any more, only then."""
+        """Take no new blocks until the next `retry`, because the disk does not answer. Free the block at *location*, to
+        which no index entry points any more, only then."""
         self._failed(TimeoutError(errno.ETIMEDOUT, reason))
         with self._lock:
             self._unpunched.append((location.segment, segment_writer.record_start(location), span(location.length)))
@@ -430,8 +427,8 @@ class Tier:
 
     def retry(self) -> None:
         """Retry what failed before, up to the first hole that still cannot be punched: 20,000 on a read-only disk took
-        0.3 s of each retry. A hole that always fails keeps counting as used, but does not close the tier: the
-        probe, which punches a hole too, determines whether the disk works."""
+        0.3 s of each retry. A hole that always fails keeps counting as used, but does not close the tier: the probe,
+        which punches a hole too, determines whether the disk works."""
         while self._unpunched:
             with self._lock:
                 # A hole that fails again goes to the other end, so that it blocks no others.
@@ -452,11 +449,11 @@ class Tier:
         """Release the directory for another daemon."""
         self._place.close()
 
-    # --- inside ---------------------------------------------------------------------------------------------------
+    # --- internals ------------------------------------------------------------------------------------------------
 
     def _check_full(self, error: OSError) -> None:
-        """Raise FileSystemFull where that is the reason for a failed write. With quotas, `statvfs` may report more
-        than the tier gets; so the limit is lowered to what is used."""
+        """Raise FileSystemFull where that is the reason for a failed write. With quotas, `statvfs` may report more than
+        the tier gets; so the limit is lowered to what is used."""
         if error.errno in _FULL:
             self.refresh_limit()
             with self._lock:
@@ -524,8 +521,8 @@ class Tier:
         self.used += PAGE * ((state.live > 0) - had)
 
     def _free_spans(self, spans: Sequence[SegmentSpan], *, again: bool = False) -> bool:
-        """Punch holes into segments. Return False where some failed, which are remembered for `retry`. again: they
-        have failed before."""
+        """Punch holes into segments. Return False where some failed, which are remembered for `retry`. again: they have
+        failed before."""
         failed, error = self._punch(spans)
         if error is not None:
             # The bytes are still there, so they still count.

@@ -55,10 +55,10 @@ class Transfers:
         self._ssd = tiers[SSD] if len(tiers) > SSD else None
         self._buffers = _Buffers()
 
-    # --- in -----------------------------------------------------------------------------------------------------------
+    # --- into tiers ---------------------------------------------------------------------------------------------------
 
     def write(self, tier: Tier, block: NewBlock, *, transient: bool = False) -> Location | None:
-        """Write a block into a tier, with room made for it; no reader finds it before `enter` or `move`. Return None
+        """Write a block into a tier, with room made for it; no reader finds it before `enter` or `_move`. Return None
         where the tier's policy does not want it, or the tier cannot take it."""
         full: OSError | None = None
         for _ in range(_FULL_ATTEMPTS):
@@ -182,7 +182,7 @@ class Transfers:
             tiering.quotas.coming(tier.number, block.key, block.size)
         return True
 
-    # --- from one place to another ------------------------------------------------------------------------------------
+    # --- between tiers ------------------------------------------------------------------------------------------------
 
     def read(self, key: bytes, location: Location) -> bytes | None:
         """Return the block's verified bytes; None if they are damaged or no longer there."""
@@ -213,7 +213,7 @@ class Transfers:
                 self._tiers[new.tier].free_blocks([new])
         return moved
 
-    # --- out ----------------------------------------------------------------------------------------------------------
+    # --- out of tiers -------------------------------------------------------------------------------------------------
 
     def evict(self, tier: Tier, keys: Iterable[bytes], *, demote: bool = True) -> None:
         """Move blocks of *tier* to the SSD tier, or drop them (always without *demote*), and free their room."""
@@ -291,8 +291,8 @@ class Transfers:
 
 
 class _Buffers:
-    """Reuses the memory through which blocks move to another tier. Reading 110 KB into fresh memory takes 98 us, as
-    the kernel has to map its pages; into memory that was used before, 21."""
+    """Reuses the memory through which blocks move to another tier. Reading 110 KB into fresh memory takes 98 us, as the
+    kernel has to map its pages; into memory that was used before, 21."""
 
     def __init__(self) -> None:
         self._kept: list[bytearray] = []
