@@ -1,18 +1,18 @@
-"""Ends a mount that gets a signal, and never leaves an empty directory under a program that reads the mount.
+"""Ends a mount after a signal, without ever leaving an empty directory under a program that reads the mount.
 
 The kernel refuses to unmount a mount that has open files, mappings or working directories. It does not know of a loader
-that is between two files, whose next open would find the empty directory below the mount: no error, but a missing file.
-So a mount that gets SIGTERM is unmounted only when QUIET_WATCHES watches, one after the other, have seen no use: the
-kernel calls it free, no process opens anything of it, no process that has read it still runs
-(cachefs.mount.reader_table), and no published job reads through it. If that has not happened within the grace (mount
-option `grace`), the mount's connection is ended and the mount stays where it is: every use is an error (ENOTCONN) until
-`cachectl umount`, `umount` or the next mount takes it away. Where no use was seen at all, the watches may go on for
-UNUSED_SECONDS beyond the grace, so that a free mount does not stay dead because the grace is short or the node busy.
+between two files, whose next open would find the empty directory below the mount: no error, but a missing file. A mount
+that gets SIGTERM is therefore unmounted only when QUIET_WATCHES consecutive watches have seen no use: the kernel calls
+the mount free, no process opens anything of it, no process that has read it still runs (cachefs.mount.reader_table),
+and no published job reads through it. If the grace (mount option `grace`) ends first, the mount's connection is ended
+and the mount point stays: every use is an error (ENOTCONN) until `cachectl umount`, `umount` or the next mount removes
+it. Where no use was seen at all, the watches may go on for UNUSED_SECONDS beyond the grace, so that a free mount does
+not stay dead because the grace is short or the node busy.
 
-A child process watches for all of these, since that may wait. Watches count, and not the time: a child that gets no
-processor has seen nothing. Without root the kernel tells no opens. Then the
-kernel's memory of names is made invalid once a second (Linux 6.16), so that each open by path is a request; not below a
-shield, where that would be an error for programs that read.
+A child process watches, since watching may block. Watches count rather than time: a child that gets no processor has
+seen nothing. Without root the kernel does not report opens. The kernel's cache of names is then invalidated once a
+second (Linux 6.16), so that each open by path is a request; not below a shield, where programs that read would get
+errors.
 """
 
 import contextlib
@@ -37,15 +37,15 @@ from cachefs.rpc import JOB_LIST, DaemonClient
 
 log = logging.getLogger(__name__)
 
-# So many watches in a row that see no use say that a mount is free.
+# Consecutive watches without use after which a mount counts as free.
 QUIET_WATCHES: Final = 5
-# Seconds beyond the grace in which a mount that was not seen to be used may still be found to be free. The watches take
-# 6 s, and longer on a busy node.
+# Seconds beyond the grace in which a mount without observed use may still be found free. The watches take 6 s, and
+# longer on a busy node.
 UNUSED_SECONDS: Final = 10.0
-# Signals that come so soon after the first one ask for the same.
+# Signals within this time after the first one are echoes of it.
 _ECHO_SECONDS: Final = 1.0
 _JOBS_TIMEOUT: Final = 2.0
-# What a watch tells: whether it was told opens, and then how the mount was used, which is empty where it was not.
+# A watch's message: whether the kernel reported opens, then how the mount was used, empty where it was not.
 _MESSAGE: Final = 256
 _WATCHED: Final = "w"
 _UNWATCHED: Final = "u"
@@ -54,32 +54,33 @@ _OPEN: Final = "files or directories of it are open"
 
 
 class Ending:
-    """The end of one mount. It takes the signals of its process that ask for the end."""
+    """Ends one mount. Handles the signals of its process that ask for the end."""
 
     def __init__(self, mount: Mount, fuse_device: int, connection: Connection) -> None:
         """fuse_device: a descriptor of the FUSE connection."""
-        self.signals = _listen_to_signals()  # a descriptor that can be read once a signal has come
+        self.signals = _listen_to_signals()  # a descriptor, readable once a signal has come
         self._mount = mount
         self._device = fuse_device
         self._connection = connection
-        self._told = 0.0  # when the first signal has come (monotonic seconds)
-        self._deadline = 0.0  # when the grace is over (monotonic seconds); 0 while no signal has come
-        self._latest = 0.0  # when the end comes although no use was seen (monotonic seconds)
-        self._quiet = 0  # how many watches have seen no use, since the last one that did
-        self._use = ""  # how it was last used, since the signal
-        self._watched = True  # does the kernel tell opens?
+        self._told = 0.0  # time of the first signal (monotonic seconds)
+        self._deadline = 0.0  # end of the grace (monotonic seconds); 0 before the first signal
+        self._latest = 0.0  # when the mount ends even if no use was seen (monotonic seconds)
+        self._quiet = 0  # consecutive watches that have seen no use
+        self._use = ""  # the last use since the signal
+        self._watched = True  # whether the kernel reports opens
         self._requests: tuple[int, ...] = ()
-        # What the watches have seen: each read returns what one watch wrote.
+        # Messages of the watches: each read returns the message of one watch.
         self._reader, self._writer = os.pipe2(os.O_DIRECT | os.O_CLOEXEC)
         os.set_blocking(self._reader, False)
         self._watcher: int | None = None  # process id
         self._restarts = Restarts()
 
     def is_told(self) -> bool:
-        """Return whether a signal has asked for the end. The first starts the watches, a further one ends the grace.
+        """Return whether a signal has asked for the end. The first signal starts the watches, a further one ends the
+        grace.
 
-        Signals within a second of the first one are its echo: the kernel tells of a parent's death
-        (PR_SET_PDEATHSIG) once for each thread that the parent had.
+        Signals within a second of the first one are its echo: the kernel reports a parent's death (PR_SET_PDEATHSIG)
+        once for each thread of the parent.
         """
         with contextlib.suppress(BlockingIOError):
             os.read(self.signals, 4096)
@@ -99,15 +100,15 @@ class Ending:
         return self._deadline > 0
 
     def tend(self, requests: tuple[int, ...]) -> bool:
-        """Go on with the end, every second or so after a signal. Return whether the mount may end now: it is
-        unmounted, or the grace is over.
+        """Advance the end; to be called about once a second after a signal. Returns whether the mount may end now: it
+        is unmounted, or the grace is over.
 
         requests: changes with each request that the workers take.
         """
         if is_seen := self._connection.is_seen:
             self._tend_watcher()
             self._look_for_uses(requests)
-        else:  # what its directory shows is not this mount's to unmount
+        else:  # another mount is at the directory, and must not be unmounted
             self.close()
             self._note_use("it was detached, or something is mounted over it")
         if self._quiet >= QUIET_WATCHES and self._unmount():
@@ -165,11 +166,11 @@ class Ending:
         return False
 
     def _tend_watcher(self) -> None:
-        """Start the process that watches where there is none: it gets signals of the whole group or unit as well."""
+        """Start the watching process where none runs: signals to the whole group or unit end it as well."""
         if self._watcher is not None and os.waitpid(self._watcher, os.WNOHANG)[0]:
             self._restarts.end(f"the process that watches the use of the mount ({self._watcher}) is gone")
             self._watcher = None
-            self._quiet = 0  # it has not told what it saw last
+            self._quiet = 0  # its last observation is lost
         if self._watcher is None and self._restarts.is_due:
             try:
                 self._watcher = process.fork("ending", self._mount.directory, self._watch)
@@ -179,7 +180,7 @@ class Ending:
                 self._restarts.begin()
 
     def _watch(self) -> None:
-        """In the child: tell the supervisor after each watch what use was seen."""
+        """In the child: report the use seen by each watch to the supervisor."""
         for descriptor in device.descriptors():
             os.close(descriptor)
         client = DaemonClient(self._mount.options.socket)
@@ -198,14 +199,14 @@ class Ending:
                 time.sleep(WATCH_SECONDS)
             if opened:
                 use = use or "its files are opened"
-            # Waits where the supervisor reads nothing: no use that was seen may be lost.
+            # Blocks until the supervisor reads: no observed use may be lost.
             os.write(self._writer, ((_WATCHED if can_watch else _UNWATCHED) + use).encode()[:_MESSAGE])
             for pid in opened:
                 readers.note(pid)
 
     def _job_that_reads(self, client: DaemonClient) -> str:
-        """Say which running job has published reads through this mount, or of one of its datasets where the job does
-        not say through which mount it reads; empty where none is known."""
+        """Return which running job has published reads through this mount, or reads of one of its datasets without
+        naming a mount; empty where no such job is known."""
         try:
             jobs = client.call(JOB_LIST, Empty(), timeout=_JOBS_TIMEOUT).jobs
         except CachefsError:
@@ -221,17 +222,17 @@ class Ending:
 
 
 def _quiet_seconds() -> float:
-    """For how long a mount must not be used, at least."""
+    """Return the least number of seconds without use after which a mount is free."""
     return QUIET_WATCHES * WATCH_SECONDS
 
 
 def _is_own(pid: int) -> bool:
-    """Is it a process of this mount: the supervisor, or one of its children?"""
+    """Return whether *pid* is a process of this mount: the supervisor, or one of its children."""
     return pid == os.getppid() or process.is_sibling(pid)
 
 
 def _listen_to_signals() -> int:
-    """A descriptor that can be read once a signal has asked for the end."""
+    """Return a descriptor that becomes readable once a signal has asked for the end."""
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -1,8 +1,8 @@
-"""The mount's end of the fetch channel: many questions on one connection, and answers in any order.
+"""The mount's end of the fetch channel: many requests on one connection, answered in any order.
 
-A question is one send(2) of a small frame. Its task sleeps until the task that reads the connection hands it the
-answer, so that thousands of readers that wait for an origin take no threads. While the daemon is away, questions wait
-for it, and one task for all of them tries to connect.
+A request is one send(2) of a small frame. Its task sleeps until the task that reads the connection hands it the answer,
+so that thousands of readers that wait for an origin take no threads. While the daemon is away, requests wait for it,
+and a single task tries to connect for all of them.
 """
 
 import contextlib
@@ -34,35 +34,35 @@ from cachefs.messages import Fetch, FetchedBlock
 
 log = logging.getLogger(__name__)
 
-# Seconds between tries to reach a daemon that is not there.
+# Seconds between tries to reach a daemon that does not answer.
 DAEMON_RETRY: Final = 0.1
-# Bytes that wait for a daemon that does not read; where there are more, the connection is given up.
+# Most bytes queued for a daemon that does not read; beyond them the connection is closed.
 MOST_UNSENT: Final = 4 << 20
-_AT_ONCE: Final = 260 << 10  # bytes that are read at once: an answer with a block in it
+_AT_ONCE: Final = 260 << 10  # most bytes of one recv: an answer with a block in it
 _HINT: Final = "one older than this mount has no such socket: restart it with this version of cachefs"
 
 _hello, _answered = decoder(Hello), decoder(Answered)
 
 
 class FetchChannel:
-    """Asks the daemon for blocks, for one process of a mount."""
+    """Requests blocks from the daemon, for one process of a mount."""
 
     def __init__(self, daemon_socket: Path) -> None:
         self._path = fetch_socket(daemon_socket)
         self._connection: _Connection | None = None
-        self._wanted = trio.Event()  # set where a connection is wanted, as it is at first
+        self._wanted = trio.Event()  # set while a connection is needed, as at the start
         self._wanted.set()
-        self._attempt = _Attempt()  # the next one to connect
-        self._waiting = 0  # questions that wait for a connection
-        self._trouble = ""  # why the last attempt has failed
+        self._attempt = _Attempt()  # the next attempt to connect
+        self._waiting = 0  # requests that wait for a connection
+        self._trouble = ""  # error of the last attempt
 
     @property
     def is_away(self) -> bool:
-        """Is there no connection to the daemon?"""
+        """True where there is no connection to the daemon."""
         return self._connection is None
 
     async def run(self) -> None:
-        """Keep the connection to the daemon for as long as anybody uses it. Never returns."""
+        """Keep a connection to the daemon while requests need one. Never returns."""
         while True:
             await self._wanted.wait()
             try:
@@ -84,9 +84,9 @@ class FetchChannel:
                 self._wanted = trio.Event()
 
     async def call(self, fetch: Fetch, seconds: float) -> list[FetchedBlock]:
-        """What came of the blocks, in their order. Waits at most *seconds*, also for a daemon that is not there yet.
+        """Return the results of the blocks, in order. Waits at most *seconds*, also for a daemon that has not started.
 
-        Raises DaemonUnavailable, also where the daemon ends in the meantime, and the error with which it refuses.
+        Raises DaemonUnavailable, also where the daemon ends in the meantime, and the daemon's error where it refuses.
         """
         with trio.move_on_after(max(0.0, seconds)):
             answer = await (self._connection or await self._connected()).ask(fetch)
@@ -101,7 +101,7 @@ class FetchChannel:
         )
 
     def send(self, fetch: Fetch) -> None:
-        """Tell the daemon what will be wanted. Nobody learns of its answer; while it is away, nothing is sent."""
+        """Announce fetches without waiting for an answer. While the daemon is away, nothing is sent."""
         if self._connection is not None:
             self._connection.tell(fetch)
 
@@ -120,31 +120,31 @@ class FetchChannel:
             self._waiting -= 1
 
     def _end_attempt(self, error: CachefsError | None) -> None:
-        """The daemon has answered: all who wait for a connection learn it."""
+        """Pass the outcome of the attempt to all requests that wait for a connection."""
         attempt, self._attempt = self._attempt, _Attempt()
         attempt.error = error
         attempt.over.set()
 
 
 class _Attempt:
-    """To connect."""
+    """An attempt to connect."""
 
     def __init__(self) -> None:
         self.over = trio.Event()
-        self.error: CachefsError | None = None  # why there is no connection
+        self.error: CachefsError | None = None  # the refusal of the daemon
 
 
 class _Connection:
-    """One connection, after both sides have said hello."""
+    """One connection, after the exchange of Hello frames."""
 
     def __init__(self, connection: socket.socket, frames: Frames) -> None:
-        """frames: holds what has come of the next one."""
+        """frames: holds the bytes received so far of the next frame."""
         self._socket = connection
         self._frames = frames
         self._numbers = itertools.count(1)
-        self._waiting: dict[int, trio.lowlevel.Task] = {}  # by number of the question
+        self._waiting: dict[int, trio.lowlevel.Task] = {}  # by request number
         self._unsent = bytearray()
-        self._more = trio.Event()  # there is something unsent
+        self._more = trio.Event()  # set while bytes are unsent
 
     async def ask(self, fetch: Fetch) -> Answered:
         """Raises DaemonUnavailable where the connection ends before the answer."""
@@ -154,7 +154,7 @@ class _Connection:
         self._write(data)
 
         def give_up(_: object) -> trio.lowlevel.Abort:
-            # The fetch goes on; its answer will find nobody.
+            # The daemon goes on with the fetch; its answer will be ignored.
             self._waiting.pop(number, None)
             return trio.lowlevel.Abort.SUCCEEDED
 
@@ -162,7 +162,7 @@ class _Connection:
         return answer
 
     def tell(self, fetch: Fetch) -> None:
-        """Ask for what nobody waits for, unless the daemon does not read."""
+        """Send a request whose answer is ignored, unless the daemon does not read."""
         if not self._unsent:
             self._write(frame(Asked(number=next(self._numbers), fetch=fetch)))
 
@@ -170,7 +170,7 @@ class _Connection:
         self._socket.close()
 
     async def serve(self) -> None:
-        """Hand out answers until the connection ends. Those who still wait then get an error."""
+        """Hand out answers until the connection ends. Tasks that still wait then get an error."""
         error: CachefsError = DaemonUnavailable("the daemon has gone away")
         try:
             async with trio.open_nursery() as nursery:
@@ -202,10 +202,10 @@ class _Connection:
                     trio.lowlevel.reschedule(task, outcome.Value(answer))
 
     def _write(self, data: bytes | bytearray) -> None:
-        """Send what the socket takes now; `_send_rest` sends the rest."""
+        """Send as much as the socket takes now; `_send_rest` sends the rest."""
         sent = 0
         if not self._unsent:
-            with contextlib.suppress(OSError):  # `serve` finds out what it is
+            with contextlib.suppress(OSError):  # `serve` meets and handles the same error
                 sent = self._socket.send(data)
         if sent < len(data):
             self._unsent += data[sent:]
@@ -215,7 +215,7 @@ class _Connection:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     async def _send_rest(self) -> None:
-        """Raises OSError."""
+        """Send the queued bytes whenever the socket takes more. Raises OSError."""
         while True:
             await self._more.wait()
             await trio.lowlevel.wait_writable(self._socket)
@@ -226,12 +226,12 @@ class _Connection:
 
 
 async def check(daemon_socket: Path) -> None:
-    """Can the daemon be asked for blocks? Raises CachefsError."""
+    """Connect once, to find out whether the daemon serves blocks. Raises CachefsError where it does not."""
     (await _connect(fetch_socket(daemon_socket))).close()
 
 
 async def _connect(path: Path) -> _Connection:
-    """Raises DaemonUnavailable where nobody answers, another CachefsError where the daemon is not for us."""
+    """Connect and exchange Hello. Raises DaemonUnavailable without an answer, another CachefsError after a refusal."""
     with contextlib.ExitStack() as undo:
         frames = Frames(MOST_ANSWERED)
         try:
@@ -264,7 +264,7 @@ async def _first_frame(connection: socket.socket, frames: Frames) -> bytes | mem
 
 
 def _check(body: bytes | memoryview, path: Path) -> None:
-    """Is the daemon's Hello for us? Raises CachefsError."""
+    """Raise CachefsError where the daemon's Hello is a refusal, or of another version."""
     try:
         hello = _hello(body)
     except BadFrame as error:

@@ -1,4 +1,4 @@
-"""Blocks that a worker of a mount has the daemon bring to the node: one call for all reads that wait for a block."""
+"""Fetches of blocks through the daemon, for one worker of a mount: all reads of a block share one call."""
 
 import errno
 import math
@@ -14,64 +14,64 @@ from cachefs.mount.fetch_channel import DAEMON_RETRY, FetchChannel
 from cachefs.mount.read_marks import ReadMarks
 
 # Seconds for which the failure of a block is remembered. The kernel follows a failed readahead with a read of the same
-# page, which must not wait for a whole deadline again. It often comes to another worker.
+# page, often at another worker. That read must not wait for a whole deadline again.
 FAILURE_SECONDS: Final = 1.0
-# A fetch that ends no more than so many seconds before its deadline has ended because of it: the daemon answers a
-# little before.
+# A fetch that fails within this many seconds before its deadline counts as timed out: the daemon answers a little
+# early.
 _NEAR_DEADLINE: Final = 1.5
 
 
 @dataclass(slots=True)
 class _Flight:
-    """A fetch that reads wait for."""
+    """A fetch in progress."""
 
-    # When it ends at the latest, by trio's clock: the deadline of the read that has begun it.
+    # By trio's clock: the deadline of the read that began the fetch.
     deadline: float
     landed: trio.Event = field(default_factory=trio.Event)
-    # Once it has landed, one of these two is set.
+    # One of these two is set when `landed` is.
     answer: FetchedBlock | None = None
     error: CachefsError | None = None
-    # The time of trio's clock from which on the block is asked for again, and not answered with the error.
+    # Time of trio's clock from which the block is requested again instead of answered with the error.
     forget_at: float = math.inf
-    # Was a part of the wait for a daemon that was not there?
+    # Whether the fetch had to wait for a daemon that was away.
     daemon_away: bool = False
-    # Has it failed because its time was over?
+    # Whether the fetch failed because its time was over.
     timed_out: bool = False
 
     @property
     def source(self) -> str:
-        """What its readers wait for, as stalls tell (see cachefs.messages.Stall)."""
+        """The source that its stalls name (see cachefs.messages.Stall)."""
         if self.daemon_away:
             return "daemon"
         return (self.answer.source if self.answer is not None else "") or "origin"
 
 
 class Fetches:
-    """The fetches of one worker."""
+    """The fetches in progress of one worker."""
 
     def __init__(
         self, channel: FetchChannel, failures: ReadMarks, note_stall: Callable[[bytes, float, str], None]
     ) -> None:
-        """failures: where all workers of the mount mark blocks that were waited for in vain until a read's deadline;
-        note_stall: is told of each wait: the block's key, when it began, for what it was."""
+        """failures: where all workers of the mount mark blocks whose fetch failed at a read's deadline; note_stall:
+        called for each wait with the block's key, the time at which the wait began, and the source."""
         self._channel = channel
         self._failures = failures
         self._note_stall = note_stall
         self._flights: dict[bytes, _Flight] = {}  # by block key: the fetch under way, or its recent failure
 
     def __contains__(self, key: bytes) -> bool:
-        """Is the block being fetched, or has that failed a moment ago?"""
+        """Return whether the block is being fetched, or its fetch failed a moment ago."""
         return key in self._flights
 
     def ahead(self, blocks: list[BlockRef], seconds: float) -> None:
-        """Have blocks brought for which nobody waits yet."""
+        """Start fetches of blocks that no read waits for yet."""
         self._channel.send(Fetch(blocks=blocks, ahead=True, deadline=seconds))
 
     async def fetch(self, key: bytes, ref: BlockRef, deadline: float) -> FetchedBlock:
-        """Where the daemon has put the block, or its bytes where no tier can hold it. Reads of one block share one
-        call, and its failure for a moment.
+        """Return where the daemon has put the block, or its bytes where no tier can hold it.
 
-        A read that has come later than the one that has begun the call may wait on when that one's time is over.
+        Reads of one block share one call, and its failure for FAILURE_SECONDS. When the call fails at the deadline of
+        the read that began it, a later read may begin another call.
         """
         began = trio.current_time()
         over: _Flight | None = None
@@ -116,8 +116,8 @@ class Fetches:
         self._flights = {key: flight for key, flight in self._flights.items() if flight.forget_at >= now}
 
     async def _ask(self, flight: _Flight, key: bytes, ref: BlockRef, began: float) -> FetchedBlock:
-        # A read that was waiting already when another one failed has a deadline of its own.
-        # (Marks count whole milliseconds.)
+        # A read that was already waiting when another worker's read failed keeps its own deadline. (Marks count whole
+        # milliseconds.)
         age = self._failures.age(key)
         if age < FAILURE_SECONDS and trio.current_time() - began <= age + 0.002:
             raise DaemonUnavailable("another read of the block has waited for it in vain until a moment ago")
@@ -127,7 +127,7 @@ class Fetches:
             try:
                 [answer] = await self._channel.call(Fetch(blocks=[ref], deadline=max(0.0, left)), left)
             except DaemonUnavailable:
-                # The daemon may be restarting: it has time until the deadline to come back.
+                # The daemon may be restarting, and has until the deadline to return.
                 flight.daemon_away = True
                 if trio.current_time() + DAEMON_RETRY > flight.deadline:
                     raise

@@ -1,17 +1,17 @@
-"""Log lines that anybody can cause as many of as he likes: a few are logged, and the others counted."""
+"""Rate-limits log lines that untrusted users can trigger."""
 
 import logging
 
 
 class FewLines(logging.Filter):
-    """Lets so many lines pass in each span of time, and says in the next one how many it has left out."""
+    """Passes at most *most* lines per span of *seconds*. The next span's first line tells how many were dropped."""
 
     def __init__(self, most: int, *, seconds: float) -> None:
         super().__init__()
         self._most = most
         self._seconds = seconds
-        self._span = 0  # of the last line, counted from 1970
-        self._lines = 0  # in that span
+        self._span = 0  # span of the last line, counted from 1970
+        self._lines = 0  # lines in that span
 
     def filter(self, record: logging.LogRecord) -> bool:
         span = int(record.created // self._seconds)

@@ -1,7 +1,7 @@
-"""The kernel's control files of a FUSE connection (`waiting`, `abort`), opened wherever they are.
+"""The kernel's control files of a FUSE connection (`waiting`, `abort`).
 
-They are in a file system of their own, fusectl, which in containers and on bare machines is often mounted nowhere. Then
-we mount it for ourselves and attach the mount to no directory (fsopen(2), fsmount(2), Linux 5.2), which takes
+The files are in a file system of their own, fusectl, which is often not mounted in containers and on bare machines. In
+that case this module mounts fusectl without attaching it to a directory (fsopen(2), fsmount(2), Linux 5.2). That needs
 CAP_SYS_ADMIN.
 """
 
@@ -21,13 +21,13 @@ _DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 class ControlFiles:
     """The control files of one connection.
 
-    Their directory stays open: when the connection is gone, it is empty, and never that of a later connection with the
-    same number.
+    The connection's directory stays open: once the connection is gone the directory is empty, and never that of a later
+    connection with the same number.
     """
 
     def __init__(self, number: int) -> None:
-        self._directory: int | None = None  # descriptor of the connection's directory, if it can be had
-        self._abort: int | None = None  # descriptor to which to write to end the connection, if it can be had
+        self._directory: int | None = None  # descriptor of the connection's directory; None where it cannot be opened
+        self._abort: int | None = None  # descriptor of `abort`; None where it cannot be opened
         for connections in (_mounted, _detached):
             with contextlib.suppress(OSError), connections() as every:
                 directory = os.open(str(number), _DIRECTORY, dir_fd=every)
@@ -54,7 +54,7 @@ class ControlFiles:
         os.write(self._abort, b"1")
 
     def allow_requests(self, most: int) -> None:
-        """Let *most* requests of the kernel's readahead be under way at once. Raises OSError."""
+        """Set the limit of the kernel's readahead requests under way at once. Raises OSError."""
         for name in ("max_background", "congestion_threshold"):
             file = self._open(name, os.O_WRONLY)
             try:
@@ -63,8 +63,8 @@ class ControlFiles:
                 os.close(file)
 
     def waiting(self) -> int:
-        """How many requests wait to be taken or answered. Raises OSError where that cannot be known."""
-        # Opened anew, since a descriptor gives the number at its first read for ever.
+        """Return the number of requests not yet answered. Raises OSError where that cannot be known."""
+        # Opened for each call, since a descriptor returns the number of its first read for ever.
         file = self._open("waiting", os.O_RDONLY)
         try:
             return int(os.read(file, 32))
@@ -79,7 +79,7 @@ class ControlFiles:
 
 @contextlib.contextmanager
 def _mounted() -> Iterator[int]:
-    """Descriptor of the directory of connections where fusectl is mounted. Raises OSError."""
+    """Open the directory of connections where fusectl is mounted. Raises OSError."""
     connections = os.open(CONNECTIONS, _DIRECTORY)
     try:
         yield connections
@@ -89,7 +89,7 @@ def _mounted() -> Iterator[int]:
 
 @contextlib.contextmanager
 def _detached() -> Iterator[int]:
-    """Descriptor of the directory of connections in a mount of ours, which lasts as long as anything in it is open.
+    """Open the directory of connections in a detached mount, which lasts while any descriptor in it is open.
 
     Raises OSError.
     """

@@ -1,8 +1,8 @@
-"""A process that ends the mount's connection when the mount's supervisor is gone.
+"""The guard: a process that ends the mount's connection when the mount's supervisor is gone.
 
-Workers and pusher are killed when that happens, and the last device that is closed would end the connection too. But a
-pusher may wait for a page that a reader has locked. It cannot die before the reader's request is answered, and nobody
-is left to answer it.
+Workers and pusher are killed with the supervisor, and the close of the last device would end the connection too. But a
+pusher may wait for a page that a reader has locked. It cannot die before the reader's request is answered, and no
+process is left to answer.
 """
 
 import contextlib
@@ -21,23 +21,23 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 class Guard:
-    """The guard of a mount, as its supervisor keeps it."""
+    """Starts and restarts the guard process. Used by the mount's supervisor."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._pid: int | None = None  # of the guard's process, while it is known to run
+        self._pid: int | None = None  # of the guard process; None while none is known to run
         self._restarts = Restarts()
         self.tend()
 
     def tend(self) -> None:
-        """Start the guard's process where there is none; to be called every second or so."""
+        """Start the guard process where none runs. To be called about once a second."""
         if self._pid is not None and os.waitpid(self._pid, os.WNOHANG)[0]:
             self._restarts.end(f"the guard of the mount (process {self._pid}) is gone")
             self._pid = None
         if self._pid is None and self._restarts.is_due:
             try:
                 self._pid = self._start()
-            except OSError as error:  # what is short now is no reason to unmount
+            except OSError as error:  # a passing shortage is no reason to unmount
                 self._restarts.end(f"the guard of the mount cannot be started: {error.strerror}")
             else:
                 self._restarts.begin()
@@ -51,7 +51,7 @@ class Guard:
         supervisor = os.pidfd_open(os.getpid())
 
         def watch() -> None:
-            # Somebody may have stopped all processes of the mount before killing its supervisor; this one goes on then.
+            # All processes of the mount may be stopped when its supervisor is killed; SIGCONT resumes this one.
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
             for descriptor in device.descriptors():
                 os.close(descriptor)

@@ -1,4 +1,4 @@
-"""What a mount asks of the kernel besides FUSE itself: mount points alive and dead, unmounting, and readahead."""
+"""Kernel operations of a mount besides FUSE: checks of mount points, unmounting, and readahead."""
 
 import ctypes
 import errno
@@ -18,26 +18,26 @@ from cachefs.mount_table import mount_points, mount_seen_at
 log = logging.getLogger(__name__)
 
 UNMOUNT_SECONDS: Final = 10
-# A mount that has not answered for so long is taken to hang.
+# A mount that has not answered within this time counts as hanging.
 ANSWER_SECONDS: Final = 5
-# What umount and fusermount3 say where it takes another user. fusermount3 looks only for mounts of who calls.
+# Parts of the messages of umount and fusermount3 for lack of rights. fusermount3 sees only mounts of the calling user.
 _NOT_ALLOWED: Final = ("must be superuser", "ermission denied", "not permitted", "not found in /etc/mtab")
 _MNT_FORCE: Final = 1
 _MOST_LINKS: Final = 40
-# Directories of the kernel: they come and go with processes and devices, and a mount on one of them goes with it.
+# Directories of the kernel: their entries come and go with processes and devices, and a mount on an entry goes with it.
 _OF_THE_KERNEL: Final = (Path("/proc"), Path("/sys"), Path("/dev"))
-# An ordinary file system among them.
+# An ordinary file system below one of them.
 _SHARED_MEMORY: Final = Path("/dev/shm")
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def place_of(directory: Path) -> Path:
-    """Where a mount on *directory* is, without links; found without asking what is mounted there. Raises
+    """Return the path of a mount on *directory*, without links, and without access to a mount there. Raises
     CachefsError."""
     place = _without_links_above(directory)
     for _ in range(_MOST_LINKS):
         try:
-            target = os.readlink(place)  # asks no mount, unlike lstat(2)
+            target = os.readlink(place)  # does not access the mount, unlike lstat(2)
         except OSError:
             return place
         place = _without_links_above(place.parent / target)
@@ -45,7 +45,7 @@ def place_of(directory: Path) -> Path:
 
 
 def _without_links_above(path: Path) -> Path:
-    """The path, with no link but perhaps its last name. Raises CachefsError where links lead in a circle."""
+    """Resolve all links but the last name of *path*. Raises CachefsError where links form a circle."""
     try:
         above = os.path.realpath(path.parent, strict=True)
     except OSError as error:
@@ -56,10 +56,10 @@ def _without_links_above(path: Path) -> Path:
 
 
 def check_place(directory: Path) -> Path:
-    """The place where *directory*, an absolute path, can be mounted on. Raises CachefsError where no mount would
-    stay."""
+    """Return the place to mount on for the absolute path *directory*. Raises CachefsError where a mount would not
+    last."""
     given = Path(os.path.normpath(directory))
-    # The path that was given counts too: /proc/self is another process for whoever looks at it.
+    # The given path counts too: /proc/self is another process for each program that resolves it.
     _check_not_of_the_kernel(given, directory)
     place = place_of(directory)
     _check_not_of_the_kernel(place, directory)
@@ -77,13 +77,14 @@ def _check_not_of_the_kernel(place: Path, directory: Path) -> None:
 
 
 def check_mounted(place: Path) -> None:
-    """Raises CachefsError where no cachefs is mounted at *place*, a path of `place_of`."""
+    """Raise CachefsError where no cachefs is mounted at *place*, a path of `place_of`."""
     if not any(point.path == place for point in mount_points()):
         raise CachefsError(f"{place} was unmounted, moved or removed while it was being mounted; mount it again")
 
 
 def is_dead(directory: Path) -> bool:
-    """Is there a FUSE mount on *directory* whose process is gone? stat(2) would not tell, as attributes are cached."""
+    """Return whether *directory* has a FUSE mount whose process is gone. (stat(2) could succeed from cached
+    attributes.)"""
     try:
         os.statvfs(directory)
     except OSError as error:
@@ -92,7 +93,7 @@ def is_dead(directory: Path) -> bool:
 
 
 def is_stuck(directory: Path) -> bool:
-    """Does what is mounted on *directory* not answer at all? A child asks, which may hang without harm."""
+    """Return whether the mount on *directory* does not answer. A child process probes, since the probe may hang."""
     probe = "import contextlib, os, sys\nwith contextlib.suppress(OSError): os.statvfs(sys.argv[1])"
     child = subprocess.Popen([sys.executable, "-SIc", probe, directory], start_new_session=True)
     try:
@@ -104,15 +105,15 @@ def is_stuck(directory: Path) -> bool:
 
 
 def unmount(directory: Path, *, lazy: bool = False, force: bool = False) -> None:
-    """lazy: also while files are open; force: whoever waits for an answer gets an error, where root asks for it.
+    """Unmount. lazy: even while files are open; force: fail the requests that wait for an answer (root only).
 
-    Raises Busy, AccessDenied where it takes somebody else, or CachefsError with what the system's own command says.
+    Raises Busy, AccessDenied where another user or root is needed, or CachefsError with the message of the command.
     """
     if os.geteuid() == 0:
         command = ["umount", "-i", *["-l"] * lazy, *["-f"] * force, str(directory)]
     else:
         command = ["fusermount3", "-u", *["-z"] * lazy, str(directory)]
-    words = {**os.environ, "LC_ALL": "C"}  # those that we look for
+    words = {**os.environ, "LC_ALL": "C"}  # the messages searched for below are English
     try:
         child = subprocess.Popen(
             command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace", env=words
@@ -123,7 +124,7 @@ def unmount(directory: Path, *, lazy: bool = False, force: bool = False) -> None
     try:
         _, heard = child.communicate(timeout=UNMOUNT_SECONDS)
     except subprocess.TimeoutExpired:
-        child.kill()  # and is not waited for, since it may hang in the kernel at the mount
+        child.kill()  # not waited for, since it may hang in the kernel at the mount
         child.stderr.close()
         raise CachefsError(
             f"cannot unmount {directory}: `{' '.join(command)}` has not ended within {UNMOUNT_SECONDS} s"
@@ -137,10 +138,10 @@ def unmount(directory: Path, *, lazy: bool = False, force: bool = False) -> None
 
 
 def abort(directory: Path) -> None:
-    """End the FUSE connection mounted on *directory*, without asking the mount, as a forced unmount does. The mount
-    point stays. Takes CAP_SYS_ADMIN. Raises OSError."""
+    """End the FUSE connection mounted on *directory* as a forced unmount does, without access to the mount. The mount
+    point stays. Needs CAP_SYS_ADMIN. Raises OSError."""
     place = directory.parent.resolve() / directory.name
-    # An open descriptor makes the mount busy, so that nothing but its connection comes to an end.
+    # An open descriptor keeps the mount busy, so that only its connection ends.
     held = os.open(place, os.O_PATH | os.O_CLOEXEC)
     try:
         if _libc.umount2(os.fsencode(place), _MNT_FORCE) and (code := ctypes.get_errno()) != errno.EBUSY:
@@ -150,21 +151,21 @@ def abort(directory: Path) -> None:
 
 
 def connection_number(directory: Path) -> int | None:
-    """Returns the kernel's number of the FUSE connection that is seen at *directory*, without asking the mount.
+    """Return the kernel's number of the FUSE connection that is seen at *directory*, without access to the mount.
 
-    None where no cachefs is mounted there, or where something else is mounted over it: an unmount of the directory
-    would end that.
+    None where no cachefs is mounted there, or another file system is mounted over it: an unmount of the directory would
+    end that file system.
     """
     point = mount_seen_at(directory.parent.resolve() / directory.name)
     return None if point is None else point.connection
 
 
 def prepare_mount_point(directory: Path) -> int:
-    """Make sure that *directory* can be mounted on; what a killed mount process has left there is cleared away.
+    """Make sure that *directory* can be mounted on. Unmounts the dead mount of a killed mount process.
 
     Returns a descriptor that keeps other mounts off the directory until `release`. Raises CachefsError.
     """
-    # This comes before anything looks at the directory itself, since that would ask the mount.
+    # Must precede any access to the directory itself, which would access a mount there.
     place = directory.parent.resolve() / directory.name
     if any(point.path == place for point in mount_points()) and is_stuck(directory):
         raise Busy(f"{directory} is a cachefs mount that does not answer; free it with `cachectl umount {directory}`")
@@ -201,13 +202,13 @@ def _claim(directory: Path) -> int:
 
 
 def release(claim: int) -> None:
-    """Give up the claim that `prepare_mount_point` has made, also for the processes that were forked since then."""
+    """Release the claim of `prepare_mount_point`, also for the processes forked since."""
     fcntl.flock(claim, fcntl.LOCK_UN)
     os.close(claim)
 
 
 def raise_readahead(directory: Path, kib: int) -> None:
-    """Set the mount's readahead; without the permission it stays as it is.
+    """Set the mount's readahead; without permission it is left unchanged.
 
     The kernel's default of 128 KiB limits a sequential reader of large files to 1.5 GB/s; 1 MiB gave 2.3 GB/s.
     """

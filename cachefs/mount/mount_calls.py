@@ -1,7 +1,6 @@
-"""System calls about mounts that libc does not have everywhere: openat2(2), and those that make mounts step by step
-(fsopen(2) and its kin).
+"""System calls for mounts that libc does not have everywhere: openat2(2), and fsopen(2) with its relatives.
 
-A mount made so is attached to no directory until `attach`, and lasts as long as its descriptor is open.
+A mount made with fsopen(2) is attached to no directory until `attach`, and lasts as long as its descriptor is open.
 """
 
 import ctypes
@@ -30,7 +29,7 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def call(number: int, *arguments: object) -> int:
-    """Raises OSError."""
+    """Make system call *number*. Raises OSError."""
     result: int = _libc.syscall(number, *arguments)
     if result < 0:
         code = ctypes.get_errno()
@@ -39,9 +38,9 @@ def call(number: int, *arguments: object) -> int:
 
 
 def new_mount(kind: str, options: dict[str, str | None] | None = None, attributes: int = 0) -> int:
-    """Descriptor of a new mount of the file system *kind*, attached to no directory.
+    """Return a descriptor of a new mount of the file system *kind*, attached to no directory.
 
-    options: by name, with None for those that are flags; attributes: MOUNT_ATTR_ bits. Raises OSError.
+    options: name -> value, None for flags; attributes: MOUNT_ATTR_ bits. Raises OSError.
     """
     context = call(_FSOPEN, kind.encode(), _CLOSE_ON_EXEC)
     try:
@@ -55,7 +54,7 @@ def new_mount(kind: str, options: dict[str, str | None] | None = None, attribute
 
 
 def attach(mount: int, directory: bytes, *, beneath: bool = False) -> None:
-    """Attach a mount of `new_mount` to *directory*: over what is mounted there, or *beneath* the topmost of it.
+    """Attach a mount of `new_mount` to *directory*: over the mounts there, or *beneath* the topmost one.
 
     Raises OSError.
     """
@@ -63,8 +62,8 @@ def attach(mount: int, directory: bytes, *, beneath: bool = False) -> None:
 
 
 def leads_through_magic_link(path: Path) -> bool:
-    """Is there a link on the way that the kernel follows by itself, such as /proc/self/root? Its text does not tell
-    where it leads. What is mounted at *path* is not asked. False where the kernel (before 5.6) cannot tell."""
+    """Return whether *path* has a link that the kernel resolves by itself, such as /proc/self/root, whose text does not
+    tell its target. Does not access a mount at *path*. False where the kernel (before 5.6) cannot tell."""
     how = _OPEN_HOW.pack(os.O_PATH | os.O_CLOEXEC, 0, _NO_MAGIC_LINKS)
     try:
         os.close(call(_OPENAT2, _AT_FDCWD, os.fsencode(path), how, len(how)))

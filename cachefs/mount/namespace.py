@@ -1,4 +1,4 @@
-"""The tree a mount shows: which inode is which entry of which snapshot (see cachefs.inodes for the numbers)."""
+"""The tree that a mount shows: maps inodes to entries of snapshots (see cachefs.inodes for the numbers)."""
 
 import logging
 import math
@@ -18,16 +18,16 @@ from cachefs.snapshot import SUFFIX, Snapshot
 
 log = logging.getLogger(__name__)
 
-# Seconds after which a snapshot that is not shown any more, and that nobody asks for, is closed; longer than any read
-# may wait. More than MOST_OLD of them are closed sooner.
+# Seconds without use after which a snapshot that is no longer shown is closed; longer than any read may wait. Where
+# more than MOST_OLD of them are open, the rest is closed sooner.
 IDLE_SECONDS: Final = 300.0
 MOST_OLD: Final = 16
-# Snapshots that were shown once and whose inodes are known, at most.
+# Most snapshots, shown now or earlier, whose inodes stay valid.
 MOST_KNOWN: Final = 4096
 
 
 def wanted_datasets(spec: MountSpec, datasets: Sequence[DatasetView]) -> list[DatasetView]:
-    """The datasets that *spec* names, in its order, each at the snapshot to be shown. Raises NotFound."""
+    """Return the datasets that *spec* names, in its order, each at the snapshot to be shown. Raises NotFound."""
     if spec.is_all:
         return list(datasets)
     by_name = {dataset.name: dataset for dataset in datasets}
@@ -37,7 +37,7 @@ def wanted_datasets(spec: MountSpec, datasets: Sequence[DatasetView]) -> list[Da
         if dataset is None:
             known = ", ".join(sorted(by_name)) or "none yet"
             way_out = f"add it with `cachectl dataset add {part.name} URL`"
-            if part.name.startswith("/"):  # mount(8) makes a path of a name that the current directory has, too
+            if part.name.startswith("/"):  # mount(8) turns a name that exists in the current directory into a path
                 way_out = "in /etc/fstab write cachefs:NAME"
             raise NotFound(f"no dataset named {part.name!r} (known: {known}); {way_out}")
         found.append(at_snapshot(dataset, part.digits) if part.digits else dataset)
@@ -45,7 +45,7 @@ def wanted_datasets(spec: MountSpec, datasets: Sequence[DatasetView]) -> list[Da
 
 
 def shown_datasets(spec: MountSpec, first: Sequence[DatasetView], now: Sequence[DatasetView]) -> list[DatasetView]:
-    """What a mount of *spec* shows, where the node had the datasets *first* when it was mounted and has *now* others.
+    """Return the datasets that a mount of *spec* shows. first: datasets of the node at mount time; now: at present.
 
     Raises NotFound.
     """
@@ -56,7 +56,7 @@ def shown_datasets(spec: MountSpec, first: Sequence[DatasetView], now: Sequence[
 
 
 def at_snapshot(dataset: DatasetView, digits: str) -> DatasetView:
-    """The dataset at the snapshot whose id begins with *digits*, while that is still on this node. Raises NotFound."""
+    """Return the dataset at the snapshot on this node whose id begins with *digits*. Raises NotFound."""
     paths = list(Path(dataset.path).parent.glob(f"{digits}*{SUFFIX}")) if digits.isalnum() else []
     if len(paths) != 1:
         known = "no" if not paths else "more than one"
@@ -68,7 +68,7 @@ class Slot(msgspec.Struct, frozen=True, array_like=True):
     """A snapshot that is or was shown, and the slot of its inodes."""
 
     slot: int
-    # The dataset. Each has slots of its own, also where two share a snapshot: a directory inode has one place.
+    # The dataset. Two datasets that share a snapshot have separate slots: a directory inode has one path.
     name: str
     # Id of the snapshot, and path of its file.
     snapshot: str
@@ -78,14 +78,13 @@ class Slot(msgspec.Struct, frozen=True, array_like=True):
 class Namespace:
     """The tree of one mount.
 
-    A mount of one dataset shows the dataset's root as its own root. It stays at the snapshot it was mounted with, or
-    (`latest`) shows the new one after a refresh: names in the root then lead to other inodes, and inodes that are known
-    go on to mean files of their snapshot. Any other mount lists its datasets by name in its root and follows their
-    refreshes. A snapshot that was shown once stays readable by its inodes, as long as its file is there: the daemon
-    keeps it for as long as the mount lives.
+    A mount of one dataset shows the dataset's root as its own root. Such a mount stays at its first snapshot, or
+    (`latest`) shows the new snapshot after a refresh: names in the root then lead to other inodes, and known inodes
+    keep meaning files of their own snapshot. Any other mount lists its datasets by name in its root and follows their
+    refreshes. The inodes of a snapshot that was once shown stay readable while the snapshot's file exists; the daemon
+    keeps the file for as long as the mount lives.
 
-    Snapshots are opened when they are needed. Those that are not shown any more are closed when they have not been used
-    for a while.
+    Snapshots are opened on first use. Snapshots that are no longer shown are closed after IDLE_SECONDS without use.
     """
 
     def __init__(
@@ -95,32 +94,32 @@ class Namespace:
         now_ns: Callable[[], int],
         catch_up: Callable[[], None] = lambda: None,
     ) -> None:
-        """datasets: all datasets of the node; now_ns: unix time in nanoseconds; catch_up: called where an inode is of
-        no snapshot shown so far, since another worker of the mount may have followed a refresh sooner.
+        """datasets: all datasets of the node; now_ns: unix time in nanoseconds; catch_up: called for an inode of an
+        unknown snapshot, since another worker of the mount may have followed a refresh sooner.
 
         Raises NotFound, SnapshotDamaged.
         """
         self.spec = spec
-        self.single = spec.is_single  # is one dataset the root itself?
-        self.root_changes = not spec.stays  # may names in the root come to mean other inodes?
-        self._root_slot = 0  # of the snapshot whose root is the root of the mount, if there is one
+        self.single = spec.is_single  # whether the root is that of one dataset
+        self.root_changes = not spec.stays  # whether names in the root may come to mean other inodes
+        self._root_slot = 0  # of the snapshot whose root is the mount's root; 0 where there is none
         self.names: dict[bytes, int] = {}  # dataset name -> slot of the snapshot shown
         self.root_changed_ns = now_ns()  # unix time in nanoseconds at which `names` last changed
         self._now_ns = now_ns
         self._catch_up = catch_up
-        self._by_slot: dict[int, Snapshot] = {}  # the open snapshots of those that are shown
-        self._old: OrderedDict[int, tuple[Snapshot, float]] = OrderedDict()  # of others; when last used (monotonic)
-        self._known: dict[int, Slot] = {}  # all that were ever shown, those last that were shown last
-        self._slots: dict[tuple[str, str], int] = {}  # (dataset name, snapshot id) -> slot, of the same
+        self._by_slot: dict[int, Snapshot] = {}  # open snapshots that are shown
+        self._old: OrderedDict[int, tuple[Snapshot, float]] = OrderedDict()  # other open ones; last use (monotonic)
+        self._known: dict[int, Slot] = {}  # all that were ever shown, the latest last
+        self._slots: dict[tuple[str, str], int] = {}  # (dataset name, snapshot id) -> slot, of `_known`
         wanted = wanted_datasets(spec, datasets)
-        # Datasets that the SPEC names at one of their snapshots, and which so do not follow refreshes.
+        # Datasets that the SPEC names with a snapshot, and which therefore do not follow refreshes.
         self._pinned = [dataset for dataset in wanted if not spec.follows(dataset.name)]
         self._show(wanted)
         if self.single:
             self._resolve(self._root_slot)
 
     def update(self, datasets: Sequence[DatasetView]) -> None:
-        """Follow datasets that were added, refreshed or removed."""
+        """Follow added, refreshed and removed datasets."""
         if self.root_changes:
             self._show(self._pinned + [dataset for dataset in datasets if self.spec.follows(dataset.name)])
 
@@ -130,11 +129,11 @@ class Namespace:
         return self._known[self._root_slot].snapshot if self.single else ""
 
     def slots(self) -> list[Slot]:
-        """What a worker must know that has not seen all that was shown; see `resume`."""
+        """Return all known slots, for `resume` in a worker that starts later."""
         return list(self._known.values())
 
     def resume(self, slots: Sequence[Slot], datasets: Sequence[DatasetView], changed_ns: int) -> None:
-        """Take up what another worker of the mount has shown so far, and `update`. changed_ns: its
+        """Adopt the slots that another worker of the mount has shown, then `update`. changed_ns: that worker's
         `root_changed_ns`."""
         self._known = {slot.slot: slot for slot in slots}
         self._slots = {(slot.name, slot.snapshot): slot.slot for slot in slots}
@@ -142,17 +141,17 @@ class Namespace:
         self.root_changed_ns = changed_ns
 
     def catch_up(self) -> None:
-        """Show what any worker of the mount has heard of. To be called before a mount of several datasets lists them.
+        """Follow all views that any worker has heard of. To be called before a mount of several datasets lists them.
 
-        The kernel keeps a listing for as long as the directory's time stays the same. If one worker answered with the
-        new time and another one with the old listing, the kernel would keep that, and hide a dataset until the next
+        The kernel keeps a listing while the directory's time stays the same. If one worker answered with the new time
+        and another one with the old listing, the kernel would keep the old listing, and hide a dataset until the next
         change.
         """
         self._catch_up()
 
     def resolve(self, inode: int) -> tuple[Snapshot, int]:
-        """Snapshot and entry number. Raises NotFound, also for the root of a mount of several datasets, and what
-        opening the snapshot raises."""
+        """Return snapshot and entry number. Raises NotFound, also for the root of a mount of several datasets, and the
+        errors of opening the snapshot."""
         # `slot_and_entry` written out: every read passes here.
         if inode == ROOT:
             inode = self._root_slot << ENTRY_BITS
@@ -162,23 +161,23 @@ class Namespace:
         return snapshot, inode & ENTRY_MASK
 
     def path(self, inode: int) -> bytes:
-        """Where an inode is, relative to the root of the mount; in a dataset that was refreshed, where it was before.
+        """Return the path of an inode, relative to the mount's root; after a refresh, the path in the inode's snapshot.
         Raises as `resolve` does."""
         snapshot, number = self.resolve(inode)
         name = b"" if self.single else self._known[inode >> ENTRY_BITS].name.encode() + b"/"
         return name + snapshot.path(number)
 
     def sibling(self, inode: int, number: int) -> int:
-        """The inode of entry *number* of the snapshot that *inode* belongs to."""
+        """Return the inode of entry *number* in the snapshot of *inode*."""
         slot = self._root_slot if inode == ROOT else inode >> ENTRY_BITS
         return ROOT if number == 0 and slot == self._root_slot else (slot << ENTRY_BITS) | number
 
     def roots(self) -> list[tuple[bytes, int]]:
-        """Name and root inode of each dataset, in name order."""
+        """Return name and root inode of each dataset, in name order."""
         return [(name, inode_of(slot, 0)) for name, slot in sorted(self.names.items())]
 
     def datasets(self) -> list[tuple[bytes, int, Snapshot]]:
-        """Name, root inode and snapshot of each dataset that can be opened, in name order."""
+        """Return name, root inode and snapshot of each dataset that can be opened, in name order."""
         found = []
         for name, inode in self.roots():
             try:
@@ -188,8 +187,8 @@ class Namespace:
         return found
 
     def close_idle(self) -> None:
-        """Close snapshots that are not shown any more and that nobody has asked for lately, and let go of those whose
-        files have changed: see `Snapshot.is_replaced`. They are opened anew when they are needed."""
+        """Close snapshots that are neither shown nor recently used, and drop those whose files have changed (see
+        `Snapshot.is_replaced`). They are opened anew on use."""
         for slot in [slot for slot, one in self._by_slot.items() if one.is_replaced()]:
             del self._by_slot[slot]
         for slot in [slot for slot, (one, _) in self._old.items() if one.is_replaced()]:
@@ -197,7 +196,7 @@ class Namespace:
         self._close_old(MOST_OLD, time.monotonic() - IDLE_SECONDS)
 
     def _close_old(self, most: int, since: float) -> None:
-        """Close those that are not shown, but for the *most* that were used last, if they were used *since* then."""
+        """Close snapshots not shown, except the *most* last used ones among those used *since* that time."""
         while self._old:
             slot, (snapshot, used) = next(iter(self._old.items()))
             if used > since and len(self._old) <= most:
@@ -212,7 +211,7 @@ class Namespace:
             yield snapshot
 
     def _resolve(self, number: int) -> Snapshot:
-        """The snapshot of a slot, opened if it is not. Raises NotFound for a slot that is not known."""
+        """Return the snapshot of a slot, opened if necessary. Raises NotFound for an unknown slot."""
         if number not in self._known:
             self._catch_up()
         slot = self._known.get(number)
@@ -237,14 +236,14 @@ class Namespace:
         except CachefsError:
             if not self._old:
                 raise
-            self._close_old(0, math.inf)  # too many files may be open
+            self._close_old(0, math.inf)  # the limit of open files may be reached
             return Snapshot(Path(slot.path))
 
     def _show(self, datasets: Sequence[DatasetView]) -> None:
         names = {}
         for dataset in datasets:
-            # One of several datasets may be gone that was there when the mount began: a worker that starts later takes
-            # up again what the mount was told then. One that cannot be opened now is shown all the same.
+            # A worker that starts later begins with the views of the mount's start, and one of several datasets may be
+            # gone since. A dataset whose file exists but cannot be opened now is shown all the same.
             if not self.spec.stays and not (dataset.path and Path(dataset.path).exists()):
                 log.warning("dataset %s is not shown: it has no snapshot file %s", dataset.name, dataset.path)
                 continue
@@ -253,7 +252,7 @@ class Namespace:
             self._known[slot] = Slot(slot, dataset.name, dataset.snapshot, dataset.path)
             names[dataset.name.encode()] = slot
         if self.single and not names:
-            return  # what it has shown so far can still be read
+            return  # the last snapshot stays readable
         if names != self.names:
             self.names = names
             self._root_slot = next(iter(names.values())) if self.single else 0
@@ -272,7 +271,7 @@ class Namespace:
         return slot
 
     def _forget_oldest(self) -> None:
-        """All workers do this after the same views, so that they agree on the slots of those that come later."""
+        """Forget the oldest slots. All workers do so after the same views, so that they agree on later slots."""
         shown = set(self.names.values())
         for slot in [slot for slot in self._known if slot not in shown][: max(0, len(self._known) - MOST_KNOWN)]:
             old = self._known.pop(slot)

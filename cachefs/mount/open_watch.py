@@ -1,7 +1,7 @@
-"""Watches whether other processes open files or directories of a mount, with fanotify(7). It takes root.
+"""Watches whether other processes open files or directories of a mount, with fanotify(7). Needs root.
 
-With zero-open the kernel opens cached files without asking the mount, so only the kernel knows of those opens. Each
-watched open costs its process a few microseconds: a mount is watched only while it is told to end.
+With zero-open the kernel opens cached files without a request to the mount, so only the kernel knows of those opens.
+Each watched open costs its process a few microseconds; a mount is therefore watched only after a signal to end.
 """
 
 import ctypes
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-# How long one watch takes.
+# Length of one watch.
 WATCH_SECONDS: Final = 1.0
 _CLOSE_ON_EXEC: Final = 0x1  # FAN_CLOEXEC, with FAN_CLASS_NOTIF
 _NON_BLOCKING: Final = 0x2  # FAN_NONBLOCK
@@ -29,8 +29,8 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def watch_opens(directory: Path, seconds: float, is_own: Callable[[int], bool]) -> set[int]:
-    """Watch the file system that is mounted on *directory* for *seconds*. Returns the processes that have opened
-    something of it meanwhile, the first ones where there are many; 0 for one that is not in this pid namespace.
+    """Watch the file system mounted on *directory* for *seconds*. Returns the processes that opened files or
+    directories of it, only the first ones where there are many; 0 for a process outside this pid namespace.
 
     is_own: whether a process belongs to the mount itself. Raises OSError where the kernel does not allow the watch.
     """
@@ -42,7 +42,7 @@ def watch_opens(directory: Path, seconds: float, is_own: Callable[[int], bool]) 
             seen = {process for process in _processes(os.read(watch, _BUFFER)) if not is_own(process)}
     finally:
         os.close(watch)
-    # A busy reader would fill the queue of the watch: one open a second says as much as thousands.
+    # A busy reader would fill the queue of the watch; one open per second is as informative as thousands.
     time.sleep(max(0.0, deadline - time.monotonic()))
     return seen
 
@@ -60,7 +60,7 @@ def _new_watch(directory: Path) -> int:
 
 
 def _processes(events: bytes) -> list[int]:
-    """The processes that have caused *events*; 0 for one that is not in this namespace. Closes what the events hold."""
+    """Return the processes that caused *events*, 0 for one outside this namespace. Closes the events' descriptors."""
     found = []
     at = 0
     while at < len(events):

@@ -1,7 +1,7 @@
-"""The FUSE handlers: read-only and stateless, every one a look-up in a snapshot.
+"""The FUSE handlers: read-only and stateless, each a look-up in a snapshot.
 
 With zero-open the kernel sends neither OPEN nor RELEASE, and a handler's *fh* is the inode (see _zero_open.c). Without
-it `open` hands out the inode as the file handle, so that the handlers need not know the difference.
+zero-open, `open` returns the inode as the file handle, so that the handlers are the same.
 """
 
 import errno
@@ -31,8 +31,8 @@ from cachefs.snapshot import Entry, Snapshot
 
 log = logging.getLogger(__name__)
 
-# Seconds for which the kernel may keep what it knows. Snapshots never change; only a root does that lists datasets, or
-# that shows another snapshot after a refresh.
+# Seconds for which the kernel may cache entries and attributes. Snapshots never change; only a root changes that lists
+# datasets, or that shows another snapshot after a refresh.
 FOR_EVER: Final = 1e9
 ROOT_SECONDS: Final = 1.0
 MAX_NAME: Final = 255
@@ -45,7 +45,7 @@ Handler = TypeVar("Handler", bound=Callable[..., Awaitable[Any]])
 
 
 def handler(function: Handler) -> Handler:
-    """Count requests, and turn every exception into an errno: any exception but a FUSEError would end the mount."""
+    """Wrap a handler: count its requests, and turn each exception into an errno, since others would end the mount."""
     name = function.__name__
     kind = name if name in Counters.__slots__ else "other"
 
@@ -74,12 +74,12 @@ def handler(function: Handler) -> Handler:
 
 
 class Operations(pyfuse3.Operations):
-    """All requests of a mount. Its public methods are those that pyfuse3 calls, one per kind of request."""
+    """Handles all requests of a mount. The public methods are those that pyfuse3 calls, one per kind of request."""
 
     supports_dot_lookup = True
     enable_writeback_cache = False
 
-    # These three are set by `attach`.
+    # Set by `attach`.
     namespace: Namespace
     control: Control
     reader: BlockReader
@@ -88,29 +88,29 @@ class Operations(pyfuse3.Operations):
         super().__init__()
         self.options = options
         self.counters = Counters()
-        self.kernel_opens: KernelOpens = NOTHING  # set by whoever has answered the kernel's INIT
-        # Called when the kernel's INIT is being answered, before any other request.
+        self.kernel_opens: KernelOpens = NOTHING  # set after the answer to the kernel's INIT
+        # Called during the answer to the kernel's INIT, before any other request.
         self.when_initialised: Callable[[], None] = lambda: None
-        # How many ioctls never came here (cachefs.mount.zero_open).
+        # Returns the number of ioctls answered before they reached a handler (cachefs.mount.zero_open).
         self.answered_ioctls: Callable[[], int] = lambda: 0
         self.reading = ReadingProcesses()
-        # Which thread has sent the read or listing that is being taken; -1 where that is not known.
+        # Returns the thread that sent the current read or listing; -1 where unknown.
         self.reading_thread: Callable[[], int] = lambda: -1
         # Called with each thread that reads or lists (cachefs.mount.reader_table).
         self.note_reader: Callable[[int], None] = lambda thread: None
-        self._next_request: trio.Event | None = None  # None where `await_request` does not wait
-        # As other read-only mounts of object stores show them: copies can be written to and removed.
+        self._next_request: trio.Event | None = None  # None while no task is in `await_request`
+        # The modes of other read-only mounts of object stores: copies of files can be written to and removed.
         self._file_mode = stat.S_IFREG | (0o644 & ~options.umask)
         self._dir_mode = stat.S_IFDIR | (0o755 & ~options.umask)
 
     def attach(self, namespace: Namespace, control_directory: Control, reader: BlockReader) -> None:
-        """Answer requests from these. They are made after the last fork, which none of them survives."""
+        """Answer requests from these objects, which must be created after the last fork: none survives a fork."""
         self.namespace = namespace
         self.control = control_directory
         self.reader = reader
 
     def counted(self) -> dict[str, int]:
-        """What this process has counted so far."""
+        """Return the counters of this process."""
         ioctls = self.answered_ioctls()
         counted = self.counters.as_dict()
         counted["ioctl"] += ioctls
@@ -174,7 +174,7 @@ class Operations(pyfuse3.Operations):
                 break
 
     async def read(self, fh: int, off: int, size: int) -> bytes | memoryview:  # type: ignore[override]
-        # The hot path: `handler` is written out here, which saves a call and a setattr.
+        # The hot path: inlines `handler`, which saves a call and a setattr.
         counters = self.counters
         counters.requests += 1
         counters.read += 1
@@ -217,8 +217,8 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def access(self, inode: int, mode: int, ctx: object) -> bool:
-        """Asked for access(2) and chdir(2) where the kernel does not check modes itself. Only writing, and executing a
-        file, are denied then."""
+        """Answer access(2) and chdir(2), where the kernel does not check modes itself. Denies only writing, and
+        execution of a file."""
         if control.is_answers(inode):
             return not mode & os.X_OK
         if inode == control.PUBLISH:
@@ -229,7 +229,7 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def statfs(self, ctx: object) -> pyfuse3.StatvfsData:
-        """The size of all datasets shown, all of it free: it takes no room on the machine."""
+        """Report the size of all datasets shown, all of it free, since the mount takes no room on the machine."""
         snapshots = [snapshot for _, _, snapshot in self.namespace.datasets()]
         data = pyfuse3.StatvfsData()
         data.f_bsize = data.f_frsize = 4096
@@ -242,8 +242,8 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def getxattr(self, inode: int, name: bytes, ctx: object) -> bytes:
-        """ENOSYS without the option `xattr`: the kernel then asks for no attribute of this mount again. `ls -l`
-        alone would ask for two of each file, each time."""
+        """Answer ENOSYS without the option `xattr`: the kernel then stops asking for attributes. `ls -l` alone would
+        ask for two attributes of each file, each time."""
         self._check_attributes()
         snapshot, entry = self._in_dataset(inode)
         if name == SNAPSHOT:
@@ -265,15 +265,15 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def release(self, fh: int) -> None:
-        """Nothing is to be released. The kernel sends this only without zero-open."""
+        """Do nothing. The kernel sends this only without zero-open."""
 
     @handler
     async def releasedir(self, fh: int) -> None:
-        """Nothing is to be released. The kernel sends this only without zero-open."""
+        """Do nothing. The kernel sends this only without zero-open."""
 
     @handler
     async def flush(self, fh: int) -> None:
-        """ENOSYS has the kernel send no more FLUSH when a file is closed."""
+        """Answer ENOSYS, which stops the kernel from sending FLUSH when files are closed."""
         raise pyfuse3.FUSEError(errno.ENOSYS)
 
     def _note_reading_thread(self) -> None:
@@ -300,7 +300,8 @@ class Operations(pyfuse3.Operations):
         return snapshot.entry(number)
 
     def _in_dataset(self, inode: int) -> tuple[Snapshot, Entry]:
-        """Snapshot and entry of an inode. Raises FUSEError where it is in no dataset: then it has no attributes."""
+        """Return snapshot and entry of an inode. Raises FUSEError (no such attribute) where the inode is in no
+        dataset."""
         try:
             snapshot, number = self.namespace.resolve(inode)
             return snapshot, snapshot.entry(number)
@@ -335,7 +336,7 @@ class Operations(pyfuse3.Operations):
         try:
             attributes = self._attributes(root, self._entry(root))
         except CachefsError as error:
-            # As with too many files open: it is there all the same, and its time is known later.
+            # For example with too many open files: the dataset is shown all the same; its time is known later.
             log.error("a dataset cannot be opened: %s", error)
             attributes = self._new_attributes(root, self._dir_mode, 0, self.namespace.root_changed_ns)
             attributes.attr_timeout = ROOT_SECONDS
@@ -349,8 +350,9 @@ class Operations(pyfuse3.Operations):
         return attributes
 
     def _control_attributes(self, inode: int, ctx: pyfuse3.RequestContext | None = None) -> pyfuse3.EntryAttributes:
-        """Everybody may write to the FIFO, unless the umask forbids it. Its entry timeout of 0 has the kernel ask for
-        its name at each open (see Control). A FIFO for answers belongs to the user who has sent the request *ctx*."""
+        """Return the attributes of the control directory or a FIFO in it. All users may write to the publish FIFO,
+        unless the umask forbids it; its entry timeout of 0 makes the kernel look up its name at each open (see
+        Control). An answer FIFO belongs to the user who sent the request *ctx*."""
         fifo = stat.S_IFIFO | ((0o666 if control.is_answers(inode) else 0o222) & ~self.options.umask)
         mode = self._dir_mode if inode == control.DIRECTORY else fifo
         attributes = self._new_attributes(inode, mode, 0, self.namespace.root_changed_ns)
@@ -360,7 +362,7 @@ class Operations(pyfuse3.Operations):
         return attributes
 
     def _identity_attributes(self, inode: int) -> pyfuse3.EntryAttributes:
-        """The hidden link in the root of a dataset that names its snapshot (cachefs.inodes)."""
+        """Return the attributes of the hidden link in a dataset's root that names its snapshot (cachefs.inodes)."""
         snapshot, _ = self.namespace.resolve(inode)
         mode = stat.S_IFLNK | 0o777
         attributes = self._new_attributes(inode, mode, len(snapshot.id), snapshot.entry(0).mtime_ns)
@@ -368,11 +370,11 @@ class Operations(pyfuse3.Operations):
         return attributes
 
     def _names_last(self, directory: int) -> float:
-        """Seconds for which the kernel may remember what a name in this directory means."""
+        """Return for how many seconds the kernel may cache a name in *directory*."""
         return ROOT_SECONDS if directory == ROOT and self.namespace.root_changes else FOR_EVER
 
     def _named(self, directory: int, entry: Entry) -> pyfuse3.EntryAttributes:
-        """The attributes of an *entry* that was found by a name in this directory, or by "." or ".."."""
+        """Return the attributes of an *entry* found by a name in *directory*, or by "." or ".."."""
         attributes = self._attributes(directory, entry)
         if attributes.st_ino == ROOT and self.namespace.root_changes:
             return self._root_attributes()
@@ -380,7 +382,7 @@ class Operations(pyfuse3.Operations):
         return attributes
 
     def _attributes(self, relative: int, entry: Entry) -> pyfuse3.EntryAttributes:
-        """The attributes of *entry* in the snapshot that the inode *relative* belongs to."""
+        """Return the attributes of *entry* in the snapshot of the inode *relative*."""
         mode = self._dir_mode if entry.is_dir else self._file_mode
         return self._new_attributes(self.namespace.sibling(relative, entry.number), mode, entry.size, entry.mtime_ns)
 
@@ -388,7 +390,7 @@ class Operations(pyfuse3.Operations):
         attributes = pyfuse3.EntryAttributes()
         attributes.st_ino = inode
         attributes.st_mode = mode
-        # For a directory 1 means that it is unknown; 2 would tell find(1) that there are no subdirectories.
+        # For a directory 1 means "unknown"; 2 would tell find(1) that there are no subdirectories.
         attributes.st_nlink = 1
         attributes.st_uid = self.options.uid
         attributes.st_gid = self.options.gid
@@ -400,7 +402,7 @@ class Operations(pyfuse3.Operations):
 
 
 def _absent(seconds: float) -> pyfuse3.EntryAttributes:
-    """A negative entry: the kernel may remember for *seconds* that there is no such name."""
+    """Return a negative entry: the kernel may cache for *seconds* that there is no such name."""
     attributes = pyfuse3.EntryAttributes()
     attributes.st_ino = 0
     attributes.entry_timeout = seconds

@@ -1,4 +1,4 @@
-"""Options of `mount.cachefs ... -o a,b=c`, as a user, mount(8) and fstab write them."""
+"""Options of `mount.cachefs ... -o a,b=c`, as written by a user, mount(8) and fstab."""
 
 import difflib
 import os
@@ -12,36 +12,36 @@ from cachefs.errors import ConfigError
 from cachefs.sizes import parse_share
 from cachefs.socket_path import socket_path
 
-# Options that mount(8) adds or interprets itself. A mount of ours is read-only in any case.
+# Options that mount(8) adds or interprets itself. A cachefs mount is read-only in any case.
 _GENERIC = {"defaults", "rw", "ro", "auto", "noauto", "user", "nouser", "users", "_netdev", "nofail", "async", "sync"}
 _TIMES = {"atime", "noatime", "diratime", "nodiratime", "relatime", "norelatime", "strictatime", "lazytime"}
 IGNORED: Final = frozenset(_GENERIC | _TIMES)
 # Options that are passed on to the kernel.
 KERNEL_FLAGS: Final = frozenset(["dev", "nodev", "suid", "nosuid", "exec", "noexec"])
-# Workers that a mount may have, at most.
+# Most workers of a mount.
 MOST_WORKERS: Final = 64
 # The largest 32-bit number would mean "none" to chown(2).
 _MOST_ID: Final = (1 << 32) - 2
 
 
 class Shield(StrEnum):
-    """Whether a mount is to have a shield (cachefs.mount.shield)."""
+    """Whether a mount gets a shield (cachefs.mount.shield)."""
 
-    AUTO = "auto"  # where it is possible
-    ON = "on"  # and where it is not, there is no mount
+    AUTO = "auto"  # where possible
+    ON = "on"  # the mount fails where a shield is not possible
     OFF = "off"
 
 
 @dataclass(frozen=True, slots=True)
 class MountOptions:
-    """How to mount."""
+    """The options of one mount."""
 
     # Path of the daemon's socket.
     socket: Path
-    # The owner of everything in the mount.
+    # Owner of every file and directory of the mount.
     uid: int
     gid: int
-    # Bits that are taken from the modes 0644 and 0755.
+    # Bits removed from the modes 0644 and 0755.
     umask: int = 0
     # True to let other users in; the default is True where root mounts.
     allow_other: bool = False
@@ -49,19 +49,19 @@ class MountOptions:
     zero_open: bool = True
     # The kernel's readahead for the mount, in KiB; 0 leaves the kernel's default.
     readahead: int = 1024
-    # Seconds to wait for a daemon that is not up yet.
+    # Seconds to wait for a daemon that has not started yet.
     daemon_wait: float = 10.0
-    # Seconds that a mount which is told to end waits for programs that use it.
+    # Seconds that a mount waits after a signal to end for programs that use it.
     grace: float = 30.0
-    # A file for messages; None: they go to syslog.
+    # File for messages; None: syslog.
     log: Path | None = None
-    # Processes that serve requests; 0 leaves the choice to the number of processors.
+    # Processes that serve requests; 0: by the number of processors.
     workers: int = 0
     # True to fill the page cache ahead of readers whose order is known.
     push: bool = True
-    # What pushed pages may take at most: a size, or a share of the memory that is available at the start.
+    # Most memory of pushed pages: a size, or a share of the memory available at the start.
     page_cache_budget: str = "25%"
-    # Whether the kernel is to answer ioctls in place of the mount.
+    # Whether the kernel answers ioctls in place of the mount.
     shield: Shield = Shield.AUTO
     # True to show the new snapshot after a refresh, where one dataset is mounted.
     follow: bool = False
@@ -134,7 +134,7 @@ SWITCHES: Final[dict[str, tuple[str, bool]]] = {
 
 
 def parse(texts: tuple[str, ...]) -> MountOptions:
-    """The options of all `-o` arguments, of which a later one wins over an earlier one.
+    """Return the options of all `-o` arguments; a later one overrides an earlier one.
 
     Raises ConfigError that names the option and what it takes.
     """
@@ -162,7 +162,7 @@ def parse(texts: tuple[str, ...]) -> MountOptions:
             if name in VALUES:
                 takes = f"it takes {VALUES[name][1]}"
             raise ConfigError(f"mount option {option!r} is not understood; {takes}")
-    # Absolute, since a mount process changes to / when it goes to the background.
+    # Absolute, since a background mount process changes to /.
     for name in ("socket", "log"):
         if name in found:
             found[name] = found[name].absolute()

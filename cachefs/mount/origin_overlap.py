@@ -1,11 +1,11 @@
 """Refuses a mount whose directory overlaps the `file://` origin of a dataset.
 
-The daemon reads such an origin by its path. A mount on it, or above it, would make the daemon read the mount, which
-asks the daemon. A mount below it would cover files of the origin, and the next refresh would list the mount.
+The daemon reads such an origin by its path. A mount on or above the origin would make the daemon read the mount, which
+asks the daemon. A mount below the origin would cover its files, and the next refresh would list the mount.
 
-Paths are compared after links are resolved, and by the place in their file system as well, since a mount on one of two
-bind mounts is often made on the other too. No file system that a server answers for is asked: its origin may be down
-while its files are here. So links on such a file system are not resolved.
+Paths are compared after links are resolved, and also by their place in the file system, since a mount on one of two
+bind mounts is often made on the other too. File systems served by a server are not accessed, since the server may be
+down while its files are cached here; links on them are not resolved.
 """
 
 import errno
@@ -20,14 +20,14 @@ from cachefs.messages import DatasetView
 from cachefs.mount_table import place_in_file_system, resolve_locally
 
 _SCHEME: Final = "file://"
-# Where a directory is: in the tree that programs see, and on its device.
+# Places of a directory: in the tree that programs see, and on its device.
 _Places = tuple[tuple[str, PurePosixPath], ...]
 
 
 def check_apart_from_origins(directory: Path, shown: Sequence[DatasetView], others: Sequence[DatasetView]) -> None:
     """Raise CachefsError where a mount on *directory*, a path without links, is on or above the origin of any dataset,
-    or below the origin of one that it shows. others: further datasets of the node."""
-    names: dict[str, str] = {}  # by URL: what is shown may be among the others too
+    or below the origin of a shown dataset. others: further datasets of the node."""
+    names: dict[str, str] = {}  # by URL, since a shown dataset may be among the others too
     for dataset in (*shown, *others):
         names.setdefault(dataset.url, dataset.name)
     shown_urls = {dataset.url for dataset in shown}
@@ -50,8 +50,8 @@ def check_apart_from_origins(directory: Path, shown: Sequence[DatasetView], othe
 
 
 def _origin_directory(url: str) -> Path | None:
-    """The directory of a `file://` origin, with links resolved as far as no server is asked; None for other origins,
-    and where no such directory is seen here, as where the daemon is in a container."""
+    """Return the directory of a `file://` origin, with links resolved as far as no server is accessed. None for other
+    origins, and for a directory that does not exist here, as where the daemon is in a container."""
     if not url.startswith(_SCHEME):
         return None
     path = os.path.normpath("/" + os.fsdecode(unquote_to_bytes(url.removeprefix(_SCHEME))).lstrip("/"))
@@ -66,7 +66,7 @@ def _origin_directory(url: str) -> Path | None:
 
 
 def _places(path: Path) -> _Places:
-    """Returns where *path* is. Reads the table of mounts."""
+    """Return the places of *path*. Reads the table of mounts."""
     device, place = place_in_file_system(path)
     return ("/", PurePosixPath(path)), (device, PurePosixPath(place))
 

@@ -1,4 +1,4 @@
-"""Child processes of a mount, which are forked from its supervisor and end with it."""
+"""Child processes of a mount, forked from its supervisor and ended with it."""
 
 import contextlib
 import ctypes
@@ -14,17 +14,17 @@ log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NAME: Final = 15
-# States in /proc/PID/stat of a process that somebody has stopped (a debugger: t), or that is about to end.
+# States in /proc/PID/stat of a process that is stopped (t: by a debugger) or about to end.
 _HELD: Final = b"TtZX"
 
-_killed: set[int] = set()  # process ids of children that were killed and have not ended yet
+_killed: set[int] = set()  # process ids of killed children that have not ended yet
 
 
 def fork(name: str, directory: Path, work: Callable[[], None], *, ends_with_parent: bool = True) -> int:
-    """Fork a child that does *work* and then ends; returns its process id. The caller must have one thread only.
+    """Fork a child that does *work* and then ends; return its process id. The caller must have one thread only.
 
-    name: what `ps -o comm` and `top` show, up to 15 bytes; directory: of the mount, for the log; ends_with_parent: the
-    child is killed when this process ends, in whatever way. Raises OSError.
+    name: shown by `ps -o comm` and `top`, up to 15 bytes; directory: of the mount, for the log; ends_with_parent: kill
+    the child when this process ends, in whatever way. Raises OSError.
     """
     parent = os.getpid()
     gc.freeze()  # keeps the collector from copying the parent's pages
@@ -42,9 +42,9 @@ def fork(name: str, directory: Path, work: Callable[[], None], *, ends_with_pare
 
 
 def fork_watched(name: str, directory: Path, work: Callable[[], None]) -> tuple[int, int]:
-    """As `fork`. Returns the process id, and a descriptor that can be read when the child has ended.
+    """Fork as `fork` does. Returns the process id, and a descriptor that becomes readable when the child has ended.
 
-    Raises OSError; then there is no child, whose end nobody would notice.
+    Raises OSError; then there is no child.
     """
     pid = fork(name, directory, work)
     try:
@@ -55,7 +55,7 @@ def fork_watched(name: str, directory: Path, work: Callable[[], None]) -> tuple[
 
 
 def close_all_but(kept: Iterable[int]) -> None:
-    """Close the descriptors that a child has inherited, but *kept*, its standard streams and its log.
+    """Close the descriptors that a child has inherited, except *kept*, the standard streams and the log.
 
     The objects that own them must not be used in the child, and must live until it ends.
     """
@@ -65,24 +65,24 @@ def close_all_but(kept: Iterable[int]) -> None:
         if file is not None:
             needed.add(file.fileno())
     for descriptor in {int(name) for name in os.listdir("/proc/self/fd")} - needed:
-        with contextlib.suppress(OSError):  # the one by which they were listed
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed already
             os.close(descriptor)
 
 
 def kill(pid: int) -> None:
-    """Kill a child and do not wait for its end: one that hangs in the kernel, as at a disk, ends when that answers."""
+    """Kill a child without waiting for its end: a child that hangs in the kernel, as at a disk, ends later."""
     os.kill(pid, signal.SIGKILL)
     _killed.add(pid)
     reap_killed()
 
 
 def reap_killed() -> None:
-    """To be called now and then, so that no children stay as zombies that were left by `kill`."""
+    """Reap children ended by `kill`. To be called now and then, so that no zombies stay."""
     _killed.difference_update([pid for pid in _killed if _has_ended(pid)])
 
 
 def _has_ended(pid: int) -> bool:
-    """Returns whether a child has ended, also where its end was taken note of elsewhere."""
+    """Return whether a child has ended, also where it was reaped elsewhere."""
     try:
         return os.waitpid(pid, os.WNOHANG)[0] != 0
     except ChildProcessError:
@@ -90,7 +90,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def is_held(pid: int) -> bool:
-    """Does a child stand still because somebody has stopped it, or because it is about to end?"""
+    """Return whether a child stands still because it was stopped or is about to end."""
     try:
         status = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -99,7 +99,7 @@ def is_held(pid: int) -> bool:
 
 
 def is_sibling(pid: int) -> bool:
-    """Is *pid*, a process or thread, a child of this process's parent: of the supervisor, if a child of it asks?"""
+    """Return whether *pid*, a process or thread, has the same parent as this process: in a child, the supervisor."""
     try:
         return f"\nPPid:\t{os.getppid()}\n".encode() in Path(f"/proc/{pid}/status").read_bytes()
     except OSError:
@@ -107,9 +107,10 @@ def is_sibling(pid: int) -> bool:
 
 
 def _begin(name: str, parent: int) -> None:
-    """Give up the parent's signal handlers. A terminal's Ctrl-C and end are meant for the parent alone, which unmounts.
+    """Give up the parent's signal handlers. A terminal's Ctrl-C and hang-up are meant for the parent alone, which
+    unmounts.
 
-    parent: whose end is to be the child's, 0 for none.
+    parent: the process whose death kills this one, 0 for none.
     """
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -124,6 +125,6 @@ def _begin(name: str, parent: int) -> None:
 
 
 def _end(status: int) -> NoReturn:
-    """End without the parent's exit handlers, and without waiting for threads, which may wait for our own mount."""
+    """End without the parent's exit handlers, and without waiting for threads, which may wait for this mount."""
     logging.shutdown()
     os._exit(status)

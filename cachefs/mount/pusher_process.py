@@ -1,4 +1,4 @@
-"""The pusher of a mount (see cachefs.mount.push) as its supervisor keeps it: started, and restarted when it ends."""
+"""Starts and restarts the pusher of a mount (see cachefs.mount.push), for the mount's supervisor."""
 
 import contextlib
 import logging
@@ -21,12 +21,12 @@ log = logging.getLogger(__name__)
 # A file from the SSD tier takes a thread 50 us of a processor and 130 us of waiting, in which other threads work.
 _MOST_THREADS: Final = 4
 
-# Seconds that the supervisor waits for its end.
+# Seconds that the supervisor waits for the end of the pusher.
 END_SECONDS: Final = 5.0
 
 
 class PusherProcess:
-    """The pusher's process."""
+    """Keeps the pusher process of a mount running."""
 
     def __init__(self, mount: Mount, spec: MountSpec, session: Session) -> None:
         self._mount = mount
@@ -36,12 +36,12 @@ class PusherProcess:
         self._restarts = Restarts()
 
     def tend(self) -> None:
-        """Start the process where it does not run; to be called every second or so."""
+        """Start the process where it does not run. To be called about once a second."""
         if self._pid is not None:
             ended, status = os.waitpid(self._pid, os.WNOHANG)
             if ended:
                 self._pid = None
-                # It exits with 0 when the mount has ended.
+                # Status 0: the mount has ended.
                 level = logging.WARNING if status else logging.DEBUG
                 how = os.waitstatus_to_exitcode(status)
                 self._restarts.end(f"the pusher ended with status {how}", level=level)
@@ -59,8 +59,8 @@ class PusherProcess:
             return
         with contextlib.ExitStack() as closing:
             watched = []
-            with contextlib.suppress(OSError):  # no descriptor is free
-                # Opened before the kill, which may give the number free.
+            with contextlib.suppress(OSError):  # where no descriptor is free
+                # Opened before the kill, after which the number may be reused.
                 watched.append(os.pidfd_open(self._pid))
                 closing.callback(os.close, watched[0])
             kill(self._pid)

@@ -1,14 +1,14 @@
-"""Records which processes have read a mount, in memory that its workers share with the process that watches its end.
+"""Records which processes have read a mount, in memory shared by its workers and the process that watches its end.
 
-A mount that is told to end may not be unmounted under a program that has read it and may read on, however long it
-pauses. Requests tell who reads: the table has, by process number, when that process began, which tells it from a later
-one with the same number.
+After a signal to end, a mount must not be unmounted under a program that has read it and may read on, however long it
+pauses. The table maps the process id of each reader, known from its requests, to the process's start time, which tells
+it from a later process with the same id.
 
-A worker process of a loader ends with its epoch, and its parent starts the next one. So a process that was forked, or
-started by multiprocessing, counts for its parent too; a program that a shell has started counts for itself only.
+A worker process of a loader ends with its epoch, and its parent starts the next one. A process that was forked, or
+started by multiprocessing, therefore counts for its parent too; a program started by a shell counts for itself only.
 
-Limits: what the kernel answers from its caches is no request. Processes outside of the mount's pid namespace have no
-number here; that some have read is known, and not whether they still run.
+Limits: what the kernel answers from its caches is no request. Processes outside the mount's pid namespace have no id
+here: the table records that some have read, but not whether they still run.
 """
 
 import os
@@ -19,17 +19,17 @@ from pathlib import Path
 from typing import Final
 
 _PROC: Final = Path("/proc")
-# Process numbers that a kernel gives at most (PID_MAX_LIMIT). The table takes memory only where something was written.
+# Highest process id that a kernel gives (PID_MAX_LIMIT). The table takes memory only where an entry was written.
 _MOST_PROCESSES: Final = 1 << 22
 _SLOT: Final = struct.Struct("I")
-# What stands at 0, for processes that have no number here.
+# Entry for processes without an id in this namespace.
 _OUTSIDERS: Final = 0
-# Seconds for which a thread is remembered, whose number may be another's later; and how many threads are.
+# Seconds for which a thread is remembered, as its id may be reused; and the most threads remembered.
 _REMEMBERED: Final = 10.0
 _MOST_THREADS: Final = 4096
-# Parents that one process counts for.
+# Most ancestors that one process counts for.
 _MOST_PARENTS: Final = 8
-# In the command of a process that multiprocessing or joblib has started.
+# Parts of the command of a process started by multiprocessing or joblib.
 _STARTERS: Final = (b"from multiprocessing.", b"loky.backend")
 
 
@@ -37,34 +37,34 @@ _STARTERS: Final = (b"from multiprocessing.", b"loky.backend")
 class _Process:
     pid: int
     parent: int
-    # What stands in the table: never 0.
+    # The table's entry for the process: never 0.
     began: int
     command: bytes
 
     def works_for(self, parent: "_Process") -> bool:
-        """Is this process a part of the parent's program?"""
+        """Return whether this process is a part of the parent's program."""
         return self.command == parent.command or any(starter in self.command for starter in _STARTERS)
 
 
 def create() -> int:
-    """Returns a descriptor for ReaderTable, in this process and in others that inherit it."""
+    """Return a descriptor for ReaderTable, in this process and in others that inherit it."""
     fd = os.memfd_create("cachefs-readers", os.MFD_CLOEXEC)
     os.ftruncate(fd, _MOST_PROCESSES * _SLOT.size)
     return fd
 
 
 class ReaderTable:
-    """The table, as one process of the mount writes and reads it."""
+    """Access of one process of the mount to the table."""
 
     def __init__(self, fd: int, supervisor: int) -> None:
-        """supervisor: its process id; it and its children are the mount's own, and are no readers."""
+        """supervisor: its process id; it and its children belong to the mount, and do not count as readers."""
         self._fd = fd
         self._supervisor = supervisor
-        self._known: dict[int, float] = {}  # by thread, until when it is remembered (monotonic seconds)
+        self._known: dict[int, float] = {}  # thread -> until when it is remembered (monotonic seconds)
 
     def note(self, thread: int) -> None:
-        """Record that a thread has read the mount, by its number here (0: it has none). Costs 0.5 us, and 0.2 ms for a
-        thread that is not remembered."""
+        """Record that a thread has read the mount. thread: its id in this namespace, 0 where it has none. Costs 0.5 us,
+        and 0.2 ms for a thread that is not remembered."""
         now = time.monotonic()
         if now < self._known.get(thread, 0.0):
             return
@@ -83,7 +83,7 @@ class ReaderTable:
             process = parent if parent is not None and process.works_for(parent) else None
 
     def living(self) -> str:
-        """Returns which process has read the mount and still runs; empty where none is known."""
+        """Return a description of a process that has read the mount and still runs; empty where none is known."""
         for name in os.listdir(_PROC):
             if name.isdecimal() and (began := self._read(int(name))):
                 process = _process(int(name))
@@ -104,7 +104,7 @@ class ReaderTable:
 
 
 def _process_of(thread: int) -> _Process | None:
-    """The process of a thread; None where it has ended."""
+    """Return the process of a thread; None where it has ended."""
     try:
         status = (_PROC / str(thread) / "status").read_bytes()
     except OSError:
@@ -113,7 +113,7 @@ def _process_of(thread: int) -> _Process | None:
 
 
 def _process(pid: int) -> _Process | None:
-    """None where it has ended."""
+    """Return process *pid*; None where it has ended."""
     try:
         fields = (_PROC / str(pid) / "stat").read_bytes().rpartition(b") ")[2].split()
         command = (_PROC / str(pid) / "cmdline").read_bytes()

@@ -1,8 +1,8 @@
-"""Which process reads which file, for users who ask for that (cachefs.read_messages).
+"""Records which process reads which file, for users who ask for it (cachefs.read_messages).
 
-A request has the number of the thread that has sent it, in the mount's pid namespace. Which process that is, whose, and
-which numbers it has in its own namespace, is in /proc, where the thread waits while its request is answered. That is
-looked up for users who ask only, and once a second for a thread.
+A request has the id of its thread in the mount's pid namespace. The thread waits for the answer, so /proc tells its
+process, its user, and its ids in its own namespace. These are looked up only while users ask, and once a second per
+thread.
 """
 
 import os
@@ -16,17 +16,17 @@ import trio
 
 from cachefs.read_messages import FileRead
 
-# Reads that are kept between two messages to the daemon, and threads that are remembered, at most.
+# Most reads that are kept between two messages to the daemon, and most threads that are remembered.
 MOST_READS: Final = 4096
 MOST_THREADS: Final = 4096
-# Nanoseconds for which a thread is remembered. Its number may be another's later.
+# Nanoseconds for which a thread is remembered. Its id may be reused later.
 _REMEMBERED: Final = 1_000_000_000
 _PROC: Final = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A thread, and the process it belongs to, by the numbers in their own pid namespace (its inode number)."""
+    """A thread and its process, with their ids in their own pid namespace (the namespace's inode number)."""
 
     user: int
     namespace: int
@@ -35,19 +35,20 @@ class Process:
 
 
 class ReadingProcesses:
-    """The reads of one worker."""
+    """Records the reads of one worker."""
 
     def __init__(self, reading_thread: Callable[[], int] = lambda: 0) -> None:
-        """reading_thread: the number of the thread whose read is being taken, 0 where nobody knows it."""
-        self.users: Collection[int] = ()  # of whom reads are noted; `note` is to be called where there are any
+        """reading_thread: returns the thread whose read is being taken, 0 where unknown."""
+        self.users: Collection[int] = ()  # whose reads are recorded; where empty, `note` need not be called
         self._reading_thread = reading_thread
         self._reads: dict[tuple[int, int], FileRead] = {}  # by thread and inode
-        self.noted = trio.Event()  # set where `take` has something to return
-        self._threads: dict[int, tuple[int, Process | None]] = {}  # until when they are remembered
+        self.noted = trio.Event()  # set when `take` has something to return
+        self._threads: dict[int, tuple[int, Process | None]] = {}  # thread -> until when it is remembered, its process
 
     def note(self, inode: int, path: Callable[[int], bytes]) -> None:
-        """The request that is being taken reads this file. path: says the path of an inode in the mount, or raises
-        anything. Costs 0.5 us where it is noted already, else 2 us, and 0.1 ms for another thread."""
+        """Record that the current request reads file *inode*. path: returns the path of an inode in the mount, or
+        raises any exception. Costs 0.5 us where the read is recorded already, else 2 us, and 0.1 ms for a new
+        thread."""
         thread = self._reading_thread()
         if thread <= 0 or (thread, inode) in self._reads or len(self._reads) >= MOST_READS:
             return
@@ -58,7 +59,7 @@ class ReadingProcesses:
         try:
             name = path(inode)
         except Exception:
-            return  # the read itself fails, and says so; or it does not, and nobody hears of it
+            return  # the read itself reports its failure, if it fails
         self._reads[thread, inode] = FileRead(
             user=process.user,
             namespace=process.namespace,
@@ -71,7 +72,7 @@ class ReadingProcesses:
         self.noted.set()
 
     def take(self) -> list[FileRead]:
-        """What was noted since the last call."""
+        """Return the reads recorded since the last call."""
         reads, self._reads = self._reads, {}
         self.noted = trio.Event()
         return list(reads.values())
@@ -87,8 +88,8 @@ class ReadingProcesses:
 
 
 def process_of(thread: int) -> Process | None:
-    """What a thread with that number here belongs to; None where that is not to be seen, and for a process that has
-    several users: what it reads is none of theirs to know."""
+    """Return the process of a thread of this namespace; None where it is not visible, and for a process with several
+    user ids, whose reads none of these users may see."""
     place = _PROC / str(thread)
     try:
         status = (place / "status").read_bytes()

@@ -1,7 +1,7 @@
-"""How many pages of a file the kernel has in its page cache, also of a file that is seen through a shield.
+"""Counts the pages of a file in the kernel's page cache, also through a shield.
 
 The pages of a file in an overlay are those of the file below. cachestat(2) looks for pages of the overlay's file, which
-has none; mincore(2) looks at what a mapping of it maps, which is the file below.
+has none; mincore(2) looks at the file that a mapping maps, which is the file below.
 """
 
 import ctypes
@@ -10,8 +10,8 @@ import os
 from typing import Final
 
 PAGE: Final = mmap.PAGESIZE  # 64 KiB on some machines
-# cachestat(2), of Linux 6.5. It takes a struct cachestat_range, and a struct cachestat of five numbers, of which the
-# first is the number of pages that are there.
+# cachestat(2), of Linux 6.5. It takes a struct cachestat_range, and a struct cachestat of five numbers, the first of
+# which is the number of cached pages.
 _CACHESTAT: Final = 451
 _READ: Final = 1  # PROT_READ
 _SHARED: Final = 1  # MAP_SHARED
@@ -24,13 +24,14 @@ _libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
 
 
 def resident_pages(fd: int, offset: int, length: int) -> int:
-    """How many pages of a range of a file are there. The offset must be at the beginning of a page.
+    """Return how many pages of a range of a file are cached. The offset must be at the beginning of a page.
+
 
     Takes 8 us, or 12 us through a shield or without cachestat. Raises OSError where the kernel does not say.
     """
     span, found = (ctypes.c_uint64 * 2)(offset, length), (ctypes.c_uint64 * 5)()
     refused = ctypes.get_errno() if _libc.syscall(_CACHESTAT, fd, span, found, 0) else 0
-    # mincore tells others than root and the file's owner that all pages are there. Only root has a shield.
+    # To other users than root and the file's owner, mincore reports all pages as cached. Only root has a shield.
     is_root = not os.geteuid()
     if refused and not is_root and os.fstat(fd).st_uid != os.geteuid():
         raise OSError(refused, os.strerror(refused))

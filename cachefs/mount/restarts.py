@@ -1,4 +1,4 @@
-"""When a child process of a mount that has ended is started again: the more often it ends soon, the later."""
+"""Backoff for restarts of a mount's child process: the more often it ends soon, the longer the pause."""
 
 import logging
 import time
@@ -10,28 +10,28 @@ LONGEST_PAUSE: Final = 60.0
 
 
 class Restarts:
-    """Of one child process. It is started again after *first* seconds, then after twice as many, and so on."""
+    """The backoff of one child process: a pause of *first* seconds, then of twice as many, and so on."""
 
     def __init__(self, first: float = 1.0, longest: float = LONGEST_PAUSE) -> None:
         """first, longest: pauses, in seconds."""
-        self.due = 0.0  # when it may be started (monotonic seconds)
+        self.due = 0.0  # earliest time of the next start (monotonic seconds)
         self._first = first
         self._longest = longest
-        self._began: float | None = None  # when it was started (monotonic seconds), if it was
+        self._began: float | None = None  # time of the start (monotonic seconds); None while it does not run
         self._pause = 0.0  # seconds before the last start
 
     @property
     def is_due(self) -> bool:
-        """May it be started?"""
+        """True when the process may be started."""
         return time.monotonic() >= self.due
 
     def begin(self) -> None:
-        """Note that it is started."""
+        """Record a start."""
         self._began = time.monotonic()
 
     def end(self, what: str, *, level: int = logging.WARNING) -> None:
-        """Note that it has ended or could not be started, and log *what* has happened, but no more once the pause is
-        the longest."""
+        """Record that the process has ended or could not be started. Logs *what* has happened, as a warning until the
+        pause has reached its longest."""
         now = time.monotonic()
         if self._began is not None and now - self._began > self._longest:
             self._pause = 0.0

@@ -1,4 +1,4 @@
-"""The FUSE session: it is mounted and the kernel's INIT answered before any process that serves it is forked."""
+"""The FUSE session: mounts and answers the kernel's INIT before any process that serves the mount is forked."""
 
 import ctypes
 import functools
@@ -21,7 +21,7 @@ from cachefs.mount_spec import LATEST, MountSpec
 from cachefs.mount_table import source_of
 
 INIT_SECONDS: Final = 20.0
-# Requests of the kernel's readahead that may be under way at once, as in _zero_open.c, which says so in time.
+# Most requests of the kernel's readahead under way at once, as in _zero_open.c, which sets the limit during INIT.
 MOST_UNDER_WAY: Final = 2048
 
 log = logging.getLogger(__name__)
@@ -29,26 +29,26 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A mount that processes can serve."""
+    """A mount ready to be served by processes."""
 
     operations: Operations
     # libfuse's own descriptor of the device.
     device: int
     connection: Connection
-    # The piece of C under pyfuse3 (cachefs.mount.zero_open), where it is used.
+    # The C code under pyfuse3 (cachefs.mount.zero_open); None where it is not used.
     library: ctypes.CDLL | None
 
     @property
     def shared(self) -> bool:
-        """May several processes wait for its requests?"""
+        """True where several processes may wait for its requests."""
         return self.library is not None
 
     def clone(self) -> int:
-        """Another descriptor of the connection, for `use`. Raises OSError."""
+        """Return another descriptor of the connection, for `use`. Raises OSError."""
         return clone(self.device, blocking=not self.shared)
 
     def use(self, fresh: int) -> None:
-        """In a forked process: serve the clone *fresh* in place of the descriptor that all processes have inherited."""
+        """In a forked process: serve the clone *fresh* instead of the descriptor inherited by all processes."""
         os.dup2(fresh, self.device, inheritable=False)
         os.close(fresh)
 
@@ -88,8 +88,8 @@ def open_session(spec: MountSpec, directory: Path, options: MountOptions, interp
 
 
 async def _answer_init(operations: Operations) -> bool:
-    """False where no INIT comes. The kernel sends INIT once, and every process that serves needs what libfuse learns
-    from it."""
+    """Answer the kernel's INIT; return False where none comes. The kernel sends INIT once, and each serving process
+    needs libfuse's state after it."""
     with trio.move_on_after(INIT_SECONDS) as scope:
         operations.when_initialised = scope.cancel
         await pyfuse3.main()
@@ -97,18 +97,18 @@ async def _answer_init(operations: Operations) -> bool:
 
 
 def source_text(spec: MountSpec, options: MountOptions) -> str:
-    """The SPEC as it was given, by which mount(8) knows that a line of /etc/fstab is mounted already."""
+    """Return the SPEC as given by the user: mount(8) compares it with a line of /etc/fstab to find a mount."""
     return str(spec).removesuffix(LATEST) if options.follow else str(spec)
 
 
 def fuse_options(spec: MountSpec, options: MountOptions) -> set[str]:
-    """libfuse's own options.
+    """Return libfuse's own options.
 
     A read-only mount keeps the kernel from dropping cached attributes after each read (atime). default_permissions lets
     the kernel check modes, which costs 7 % of a warm open+fstat+read+close (0.88 of native speed with it, 0.95 without,
-    one reader). So it is given only where a umask takes any permission away.
+    one reader). It is therefore given only where a umask removes a permission.
     """
-    # libfuse would take what follows a bare comma for an option of its own.
+    # libfuse would take text after a bare comma for another option.
     source = source_of(source_text(spec, options)).replace(",", "\\,")
     given = {"ro", f"fsname={source}", "subtype=cachefs", *options.kernel}
     if options.allow_other:
@@ -119,7 +119,7 @@ def fuse_options(spec: MountSpec, options: MountOptions) -> set[str]:
 
 
 def why_not() -> str:
-    """The likeliest reason why libfuse could not mount, beyond what it has printed itself."""
+    """Return the likeliest reason why libfuse could not mount, beyond its own output."""
     if not os.path.exists("/dev/fuse"):
         return "/dev/fuse does not exist; load the fuse module, or give the container the device"
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):

@@ -1,15 +1,16 @@
-"""The shield: a read-only overlayfs over the mount, which answers in the kernel what FUSE would ask the mount.
+"""The shield: a read-only overlayfs over the mount, so that the kernel answers ioctls that FUSE would send to the
+mount.
 
-Before Python 3.14, open() asks isatty() of each file, which is an ioctl. FUSE sends every ioctl to user space, so that
-open() of a cached file took 131 us where a local disk takes 28. Overlayfs knows no ioctls and says so at once: 35 us.
+Before Python 3.14, open() calls isatty() on each file, which is an ioctl. FUSE sends every ioctl to user space, so that
+open() of a cached file took 131 us, and 28 us on a local disk. Overlayfs has no ioctls and refuses them at once: 35 us.
 
-The overlay takes the place of the FUSE mount, which then is mounted nowhere but in the overlay. So both end together.
-It has the mount as its only regular layer, and an empty directory as a data-only layer, since it wants two. With one
-regular layer no directory is merged, and inode numbers stay as they are. The data-only layer is a directory of sysfs
-that names the FUSE connection, so the table of mounts shows which connection is below (cachefs.mount_table).
+The overlay replaces the FUSE mount, which is then mounted only inside the overlay; both end together. The overlay has
+the mount as its only regular layer, and an empty directory as a data-only layer, since overlayfs requires two layers.
+With one regular layer no directory is merged, and inode numbers stay the same. The data-only layer is a directory of
+sysfs that names the FUSE connection, so the table of mounts shows which connection is below (cachefs.mount_table).
 
-Overlayfs does not expect that names below it come to stand for other things. So only a mount of one dataset has it, and
-only where that stays at one snapshot.
+Overlayfs does not expect names below it to change their meaning. A shield is therefore limited to a mount of one
+dataset that stays at one snapshot.
 """
 
 import ctypes
@@ -40,10 +41,10 @@ _libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def obstacle(spec: MountSpec, *, root: bool, allow_other: bool, can_abort: bool) -> str | None:
-    """Why a mount of *spec* cannot have a shield; None where it may.
+    """Return why a mount of *spec* cannot have a shield; None where it can.
 
-    root: does root mount; allow_other: may other users read; can_abort: can the FUSE connection be ended through its
-    control files? A forced unmount of the overlay would not reach it.
+    root: whether root mounts; allow_other: whether other users may read; can_abort: whether the FUSE connection can be
+    ended through its control files, as a forced unmount of the overlay would not reach it.
     """
     if not root:
         return "it takes root"
@@ -63,8 +64,8 @@ def put_up(
 ) -> None:
     """Put the shield over the mount on *directory*, which must answer requests. Takes SECONDS at most.
 
-    flags: those of `nosuid`, `nodev`, `noexec` that the mount has; shared: is it mounted with allow_other?
-    Raises CachefsError where the choice is ON and it is not possible. Otherwise a line in the log says so.
+    flags: those of `nosuid`, `nodev`, `noexec` that the mount has; shared: whether it is mounted with allow_other.
+    Where no shield is possible, raises CachefsError if the choice is ON, else logs the reason.
     """
     if choice is Shield.OFF:
         return
@@ -82,7 +83,7 @@ def put_up(
 
 
 def _in_a_child(spec: MountSpec, directory: Path, number: int, flags: tuple[str, ...]) -> str | None:
-    """Why the shield could not be put up; None where it is there. A child does it, since requests may hang."""
+    """Put up the shield in a child, since requests may hang. Returns the error; None after success."""
     reader, writer = os.pipe2(os.O_CLOEXEC)
 
     def work() -> None:
@@ -115,13 +116,13 @@ def _in_a_child(spec: MountSpec, directory: Path, number: int, flags: tuple[str,
 def _replace(spec: MountSpec, directory: Path, number: int, flags: tuple[str, ...]) -> None:
     """Put an overlay in the place of the FUSE mount *number*. Raises OSError."""
     place = os.fsencode(directory.parent.resolve() / directory.name)
-    os.chdir(place)  # names the mount also where its path is longer than a layer's name may be
+    os.chdir(place)  # "." works as a layer also where the path is longer than a layer's name may be
     overlay = _overlay(source_of(str(spec)), number, sum(_ATTRIBUTES.get(flag, 0) for flag in flags))
     os.chdir("/")
     if kernel.connection_number(directory) != number:
         raise OSError(errno.EBUSY, "something else is mounted there by now")
     try:
-        # First below and then alone, so that the directory is never seen without the mount.
+        # Attached beneath before the old mount is detached, so that the directory is never seen without the mount.
         attach(overlay, place, beneath=True)
     except OSError as error:
         log.debug("the shield cannot be attached beneath the mount: %s", error.strerror)
@@ -133,12 +134,12 @@ def _replace(spec: MountSpec, directory: Path, number: int, flags: tuple[str, ..
 
 
 def _overlay(source: str, number: int, attributes: int) -> int:
-    """Descriptor of an overlay over the current directory. Raises OSError."""
+    """Return a descriptor of an overlay over the current directory. Raises OSError."""
     options = {"source": source, "lowerdir": f".::{layer_of(number)}", "ro": None}
     try:
         return new_mount("overlay", options, _READ_ONLY | _NO_TIMES | attributes)
     except OSError:
-        # Before Linux 6.16, data-only layers take this option.
+        # Before Linux 6.16, data-only layers need this option.
         return new_mount("overlay", {**options, "metacopy": "on"}, _READ_ONLY | _NO_TIMES | attributes)
 
 

@@ -1,6 +1,7 @@
-"""The process that lives as long as the mount: it mounts, keeps workers, guard and pusher running, and unmounts.
+"""The supervisor: mounts, keeps workers, guard and pusher running, and unmounts. It lives as long as the mount.
 
-It holds the device, and does nothing that could fail or wait: it uses no gRPC, no event loop and no files of the node.
+The supervisor holds the device, and does nothing that could fail or wait: it uses no gRPC, no event loop and no files
+of the node.
 """
 
 import ctypes
@@ -35,23 +36,24 @@ log = logging.getLogger(__name__)
 
 TICK_SECONDS: Final = 1.0
 GOODBYE_SECONDS: Final = 3.0
-# Files that each process of a mount may have open.
+# Open files that each process of a mount may have.
 MOST_FILES: Final = 1 << 16
 
 
 def default_workers() -> int:
-    """How many workers a mount has unless it is told.
+    """Return the number of workers of a mount without the option `workers`.
 
     One process answers 6,000 to 14,000 cold files per second, and a file that was pushed ahead needs no answer. More
-    processes take processors from the job, which has use for all of them: so there is a second worker from four
-    processors on, and further ones grow slowly with them.
+    processes take processors from the job, which has use for all of them. There is therefore a second worker from four
+    processors on, and further ones are added slowly.
     """
     processors = len(os.sched_getaffinity(0))
     return 1 if processors < 4 else min(4, processors // 4 + 1)
 
 
 class Supervisor:
-    """One mount, from the daemon's first answer to unmounting. Raises CachefsError, with nothing mounted."""
+    """Runs one mount, from the registration with the daemon to unmounting. Raises CachefsError, with nothing
+    mounted."""
 
     def __init__(self, spec: MountSpec, directory: Path, options: MountOptions) -> None:
         spec = spec.following() if options.follow or spec.latest else spec
@@ -63,7 +65,7 @@ class Supervisor:
         check_apart_from_origins(directory, self._shown, view.datasets)
         wanted, told_to_end = (os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC) for _ in range(2))
         marks, failures = read_marks.create(), read_marks.create()
-        self._begun = False  # reads were answered, so that programs may rely on the mount
+        self._begun = False  # True once reads were answered: programs may rely on the mount
         readers = reader_table.create()
         self._mount = Mount(
             identity,
@@ -80,9 +82,8 @@ class Supervisor:
         )
 
     def run(self, interposer: ctypes.CDLL | None, mounted: Callable[[], None], ready: Callable[[], None]) -> None:
-        """Mount, call *mounted*, call *ready* once reads are answered; return when the mount has ended, also as a
-        signal asked for it (cachefs.mount.ending). Raises CachefsError.
-        """
+        """Mount, call *mounted*, call *ready* once reads are answered; return when the mount has ended, also after a
+        signal (cachefs.mount.ending). Raises CachefsError."""
         mount = self._mount
         _raise_soft_limit()
         session = open_session(mount.spec, mount.directory, mount.options, interposer)
@@ -101,7 +102,7 @@ class Supervisor:
             if not self._begun:
                 self._unmount(session)
             ending.close()
-            # A mount that is still there may have readers, which would find an empty directory if it were detached.
+            # A mount that still exists may have readers, which would find an empty directory if it were detached.
             session.connection.abort()
             workers.end(GOODBYE_SECONDS)
             control.end()
@@ -138,7 +139,8 @@ class Supervisor:
                     return
 
     def _begin(self, session: Session, ready: Callable[[], None]) -> None:
-        """To be called when requests are answered. Raises CachefsError."""
+        """Put up the shield and report the mount as ready. To be called when requests are answered. Raises
+        CachefsError."""
         mount, options = self._mount, self._mount.options
         if options.readahead:
             kernel.raise_readahead(mount.directory, options.readahead)
@@ -149,7 +151,7 @@ class Supervisor:
         self._begun = True
 
     def _unmount(self, session: Session) -> None:
-        """Detach a mount that no program relies on yet."""
+        """Detach a mount that no program uses yet."""
         if session.connection.is_seen:
             try:
                 kernel.unmount(self._mount.directory, lazy=True, force=not session.connection.has_abort)
@@ -164,7 +166,7 @@ class Supervisor:
         return wanted
 
     def _pinned_spec(self) -> MountSpec:
-        """The SPEC for the pusher: one that starts later must find the snapshot this mount stays at."""
+        """Return the SPEC for the pusher, which may start later and must find the snapshot that this mount stays at."""
         if self._mount.spec.stays:
             (dataset,) = self._shown
             return MountSpec((Part(dataset.name, dataset.snapshot),))
@@ -172,7 +174,7 @@ class Supervisor:
 
 
 def _check_hides_nothing(directory: Path, view: NodeView, shown: Sequence[DatasetView]) -> None:
-    """Raises CachefsError where the mount would cover what its workers read: each read would wait for another."""
+    """Raise CachefsError where the mount would hide files that its workers read: they would wait for themselves."""
     needed = [("the daemon's index", view.index)]
     needed += [(f"the {name} tier", path) for name, path in view.tiers.items()]
     needed += [(f"the snapshot of {dataset.name}", dataset.path) for dataset in shown]
@@ -182,8 +184,8 @@ def _check_hides_nothing(directory: Path, view: NodeView, shown: Sequence[Datase
 
 
 def _raise_soft_limit() -> None:
-    """Let all processes of the mount have as many files open as is allowed: a snapshot is a file, and so is a
-    segment, of which each thread of the pusher keeps some."""
+    """Raise the limit of open files for all processes of the mount: snapshots and segments are files, and each thread
+    of the pusher keeps some open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,4 +1,4 @@
-"""The index and the tiers of this node, as its daemon last described them, and as it describes them after a restart."""
+"""The index and the tiers of this node, as last described by its daemon, also after the daemon's restart."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class _NoIndex(IndexReader):
-    """In the place of an index that cannot be opened yet: no block is found, and no segment is the daemon's."""
+    """Replaces an index that cannot be opened yet: finds no block, and accepts no segment."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -31,10 +31,10 @@ class _NoIndex(IndexReader):
 
 
 class TierView:
-    """Where to look for a block (the index), and where its bytes are (the directories of the tiers)."""
+    """The index (location of each block) and the directories of the tiers (bytes of the blocks)."""
 
     def __init__(self, view: NodeView, *, needs_index: bool = True) -> None:
-        """needs_index: raise CachefsError where the index cannot be read. Else no block is found until `follow`
+        """needs_index: raise CachefsError where the index cannot be read. Otherwise no block is found until `follow`
         succeeds."""
         try:
             self.index = IndexReader(Path(view.index))
@@ -46,11 +46,10 @@ class TierView:
         self.directories = _directories(view)  # tier number -> directory of its segments
 
     def follow(self, view: NodeView) -> bool:
-        """Use what a daemon, which may have restarted, says now. True where a tier has another directory or owner.
+        """Adopt the view of a daemon that may have restarted. Returns whether a tier has another directory or owner.
 
-        Raises CachefsError where an index that has taken the place of the one read so far cannot be read. Where it has
-        another path, everything is then as it was. Where it has the same path, no block is found until a later call
-        succeeds, so that the daemon is asked for each.
+        Raises CachefsError where a new index cannot be read. With another path than before, the old state is kept. With
+        the same path, no block is found until a later call succeeds, and each is requested from the daemon.
         """
         owner = self.index.owner
         if view.index != str(self.index.path):
@@ -58,7 +57,7 @@ class TierView:
             self.index.close()
             self.index = fresh
         elif not self.index.is_current():
-            # LMDB opens no path twice in a process.
+            # LMDB does not open a path twice in a process.
             self.index.close()
             self.index = IndexReader(Path(view.index))
         directories = _directories(view)

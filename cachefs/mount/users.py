@@ -1,4 +1,4 @@
-"""Finds the processes that keep a mount from being unmounted, as /proc tells without asking the mount."""
+"""Finds the processes that keep a mount from being unmounted, through /proc and without access to the mount."""
 
 import contextlib
 import itertools
@@ -10,19 +10,19 @@ from typing import Final
 
 from cachefs.mount_table import mount_points, mount_points_of
 
-# Users that are named; there may be thousands.
+# Most users that are named; there may be thousands.
 MOST_USERS: Final = 5
-# Seconds that a search may take: one process of a loader may have thousands of files open and mapped, and there may be
-# thousands of processes.
+# Most seconds of a search: a loader's process may have thousands of files open and mapped, and there may be thousands
+# of processes. thousands of processes.
 SEARCH_SECONDS: Final = 1.0
 _PROCESSES: Final = Path("/proc")
 
 
 def describe_users(directory: Path, seconds: float = SEARCH_SECONDS) -> str:
-    """Say which processes use the mount on *directory*, and how: the first MOST_USERS that are found within *seconds*.
-    Empty where none is found.
+    """Describe the processes that use the mount on *directory*: the first MOST_USERS found within *seconds*, and how
+    each uses it. Empty where none is found.
 
-    Maps are read last, since those of one process may take as long as the links of a thousand. Without root, only
+    Maps are read last, since the maps of one process may take as long as the links of a thousand. Without root, only
     processes of the caller can be searched.
     """
     users = itertools.islice(_users(directory, time.monotonic() + seconds), MOST_USERS + 1)
@@ -54,10 +54,10 @@ def _users(directory: Path, deadline: float) -> Iterator[tuple[int, str, str]]:
 
 
 def _link_or_file(process: Path, top: str, mount: int | None, deadline: float) -> str:
-    """Say which link or open file of a process is below *top*; "" where none is, or none is found in time.
+    """Describe a link or open file of a process below *top*; "" where none is found in time.
 
     mount: the kernel's id of the mount on *top*; None where none is there. A process that uses the directory under the
-    mount is no user: a shell that was in it before, or a process of the mount, which has kept it open since then.
+    mount does not count: for example a shell that was in it before, or a process of the mount that keeps it open.
     """
     for link, how in (("cwd", "is in"), ("root", "has as its root"), ("exe", "runs")):
         with contextlib.suppress(OSError):
@@ -75,7 +75,7 @@ def _link_or_file(process: Path, top: str, mount: int | None, deadline: float) -
 
 
 def _mapped_file(process: Path, top: str, mount: int | None, deadline: float) -> str:
-    """Say which file below *top* a process has mapped; "" where it has none, or none is found in time."""
+    """Describe a mapped file of a process below *top*; "" where none is found in time."""
     with contextlib.suppress(OSError), (process / "maps").open(errors="surrogateescape") as maps:
         for line in maps:
             if time.monotonic() >= deadline:
@@ -87,7 +87,8 @@ def _mapped_file(process: Path, top: str, mount: int | None, deadline: float) ->
 
 
 def _is_on(link: Path, mount: int | None) -> bool:
-    """Return whether a link of /proc leads to a file of *mount*, without asking it. None: any mount. Raises OSError."""
+    """Return whether a link of /proc leads to a file of *mount* (None: any mount), without access to the mount. Raises
+    OSError."""
     if mount is None:
         return True
     descriptor = os.open(link, os.O_PATH | os.O_CLOEXEC)

@@ -1,12 +1,11 @@
-"""What the daemon has told this mount about its node, in the order in which the mount has acted on it.
+"""The log of the daemon's views of its node that this mount has acted on, in order.
 
-All workers of a mount must show the same tree. A worker that takes the place of another must know every inode that the
-kernel has got from that one. So the views that they act on are in one file without a name, which all of them have open.
-A worker that the daemon tells something new adds it to the file, and all workers take it from there. A worker that
-starts needs no daemon for it.
+All workers of a mount must show the same tree. A worker that replaces another must know every inode that the kernel has
+got from the first one. The views are therefore in one unnamed file that all workers have open. A worker that gets a new
+view from the daemon appends it, and all workers read it there. A worker can start without the daemon.
 
-Where the file has become long, a worker adds a summary: the last view, and the slots of all that was shown. Whoever has
-not read so far goes on from there, and what is before it is thrown away, but for the first view.
+When the file has become long, a worker appends a summary: the last view, and the slots of all snapshots shown so far.
+Workers that are behind continue from the summary, and the file before it is punched out, except for the first view.
 """
 
 import ctypes
@@ -27,24 +26,25 @@ from cachefs.mount.namespace import Slot
 
 log = logging.getLogger(__name__)
 
-# At the start of the file: where the last whole record ends, and where the last summary begins. They are written after
-# the record, so that a writer may die at any time.
+# At the start of the file: end of the last whole record, and begin of the last summary. They are written after the
+# record, so that a writer may die at any time.
 _HEAD: Final = struct.Struct("<QQ")
-# A log that has become longer than this since the last summary, and four times as long as that, is summed up.
+# A log is summed up once it has grown by more than this, and by four times the last summary's length, since that
+# summary.
 _LONG: Final = 1 << 20
 # FALLOC_FL_KEEP_SIZE and FALLOC_FL_PUNCH_HOLE.
 _PUNCH: Final = 3
-# Seconds for which the lock is waited for. It is held for some 20 us, and who waits for it answers no requests.
+# Most seconds of a wait for the lock. The lock is held for some 20 us, and a waiting worker answers no requests.
 LOCK_SECONDS: Final = 0.5
 _libc: Final = ctypes.CDLL(None, use_errno=True)
-_HEADER: Final = struct.Struct("<IQ")  # length of what follows, unix time in nanoseconds
+_HEADER: Final = struct.Struct("<IQ")  # length of the record, unix time in nanoseconds
 
 
 class _Record(msgspec.Struct, frozen=True):
-    """A record of the log."""
+    """A record of the log: a view, or a summary."""
 
     view: NodeView
-    # Of a summary, what Summary has; None for a view.
+    # The slots of a summary; None for a view.
     slots: list[Slot] | None = None
     changed_ns: int = 0
 
@@ -53,34 +53,34 @@ class _Record(msgspec.Struct, frozen=True):
 class Heard:
     """A view of the node."""
 
-    # When the mount heard it: unix time in nanoseconds.
+    # When the mount got the view: unix time in nanoseconds.
     when_ns: int
     view: NodeView
-    # Where views before it may be missing: what was shown so far, and when that has changed last, in nanoseconds.
+    # In a summary: all slots shown so far, and the unix time of the last change in nanoseconds. None in a plain view.
     slots: list[Slot] | None = None
     changed_ns: int = 0
 
 
 class ViewLog:
-    """The log. It is to be made before forking; each process then has a place of its own in it."""
+    """The log. To be created before the forks; each process then has its own position in the log."""
 
     def __init__(self, first: NodeView) -> None:
         self._fd = os.memfd_create("cachefs-views", os.MFD_CLOEXEC)
         self._decode = msgspec.msgpack.Decoder(_Record).decode
-        self._place = _HEAD.size  # up to which this process has read, in bytes
+        self._place = _HEAD.size  # read position of this process, in bytes
         self._last = _lasting(first)  # the last view that this process has read or written
-        self._begin = _HEAD.size  # where the last summary begins that this process knows of
+        self._begin = _HEAD.size  # begin of the last summary that this process knows
         self._append(self._place, _Record(self._last))
 
     def news(self) -> list[Heard]:
-        """What was added since the last call, oldest first; at the first call, all there is."""
+        """Return the views added since the last call, oldest first; at the first call, all."""
         heard = []
         while self._place < self._ends()[0]:
             place, (length, when) = self._place, _HEADER.unpack(os.pread(self._fd, _HEADER.size, self._place))
             packed = os.pread(self._fd, length, place + _HEADER.size)
             self._begin = self._ends()[1]
             if _HEAD.size < place < self._begin:
-                self._place = self._begin  # what was read may have been thrown away meanwhile
+                self._place = self._begin  # the bytes just read may have been punched out meanwhile
                 continue
             record = self._decode(packed)
             self._place, self._last = place + _HEADER.size + length, record.view
@@ -88,8 +88,8 @@ class ViewLog:
         return heard
 
     def add(self, view: NodeView) -> list[Heard]:
-        """Add *view*, unless nothing in it is new, or somebody has held the lock for LOCK_SECONDS: the daemon says it
-        again. Returns what `news` returns then."""
+        """Append *view*, unless it has nothing new, or another process has held the lock for LOCK_SECONDS: the daemon
+        sends the view again. Returns as `news`."""
         view = _lasting(view)
         if view == self._last and self._place == self._ends()[0]:
             return []
@@ -101,14 +101,14 @@ class ViewLog:
 
     @property
     def is_long(self) -> bool:
-        """Is it time to `sum_up`?"""
+        """True when `sum_up` is due."""
         end, begin = self._ends()
         (length, _) = _HEADER.unpack(os.pread(self._fd, _HEADER.size, begin))
         return bool(end - begin > max(_LONG, 4 * length))
 
     def sum_up(self, slots: list[Slot], changed_ns: int) -> None:
-        """Throw away what is not needed any more. slots, changed_ns: see Heard, after all views that this process has
-        read. Does nothing where there are news."""
+        """Append a summary and punch out the views before it. slots, changed_ns: see Heard, after all views that this
+        process has read. Does nothing where there are unread views."""
         with self._locked() as is_locked:
             if not is_locked:
                 return
@@ -122,7 +122,7 @@ class ViewLog:
                 log.warning("the mount's log of views cannot be cut: %s", os.strerror(ctypes.get_errno()))
 
     def _ends(self) -> tuple[int, int]:
-        """Where the last whole record ends, and where the last summary begins."""
+        """Return the end of the last whole record, and the begin of the last summary."""
         head = os.pread(self._fd, _HEAD.size, 0)
         end, begin = _HEAD.unpack(head) if head else (_HEAD.size, _HEAD.size)
         return end, begin
@@ -135,8 +135,8 @@ class ViewLog:
 
     @contextmanager
     def _locked(self) -> Iterator[bool]:
-        """Hold the lock for writing; yields False where somebody else holds it for LOCK_SECONDS, as a worker that was
-        stopped. It is a lock of lockf: one of flock belongs to the open file, which forked processes share."""
+        """Hold the lock for writing; yield False where another process holds it for LOCK_SECONDS, such as a stopped
+        worker. Uses lockf, since a lock of flock belongs to the open file, which forked processes share."""
         deadline = time.monotonic() + LOCK_SECONDS
         while not (is_locked := self._try_lock()) and time.monotonic() < deadline:
             time.sleep(0.001)
@@ -155,5 +155,5 @@ class ViewLog:
 
 
 def _lasting(view: NodeView) -> NodeView:
-    """The view without what changes with every block."""
+    """Return the view without the fields that change with every block."""
     return msgspec.structs.replace(view, capacity=0, used=0)

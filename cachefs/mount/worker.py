@@ -1,7 +1,7 @@
-"""A worker of a mount: answers the requests that the kernel hands it, and reports to the daemon, until the mount ends.
+"""A worker of a mount: answers requests of the kernel, and reports to the daemon, until the mount ends.
 
-It is forked from the supervisor after the kernel's INIT was answered, with libfuse's session; a clone of the device
-takes the place of the session's own descriptor. Nothing is kept between requests, so any worker can answer any request.
+A worker is forked from the supervisor after the kernel's INIT was answered, with libfuse's session; a clone of the
+device replaces the session's own descriptor. No state is kept between requests, so any worker can answer any request.
 """
 
 import errno
@@ -40,21 +40,21 @@ from cachefs.rpc import REPORT, TELL_READS, DaemonClient
 
 log = logging.getLogger(__name__)
 
-# What the daemon fetches and evicts next depends on what was read. So while there is anything to report, a report goes
-# out at least so often, and sooner where much was read (BlockReader.much_accessed): each takes 0.5 ms of the worker.
+# The daemon's next fetches and evictions depend on the reads. While there is something to report, a report is therefore
+# sent at least this often, and sooner after many reads (BlockReader.much_accessed). Each takes 0.5 ms of the worker.
 REPORT_SECONDS: Final = 0.1
-# Seconds after which a mount that has nothing to report shows that it is there.
+# Seconds between reports of an idle mount, as signs of life.
 IDLE_REPORT_SECONDS: Final = 10.0
 REPORT_TIMEOUT: Final = 5.0
 BEAT_SECONDS: Final = 1.0
-# Requests that a worker works on at once. So many reads may wait (MOST_WAITING in cachefs.mount.block_reader), and then
-# there is still room for requests that need not wait. pyfuse3 starts a task for each, when it has none that is idle.
+# Requests that a worker handles at once: MOST_WAITING reads may wait, and others must still be answered. pyfuse3 starts
+# a task for each request when no task is idle.
 MOST_REQUESTS: Final = MOST_WAITING + 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """What the processes of one mount share."""
+    """The state shared by the processes of one mount."""
 
     # Names the mount in reports to the daemon.
     id: str
@@ -64,14 +64,14 @@ class Mount:
     directory: Path
     options: MountOptions
     views: ViewLog
-    # An eventfd that is set where somebody wants to write to the control FIFO (cachefs.mount.control).
+    # An eventfd, set when a program is about to write to the control FIFO (cachefs.mount.control).
     wanted: int
-    # Descriptors of marks (cachefs.mount.read_marks): of what was read, and of what an absent daemon has not brought.
+    # Descriptors of marks (cachefs.mount.read_marks): of blocks read, and of blocks whose fetch failed at a deadline.
     marks: int
     failures: int
     # Descriptor of the table of processes that have read the mount (cachefs.mount.reader_table).
     readers: int
-    # An eventfd that is set once a signal has asked for the end of the mount.
+    # An eventfd, set once a signal has asked for the end of the mount.
     told_to_end: int
 
     @property
@@ -84,10 +84,11 @@ class Mount:
 def work(
     mount: Mount, number: int, operations: Operations, connection: int, supervisor: socket.socket, *, begins: bool
 ) -> None:
-    """Be worker *number*, in a process of its own, until the mount ends.
+    """Run worker *number*, in a process of its own, until the mount ends.
 
-    connection: the kernel's number of the FUSE connection; supervisor: the socket for messages to it; begins: this is
-    the first worker to serve the mount.
+
+    connection: the kernel's number of the FUSE connection; supervisor: the socket for messages to it; begins: whether
+    this is the first worker to serve the mount.
     """
     logging.getLogger("pyfuse3").addFilter(_is_news)
     try:
@@ -97,15 +98,15 @@ def work(
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """False for an answer that the kernel refused because the request was answered already: when a worker dies, its
-    requests are handed out again."""
+    """Return False for the log record of an answer that the kernel refused as already given: after a worker's death,
+    its requests are handed out again."""
     return "fuse_reply" not in record.msg or record.args != (os.strerror(errno.ENOENT),)
 
 
 class Worker:
-    """One worker, in which all parts of a serving process are put together.
+    """Serves a mount in one process. Creates all parts that serving needs.
 
-    It is to be made after the fork, which gRPC, LMDB and trio do not survive.
+    To be created after the fork, which gRPC, LMDB and trio do not survive.
     """
 
     def __init__(
@@ -120,18 +121,18 @@ class Worker:
         operations.note_reader = ReaderTable(mount.readers, mount.pid).note
         self._client = DaemonClient(mount.options.socket)
         first, *later = mount.views.news()
-        self._heard = first  # the last view of the node that this worker acts on
+        self._heard = first  # the last view of the node that this worker has adopted
         self._namespace = Namespace(mount.spec, first.view.datasets, lambda: self._heard.when_ns, self._catch_up)
         self._take_up(later)
         self._told_to_end = False
-        self._heard_from = ""  # the daemon that has answered its last report
-        self._trouble = ""  # why the daemon's news could not be followed, as logged last
+        self._heard_from = ""  # instance of the daemon that answered the last report
+        self._trouble = ""  # the last logged reason why a view could not be followed
 
     async def run(self, *, begins: bool) -> None:
         """Serve until the mount ends. Raises CachefsError where serving cannot begin.
 
-        A mount cannot begin without the node's index. Later, a worker serves also while that cannot be opened, as when
-        the daemon is away and makes it anew: it then asks the daemon for each block, and readers wait for it.
+        A mount cannot begin without the node's index. Later, a worker serves also while the index cannot be opened, as
+        when the daemon is away and rebuilds it: the worker requests each block from the daemon, and readers wait.
         """
         link = DaemonLink(self._client)
         channel = FetchChannel(self._mount.options.socket)
@@ -156,8 +157,8 @@ class Worker:
             self._say_goodbye()
 
     async def _announce(self) -> None:
-        """Tell the supervisor that requests are answered; a stat through the mount proves it. Another worker may have
-        taken that and be stuck, so a stat that takes long is no reason to end."""
+        """Tell the supervisor that requests are answered, after a stat through the mount has proved it. Another, stuck
+        worker may have taken the stat, so a slow stat is no reason to end."""
         await trio.to_thread.run_sync(os.stat, self._mount.directory, abandon_on_cancel=True)
         self._say(WorkerMessage.READY)
 
@@ -168,8 +169,8 @@ class Worker:
                 pyfuse3.terminate()
 
     async def _beat(self) -> None:
-        """Run in the loop that answers requests: when the loop is stuck, no more beats come, and the supervisor sees
-        it."""
+        """Send heartbeats from the loop that answers requests. When the loop is stuck, they stop, and the supervisor
+        notices."""
         while True:
             self._say(WorkerMessage.BEAT)
             self._catch_up()
@@ -212,12 +213,12 @@ class Worker:
             self._follow(view)
 
     async def _report_ending(self) -> None:
-        """Wake the reporting task once the mount is told to end."""
+        """Wake the reporting task once a signal has asked for the mount's end."""
         await trio.lowlevel.wait_readable(self._mount.told_to_end)
         self._operations.wake()
 
     async def _keep_telling_reads(self, link: DaemonLink) -> None:
-        """Tell which process reads which file, while somebody asks. What cannot be told is dropped."""
+        """Send which process reads which file, while users ask for it. Reads that cannot be sent are dropped."""
         while True:
             await self._operations.reading.noted.wait()
             await trio.sleep(REPORT_SECONDS)
@@ -227,7 +228,7 @@ class Worker:
                 log.debug("reads are not told: %s", error)
 
     def _follow(self, view: NodeView) -> None:
-        """Act on what the daemon says of its node, and tell the other workers."""
+        """Adopt the daemon's view of its node, and pass it to the other workers."""
         if view.instance != self._heard.view.instance:
             log.info("the daemon has restarted")
 
@@ -241,11 +242,11 @@ class Worker:
         self._try_to_follow(follow)
 
     def _catch_up(self) -> None:
-        """Act on what other workers were told by the daemon."""
+        """Adopt the views that other workers got from the daemon."""
         self._try_to_follow(lambda: self._take_up(self._mount.views.news()))
 
     def _try_to_follow(self, follow: Callable[[], None]) -> None:
-        """Do *follow*. Where it fails, log that once, since it is tried again with every report."""
+        """Call *follow*. Logs a repeated failure only once, since each report tries again."""
         try:
             follow()
         except (CachefsError, OSError) as error:
@@ -270,7 +271,7 @@ class Worker:
         self._client.close()
 
     def _news(self, *, closing: bool = False) -> MountReport:
-        """A report of what was read since the last call."""
+        """Return a report of the reads since the last call."""
         reader = self._reader
         stalls, reader.stalls = reader.stalls, []
         snapshots, reader.snapshots = reader.snapshots, set()

@@ -1,4 +1,4 @@
-"""What a worker of a mount says to its supervisor, one packet of a socket per message."""
+"""Messages of a mount's worker to its supervisor, one packet of a socket per message."""
 
 from enum import StrEnum
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 class WorkerMessage(StrEnum):
     # The worker answers requests.
     READY = "ready"
-    # The loop that answers requests goes round; said every second.
+    # A heartbeat of the loop that answers requests, sent every second.
     BEAT = "beat"
     # The mount has ended.
     OVER = "over"
@@ -19,6 +19,6 @@ def pack(message: WorkerMessage, reason: str = "") -> bytes:
 
 
 def unpack(packet: bytes) -> tuple[WorkerMessage, str]:
-    """The message, and the reason given."""
+    """Return the message, and the reason given."""
     message, _, reason = packet.decode().partition(" ")
     return WorkerMessage(message), reason

@@ -1,8 +1,8 @@
-"""The workers of a mount, as their supervisor sees them: started, watched, and replaced.
+"""Starts, watches and replaces the workers of a mount, in its supervisor.
 
-A worker that dies leaves requests behind that no other worker would ever get. The supervisor has the worker's clone of
-the device open too, so these requests do not fail with the worker: the kernel hands them out again, and their readers
-notice nothing but a pause. A kernel that cannot do that fails them when the supervisor closes the clone, so that no
+A worker that dies leaves requests behind that no other worker would get. The supervisor has the worker's clone of the
+device open too, so these requests do not fail with the worker: the kernel hands them out again, and their readers
+notice only a pause. On a kernel that cannot do that, the requests fail when the supervisor closes the clone, so that no
 reader waits for ever.
 """
 
@@ -30,23 +30,23 @@ from cachefs.mount.worker_messages import WorkerMessage, unpack
 
 log = logging.getLogger(__name__)
 
-# A worker that says nothing for so many seconds, while readers wait, is replaced.
+# A worker without a message for this long, while readers wait, is replaced.
 SILENT_SECONDS: Final = 10
-# With so many workers that were killed and do not die, no other is started: each hangs in the kernel, most likely at a
-# disk, as the next one would.
+# With this many killed workers that do not die, no other is started: each hangs in the kernel, most likely at a disk,
+# as the next one would.
 MOST_HANGING: Final = 4
-# A mount that nobody serves for so many seconds, since no worker begins to or none may be started, is ended; as long
-# as a read may wait by default. (A worker serves also where there is neither a daemon nor an index.)
+# A mount that no worker has served for this long is ended; as long as a read may wait by default. (A worker serves also
+# without a daemon and without an index.)
 UNSERVED_SECONDS: Final = 60
-# So many crashes of workers, one soon after the other, end the mount. A worker that is killed does not count, since
-# that says nothing about the next one.
+# This many crashes of workers in quick succession end the mount. A killed worker does not count, since a kill does not
+# predict how the next worker ends.
 MOST_CRASHES: Final = 8
-_NO_CRASH: Final = (0, -signal.SIGTERM, -signal.SIGKILL)  # how a worker ends that was told to
-# A worker that has lived for so many seconds has not crashed soon after another.
+_NO_CRASH: Final = (0, -signal.SIGTERM, -signal.SIGKILL)  # exit codes of a commanded end
+# A crash after this lifetime does not count as in quick succession.
 STEADY_SECONDS: Final = 10.0
-# Seconds between a first crash, or a first worker that ended before it served, and the next start; doubled with every
-# further one. A worker that never serves is started again after LONGEST_PAUSE at most: so long do readers wait on after
-# what kept it from serving, such as a lack of memory, is over.
+# Seconds between a first crash, or a first worker that ended before it served, and the next start; doubled with each
+# further one. A worker that never serves is restarted after LONGEST_PAUSE at most: readers wait at most this long after
+# the cause, such as a lack of memory, is over.
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 8.0
 _MESSAGE: Final = 1 << 16
@@ -54,11 +54,11 @@ _MESSAGE: Final = 1 << 16
 
 @dataclass(slots=True, eq=False)
 class _Worker:
-    """A worker that runs."""
+    """A running worker."""
 
     number: int
     pid: int
-    # Descriptor that can be read when the process has ended.
+    # Descriptor that becomes readable when the process has ended.
     pidfd: int
     # The socket on which the worker's messages come (cachefs.mount.worker_messages).
     channel: socket.socket
@@ -67,37 +67,34 @@ class _Worker:
     # When it was started (monotonic seconds).
     began: float = field(default_factory=time.monotonic)
     ready: bool = False
-    # Why it cannot serve, in its own words.
+    # Why the worker cannot serve, in its own words.
     failed: str = ""
-    # Seconds since it last said anything.
+    # Seconds since its last message.
     silent: int = 0
 
 
 class WorkerPool:
-    """As many workers as the mount is to have; one that ends leaves its place empty until another is started in it.
-
-    It has many attributes, since each way in which a worker may fail is counted for itself.
-    """
+    """The workers of a mount: one per number; the number of an ended worker is free until another is started."""
 
     def __init__(self, mount: Mount, session: Session, size: int) -> None:
-        self.ready = False  # requests are served
-        self.over = False  # the mount has ended
-        self.failure: CachefsError | None = None  # why the mount has to end
+        self.ready = False  # whether requests are served
+        self.over = False  # whether the mount has ended
+        self.failure: CachefsError | None = None  # why the mount must end
         self._mount = mount
         self._session = session
         self._blame = Blame(size)
         self._selector = selectors.DefaultSelector()
         self._workers: list[_Worker] = []
-        self._hanging: list[_Worker] = []  # killed, and not dead
-        self._unserved = 0  # seconds for which nobody has served the mount
-        # Number of each worker that does not run -> when to start it (monotonic seconds).
+        self._hanging: list[_Worker] = []  # killed, but not dead yet
+        self._unserved = 0  # seconds without a worker that serves
+        # Worker number without a running process -> when to start one (monotonic seconds).
         self._empty_places = dict.fromkeys(range(size), 0.0)
-        self._restarts: dict[int, Restarts] = {}  # of each number whose last worker has not served
-        self._crashes = 0  # one soon after the other
-        self._wakes: set[int] = set()  # descriptors of others that are watched
+        self._restarts: dict[int, Restarts] = {}  # by worker number, where the last worker has not served
+        self._crashes = 0  # crashes in quick succession
+        self._wakes: set[int] = set()  # watched descriptors of the caller of `wait`
 
     def wait(self, seconds: float, wakes: Sequence[int]) -> None:
-        """Handle whatever happens within *seconds*, or until one of the descriptors *wakes* can be read."""
+        """Handle events for *seconds*, or until one of the descriptors *wakes* becomes readable."""
         for wake in self._wakes.difference(wakes):
             self._ignore(wake)
         for wake in set(wakes) - self._wakes:
@@ -110,16 +107,16 @@ class WorkerPool:
             key.data()
 
     def requests(self) -> tuple[int, ...]:
-        """The requests that the workers took last; it changes with each request, where the piece of C notes them."""
+        """Return the requests that the workers took last; changes with each request where the C code notes them."""
         return self._blame.requests()
 
     def tend(self) -> None:
-        """Replace workers that say nothing; find out whether the mount has ended or has to end.
+        """Replace silent workers, and find out whether the mount has ended or must end.
 
-        To be called once a second. These calls are counted and not the seconds of a clock, so that no worker is blamed
-        for a time in which the machine slept or the whole mount was stopped.
+        To be called once a second. The calls are the clock, so that no worker is blamed for a time in which the machine
+        slept or the whole mount was stopped.
         """
-        if device.is_over(self._session.device):  # which else only a worker that serves would say
+        if device.is_over(self._session.device):  # otherwise only a serving worker would report it
             self.over = True
             return
         self._replace_silent()
@@ -136,7 +133,7 @@ class WorkerPool:
             worker.silent += 1
             if worker.silent > SILENT_SECONDS and self._session.connection.has_waiting():
                 log.warning("worker %d (process %d) does nothing and is replaced", worker.number, worker.pid)
-                # Not only when it has died, since its death may have to wait for what it hangs on.
+                # Recorded before the worker's death, which may have to wait for the hanging operation.
                 if not is_held(worker.pid):
                     self._blame.died(worker.number)
                 signal.pidfd_send_signal(worker.pidfd, signal.SIGKILL)
@@ -145,7 +142,7 @@ class WorkerPool:
                 self._hanging.append(worker)
 
     def end(self, seconds: float) -> None:
-        """Have the workers end, which tell the daemon so, and kill those that have not ended within *seconds*."""
+        """End the workers, which say goodbye to the daemon; kill those that have not ended within *seconds*."""
         deadline = time.monotonic() + seconds
         for worker in self._workers:
             signal.pidfd_send_signal(worker.pidfd, signal.SIGTERM)
@@ -203,7 +200,7 @@ class WorkerPool:
         self._selector.register(worker.pidfd, selectors.EVENT_READ, functools.partial(self._reap, worker))
 
     def _close_in_worker(self, channel: socket.socket) -> None:
-        """Close, in a new worker, what belongs to the supervisor; the other workers' clones must not stay open here."""
+        """In a new worker: close what belongs to the supervisor. The other workers' clones must not stay open here."""
         self._selector.close()
         channel.close()
         for worker in self._workers:
@@ -214,15 +211,15 @@ class WorkerPool:
             os.close(worker.pidfd)
 
     def _receive(self, worker: _Worker) -> None:
-        """Handle all messages of *worker*; none of one that was removed for an event of the same `select`."""
+        """Handle all messages of *worker*, unless an event of the same `select` has removed it."""
         if worker not in self._workers:
             return
         with contextlib.suppress(BlockingIOError, ConnectionError):
             while packet := worker.channel.recv(_MESSAGE, socket.MSG_DONTWAIT):
-                with contextlib.suppress(ValueError):  # no message that we know
+                with contextlib.suppress(ValueError):  # an unknown message
                     message, text = unpack(packet)
                     self._handle(worker, message, text)
-            self._ignore(worker.channel)  # it has closed its end, and is about to die
+            self._ignore(worker.channel)  # the worker has closed its end, and is about to die
 
     def _handle(self, worker: _Worker, message: WorkerMessage, text: str) -> None:
         worker.silent = 0
@@ -237,7 +234,7 @@ class WorkerPool:
                 self.failure = CachefsError(text)
 
     def _reap(self, worker: _Worker) -> None:
-        """Take note of the end of *worker*, and leave its place to another."""
+        """Record the end of *worker*, and free its number."""
         self._receive(worker)
         self._ignore(worker.pidfd)
         os.close(worker.pidfd)
@@ -265,7 +262,7 @@ class WorkerPool:
             self._selector.unregister(source)
 
     def _remove(self, worker: _Worker) -> None:
-        """Have the requests of *worker* handed out again, and its place filled."""
+        """Have the requests of *worker* handed out again, and schedule its replacement."""
         self._workers.remove(worker)
         self._ignore(worker.channel)
         worker.channel.close()
@@ -275,14 +272,14 @@ class WorkerPool:
         self._empty_places[worker.number] = time.monotonic()
 
     def _pause(self, number: int, what: str) -> None:
-        """Have worker *number* started later, and log *what* has happened, which is nobody's fault: where no worker
-        serves for long, that ends the mount (`tend`)."""
+        """Start worker *number* later, and log *what* has happened. The failure blames no request; where no worker
+        serves for long, `tend` ends the mount."""
         restarts = self._restarts.setdefault(number, Restarts(FIRST_PAUSE, LONGEST_PAUSE))
         restarts.end(what)
         self._empty_places[number] = restarts.due
 
     def _note_crash(self, number: int, lived: float) -> None:
-        """lived: seconds."""
+        """Record a crash, and schedule the next start. lived: seconds."""
         self._crashes = 1 if lived > STEADY_SECONDS else self._crashes + 1
         if self._crashes >= MOST_CRASHES or not self.ready:
             self.failure = self.failure or CachefsError("the workers of the mount crash; see its log")

@@ -1,4 +1,4 @@
-"""Loading the piece of C that makes zero-open possible (see _zero_open.c), before pyfuse3 is imported."""
+"""Loads the C code for zero-open (see _zero_open.c), before pyfuse3 is imported."""
 
 import ctypes
 import functools
@@ -18,7 +18,7 @@ _DIRECTORIES: Final = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class KernelOpens:
-    """What the kernel opens by itself once the mount has said ENOSYS; any other open would fail then."""
+    """The kinds of opens that the kernel does by itself after the mount's ENOSYS; any other open would then fail."""
 
     files: bool
     directories: bool
@@ -48,22 +48,22 @@ def load() -> ctypes.CDLL:
 
 
 def is_active(library: ctypes.CDLL) -> bool:
-    """Has the interposer taken hold of the session? To be asked after pyfuse3.init."""
+    """Return whether the interposer is active in the session. To be called after pyfuse3.init."""
     return bool(library.cachefs_zero_open_active())
 
 
 def kernel_opens(library: ctypes.CDLL) -> KernelOpens:
-    """What the kernel has said that it can do, when it greeted the mount."""
+    """Return the abilities that the kernel announced in INIT."""
     can: int = library.cachefs_kernel_can()
     return KernelOpens(bool(can & _FILES), bool(can & _DIRECTORIES))
 
 
 def reading_thread(library: ctypes.CDLL) -> Callable[[], int]:
-    """What says which thread has sent the read that is being taken (cachefs.mount.reading_processes)."""
+    """Return a function that returns the thread of the read being taken (cachefs.mount.reading_processes)."""
     return functools.partial(getattr, ctypes.c_int.in_dll(library, "cachefs_reading_thread"), "value")
 
 
 def answered_ioctls(library: ctypes.CDLL) -> int:
-    """Returns how many ioctls this process has answered in C."""
+    """Return how many ioctls this process has answered in C."""
     answered: int = library.cachefs_ioctls()
     return answered

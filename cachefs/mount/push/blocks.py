@@ -1,4 +1,4 @@
-"""Storing blocks in the page cache and dropping them: the work of one thread of a pusher."""
+"""Stores blocks in the page cache and drops them: the work of one thread of a pusher."""
 
 import logging
 import math
@@ -19,61 +19,62 @@ from cachefs.segment import SegmentReader
 
 log = logging.getLogger(__name__)
 
-# A reader that has read a block so shortly before its turn is as far as the pusher, and would race it for each next
-# block. So the next few blocks are left to the reader, and the pusher goes on behind them.
+# A reader that has read a block less than HERE_SECONDS before its turn is as far as the pusher, and would race it for
+# each next block. The next LEFT blocks are left to the reader, and the pusher goes on behind them.
 HERE_SECONDS: Final = 0.02
 LEFT: Final = 4
 
 
 @dataclass(slots=True)
 class PushCounters:
-    """What one thread has done since the pusher started; the daemon knows the counters by these names."""
+    """Counts the work of one thread since the pusher started. The daemon uses the same names."""
 
     stored_blocks: int = 0
     stored_bytes: int = 0
     dropped_blocks: int = 0
     dropped_bytes: int = 0
-    # Stores of files that the kernel did not know, and had to be told of first.
+    # Stores of files unknown to the kernel, which needed a look-up first.
     unknown_inodes: int = 0
-    # Blocks that were gone, or wrong, when it was their turn.
+    # Blocks that were gone, or wrong, at their turn.
     not_in_tier: int = 0
-    # Blocks that readers had read when it was their turn.
+    # Blocks that readers had read before their turn.
     read_first: int = 0
-    # Blocks that were left to a reader that is as far as the pusher.
+    # Blocks left to a reader that is as far as the pusher.
     left: int = 0
-    # Blocks whose pages the kernel had taken back before they were read.
+    # Blocks whose pages the kernel had reclaimed before they were read.
     taken_back: int = 0
+    # Blocks that failed for any other reason.
     # Blocks that failed for any other reason.
     errors: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where blocks are."""
+    """The tiers that blocks are read from."""
 
-    # Threads may share it.
+    # Shared by threads.
     index: IndexReader
     # Tier number -> directory.
     directories: Mapping[int, Path]
 
 
 class BlockMover:
-    """Moves blocks into the page cache and out of it. Each thread has its own."""
+    """Moves blocks into the page cache and out of it. Each thread has its own instance."""
 
     def __init__(self, device: int, marks: ReadMarks, *, look_up: bool = False) -> None:
-        """device: descriptor of the mount's FUSE connection; look_up: look up each file that is pushed. Through a
-        shield the first look at a file is a request, for which no reader is to wait. A later one takes 3 us."""
+        """device: descriptor of the mount's FUSE connection; look_up: look up each pushed file. Through a shield the
+        first look-up of a file is a request, which no reader should wait for. Later look-ups take 3 us."""
         self._look_up = look_up
         self.counters = PushCounters()
         self._device = device
         self._marks = marks
-        self._left = 0  # how many of the next blocks are left to a reader
+        self._left = 0  # number of next blocks that are left to a reader
         self._index: IndexReader | None = None
         self._readers: dict[int, SegmentReader] = {}
         self._buffer = aligned_buffer(pages.MOST_AT_ONCE)
 
     def use(self, source: Source) -> None:
-        """Take blocks from *source* from now on."""
+        """Read blocks from *source* from now on."""
         for reader in self._readers.values():
             reader.close()
         self._index = source.index
@@ -83,10 +84,10 @@ class BlockMover:
     def move(
         self, place: Place, entry: int, number: int, *, drop: bool = False, check: bool = False, stores: bool = True
     ) -> bool:
-        """Store block *number* of a file, or *drop* it, or (*check*) store it if the kernel lacks a page of it and a
-        tier of the node has it. Without *stores*, nothing is stored, and only what the kernel has is there.
+        """Store block *number* of a file, or *drop* it, or (*check*) store it if a tier has it and the kernel lacks a
+        page of it. Without *stores*, nothing is stored, and *check* only tests the page cache.
 
-        False where that did not work. Raises NotPossible.
+        Returns False where that failed. Raises NotPossible.
         """
         try:
             if check:
@@ -130,7 +131,7 @@ class BlockMover:
         if age < math.inf:
             self.counters.read_first += 1
             self._left = LEFT if age < HERE_SECONDS else 0
-            # The pages of a block that one request reads are in the page cache, or about to be.
+            # The pages of a block that fits into one request are in the page cache, or soon will be.
             return length <= MAX_READ
         location = self._index.get(key) if self._index is not None else None
         # A store beyond the end of the file would move its end.

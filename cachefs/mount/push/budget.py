@@ -1,8 +1,8 @@
-"""How much of the page cache pushed pages may take.
+"""The budget of pushed pages in the page cache.
 
-The budget is a share of the memory that is available when the mount starts. It is always so much smaller than the
-memory available at the moment that a tenth of the machine (or of its control group) stays for others. Pushed pages
-count as available memory, since the kernel can take them back at once; so filling the budget does not lower it.
+The budget is a share of the memory available when the mount starts. It is reduced so that a tenth of the machine's (or
+the control group's) memory stays available for others. Pushed pages count as available memory, since the kernel can
+reclaim them at once; filling the budget therefore does not lower it.
 """
 
 from collections.abc import Sequence
@@ -14,20 +14,20 @@ from cachefs.cgroup import memory_limits
 from cachefs.sizes import Share
 
 _FOR_OTHERS: Final = 10  # 1/10 of all memory
-# The budget grows again by 1/50 of its largest size per second: memory that has just become free is often taken again.
+# The budget regrows by 1/50 of its largest size per second: memory that has just become free is often taken again.
 _GROWTH: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """The memory of a machine or of a control group, and how much of it is available now, in bytes."""
+    """Total and available memory of a machine or of a control group, in bytes."""
 
     total: int
     available: int
 
 
 def memory(proc: Path = Path("/proc"), sys: Path = Path("/sys/fs/cgroup")) -> list[Memory]:
-    """The memory of this machine, and of each control group with a limit that we are in. Raises OSError, ValueError."""
+    """Return the memory of this machine, and of each of its control groups with a limit. Raises OSError, ValueError."""
     fields = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
     total, available = (int(fields[name].split()[0]) * 1024 for name in ("MemTotal", "MemAvailable"))
     groups = [Memory(limit, limit - held) for limit, held in memory_limits(proc, sys) if limit < total]
@@ -38,11 +38,11 @@ class Budget:
     """The budget of one mount."""
 
     def __init__(self, share: Share, found: Sequence[Memory]) -> None:
-        self.most = share.of(max(0, min(one.available for one in found)))  # bytes, where memory is not short
-        self.now = min(self.most, _room(found))  # bytes, at this moment
+        self.most = share.of(max(0, min(one.available for one in found)))  # bytes, while memory is not short
+        self.now = min(self.most, _room(found))  # current bytes
 
     def update(self, found: Sequence[Memory]) -> None:
-        """To be called once a second."""
+        """Adapt the budget to the memory *found*. To be called once a second."""
         self.now = min(self.most, self.now + self.most // _GROWTH, _room(found))
 
 

@@ -1,4 +1,4 @@
-"""Verified reads that bypass the page cache of the disk: a pushed file is to be cached once and not twice.
+"""Verified reads that bypass the disk's page cache: a pushed file should be cached once and not twice.
 
 A direct read of 110 KB measured 129 us, 25 us of them on a processor; a buffered read whose pages are dropped again
 took 194 us, 72 us of them on a processor.
@@ -14,21 +14,21 @@ from typing import Final
 from cachefs.block import PIECE_SIZE, Location, pieces_match
 from cachefs.segment import SegmentReader
 
-# Alignment of file offsets and of memory, in bytes; no device asks for more.
+# Alignment of file offsets and of memory, in bytes; no device needs more.
 _ALIGNMENT: Final = 4096
 
 
 def aligned_buffer(size: int) -> memoryview:
-    """A buffer for a `DirectReader.read` of at most *size* bytes."""
+    """Return a buffer for a `DirectReader.read` of at most *size* bytes."""
     return memoryview(mmap.mmap(-1, size + 2 * PIECE_SIZE + 2 * _ALIGNMENT))
 
 
 class DirectReader(SegmentReader):
-    """A SegmentReader whose reads take a buffer of `aligned_buffer`, and always wait."""
+    """A SegmentReader whose reads need a buffer of `aligned_buffer`, and always wait."""
 
     def __init__(self, directories: Mapping[int, Path], owner: int | None = None) -> None:
         super().__init__(directories, owner)
-        self._direct = True  # does the file system have direct reads, as far as is known?
+        self._direct = True  # whether the file system has direct reads, as far as is known
 
     def read(
         self, key: bytes, location: Location, start: int, size: int, buffer: memoryview, *, wait: bool = True
@@ -54,7 +54,7 @@ class DirectReader(SegmentReader):
         except OSError as error:
             if not self._direct or error.errno != errno.EINVAL:
                 raise
-            # This file system has no direct reads, as some overlays and network file systems.
+            # This file system has no direct reads, like some overlays and network file systems.
             self._direct = False
             self.close()
             got = os.preadv(self._file(location), [buffer], offset)

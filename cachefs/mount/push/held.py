@@ -1,4 +1,4 @@
-"""Which blocks were pushed and not dropped; a daemon that has restarted asks for them."""
+"""Records which blocks were pushed and not dropped; a daemon that has restarted asks for them."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypeAlias
@@ -12,17 +12,17 @@ Entries: TypeAlias = "NDArray[np.uint64]"
 
 
 class Held:
-    """The blocks, by snapshot."""
+    """The pushed blocks, by snapshot."""
 
     def __init__(self) -> None:
-        # Snapshot id -> for each entry number whether the file's first block is held, one byte each. Most files have no
+        # Snapshot id -> per entry number whether the file's first block is held, one byte each. Most files have no
         # other block.
         self._first: dict[str, NDArray[np.bool_]] = {}
-        # Snapshot id -> (entry, number) of all other blocks.
+        # Snapshot id -> (entry, number) of all other held blocks.
         self._later: dict[str, set[tuple[int, int]]] = {}
 
     def note(self, snapshot: str, entries: Entries, numbers: Numbers, *, dropped: bool) -> None:
-        """Blocks of *snapshot* were stored, or dropped.
+        """Record that blocks of *snapshot* were stored, or dropped.
 
         entries: shape (n,), uint64, entry numbers; numbers: shape (n,), uint32, of the blocks in their files.
         """
@@ -40,7 +40,7 @@ class Held:
             known.update(blocks)
 
     def __iter__(self) -> Iterator[tuple[str, Entries, Numbers]]:
-        """(snapshot, entries, numbers) of each snapshot with all its blocks, in arrays as `note` takes them."""
+        """Yield (snapshot, entries, numbers) for each snapshot with all its blocks, in arrays as `note` takes them."""
         if not self._later:
             return
         import numpy as np
@@ -54,14 +54,14 @@ class Held:
                 yield snapshot, entries, numbers
 
     def _forget_empty(self) -> None:
-        """Forget snapshots of which nothing is held, as of those before a refresh: each takes a byte per file. To be
-        called where a snapshot is new, since it takes 0.1 ms per million files."""
+        """Forget snapshots without held blocks, such as those before a refresh: each takes a byte per file. To be
+        called when a snapshot is new, since it takes 0.1 ms per million files."""
         for snapshot in [name for name, later in self._later.items() if not later and not self._bits(name, 0).any()]:
             del self._later[snapshot]
             self._first.pop(snapshot, None)
 
     def _bits(self, snapshot: str, most: int) -> "NDArray[np.bool_]":
-        """The flags of a snapshot's first blocks, with room for the entries up to number *most*."""
+        """Return the flags of a snapshot's first blocks, with room for entries up to number *most*."""
         import numpy as np
 
         bits = self._first.get(snapshot)

@@ -1,4 +1,4 @@
-"""Which orders are being worked on, what the result of finished orders is, and what is pushed in all."""
+"""Records the orders in progress, the results of finished orders, and all pushed blocks."""
 
 import threading
 from dataclasses import dataclass
@@ -8,40 +8,40 @@ from cachefs.mount.push.held import Held
 from cachefs.mount.push.workers import Task
 from cachefs.push_messages import HeldPages, OrderDone
 
-# A report takes the daemon 1 ms. So finished orders wait so long for others, unless no other order is being worked on,
-# or so many have come.
+# A report takes the daemon 1 ms. Finished orders therefore wait this long for others, unless no other order is in
+# progress, or _BATCH of them have finished.
 _BATCH_SECONDS: Final = 0.02
 _BATCH: Final = 2
 
 
 @dataclass(slots=True)
 class _Open:
-    """An order that is being worked on."""
+    """An order in progress."""
 
     whole: Task
-    # Number of its parts that are not done.
+    # Number of unfinished parts.
     parts: int
-    # Indices of its blocks that have failed so far.
+    # Indices of the blocks that have failed so far.
     failed: list[int]
 
 
 class Ledger:
-    """The orders of one subscription, and what is pushed. Thread-safe."""
+    """The orders of one subscription, and the pushed blocks. Thread-safe."""
 
     def __init__(self) -> None:
-        self.subscription = 0  # number of the subscription whose orders these are
+        self.subscription = 0  # number of the current subscription
         self._changed = threading.Condition()
         self._open: dict[int, _Open] = {}  # by serial number
         self._done: list[OrderDone] = []  # not reported yet
         self._held = Held()
 
     def begin(self, whole: Task, parts: int) -> None:
-        """The order *whole* is being worked on, in so many parts."""
+        """Record that work on the order *whole* begins, in *parts* parts."""
         with self._changed:
             self._open[whole.serial] = _Open(whole, parts, [])
 
     def finish(self, part: Task, failed: list[int]) -> None:
-        """A part of an order is done. failed: indices, in the order, of the blocks that failed."""
+        """Record that a part of an order is done. failed: indices, in the order, of the blocks that failed."""
         with self._changed:
             order = self._open[part.serial]
             order.parts -= 1
@@ -52,7 +52,7 @@ class Ledger:
                 self._changed.notify_all()
 
     def refuse(self, serial: int, blocks: int) -> None:
-        """An order of so many *blocks*, all of which fail."""
+        """Report an order of *blocks* blocks as failed for all of them."""
         import numpy as np
 
         with self._changed:
@@ -60,9 +60,9 @@ class Ledger:
             self._changed.notify_all()
 
     def take_done(self, seconds: float) -> tuple[int, list[OrderDone]]:
-        """The subscription's number, and its orders that were finished since the last call.
+        """Return the subscription's number, and its orders that were finished since the last call.
 
-        Waits up to *seconds* for the first of them.
+        Waits up to *seconds* for the first order.
         """
         with self._changed:
             if self._changed.wait_for(lambda: self._done, seconds):
@@ -71,9 +71,9 @@ class Ledger:
             return self.subscription, done
 
     def settle(self) -> list[HeldPages]:
-        """Begin a new subscription, which numbers its orders anew; returns all that is pushed.
+        """Begin a new subscription, which numbers its orders anew; return all pushed blocks.
 
-        Waits until nothing is being worked on. Finished orders that were not reported are forgotten.
+        Waits until no order is in progress. Finished orders that were not reported are forgotten.
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._open)

@@ -1,4 +1,4 @@
-"""The kernel's page cache, from both sides: a store goes through the FUSE device, a drop through the mounted file.
+"""Access to the kernel's page cache: stores go through the FUSE device, drops through the mounted file.
 
 A store of 110 KB measured 10 us into pages that were there and 22 us into new ones.
 """
@@ -16,21 +16,21 @@ from cachefs.mount.resident import PAGE, resident_pages
 # struct fuse_notify_store_out (inode, offset, size, padding).
 _STORE: Final = struct.Struct("<IiQQQII")
 _NOTIFY_STORE: Final = 4
-# Bytes of one store. The kernel copies them at once, with one page locked at a time; the limit keeps the buffers of all
-# threads small.
+# Bytes of one store. The kernel copies them with one page locked at a time; the limit keeps the buffers of all threads
+# small.
 MOST_AT_ONCE: Final = 1 << 20
 _NO_NOTIFY: Final = (errno.ENOSYS, errno.EINVAL, errno.EPERM, errno.EOPNOTSUPP)
 
 
 class NotPossible(Exception):
-    """This kernel takes no pages from a pusher."""
+    """The kernel does not support stores by a pusher."""
 
 
 def store(device: int, inode: int, offset: int, data: memoryview) -> None:
-    """Put *data* into the page cache of *inode*. It must not reach beyond the file's end, which would move.
+    """Put *data* into the page cache of *inode*. The data must not reach beyond the file's end, which would move.
 
-    Waits for a page that somebody reads at this moment. Raises FileNotFoundError for an inode that the kernel does not
-    know yet, or not any more; NotPossible; another OSError where the kernel does not take these pages now.
+    Waits for a page that is being read. Raises FileNotFoundError for an inode that the kernel does not know yet, or no
+    longer; NotPossible; another OSError where the kernel does not take these pages now.
     """
     size = len(data)
     try:
@@ -44,18 +44,18 @@ def store(device: int, inode: int, offset: int, data: memoryview) -> None:
 def drop(path: bytes, inode: int, offset: int, length: int) -> None:
     """Drop the pages of a range of a file, but not the file's attributes; pages that are mapped or locked stay.
 
-    Raises OSError, also where *path* is another inode than *inode* by now.
+    Raises OSError, also where *path* now leads to another inode than *inode*.
     """
     fd = _opened(path, inode)
     try:
-        # Only whole pages in the range are dropped, so the range goes to the end of the last page.
+        # Only whole pages in the range are dropped, so the range is extended to the end of the last page.
         os.posix_fadvise(fd, offset, -(-length // PAGE) * PAGE, os.POSIX_FADV_DONTNEED)
     finally:
         os.close(fd)
 
 
 def are_there(path: bytes, inode: int, offset: int, length: int) -> bool:
-    """Does the kernel have all pages of a range of a file? False where it does not say.
+    """Return whether the kernel has all pages of a range of a file; False where it does not tell.
 
     Raises OSError as `drop` does.
     """
@@ -80,7 +80,7 @@ def _opened(path: bytes, inode: int) -> int:
 
 
 def is_gone(device: int, seconds: float) -> bool:
-    """Has the mount ended? Waits up to *seconds* for its end."""
+    """Return whether the mount has ended. Waits up to *seconds* for its end."""
     poll = select.poll()
-    poll.register(device, 0)  # errors only: requests are not for us
+    poll.register(device, 0)  # errors only: the workers take the requests
     return bool(poll.poll(seconds * 1000))

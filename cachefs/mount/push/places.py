@@ -1,7 +1,7 @@
-"""Where a snapshot's files are in this mount: their inodes and their paths.
+"""Maps the files of a snapshot to their inodes and paths in this mount.
 
-The mount itself is asked, since it may show another snapshot than the daemon's current one. So bytes never get into the
-pages of another file.
+The mapping is read from the mount itself, since it may show another snapshot than the daemon's current one. Bytes
+therefore never get into the pages of another file.
 """
 
 import logging
@@ -20,7 +20,7 @@ from cachefs.snapshot import SUFFIX, Snapshot
 
 log = logging.getLogger(__name__)
 
-# Snapshots that stay open: those that orders were for last. A mount of several datasets sees new ones for ever.
+# Most snapshots that stay open, the last ones that had orders. A mount of several datasets meets new ones for ever.
 MOST_FOUND: Final = 64
 
 
@@ -38,24 +38,24 @@ class Place:
         return inode_of(self.slot, entry)
 
     def path(self, entry: int) -> bytes:
-        """Raises NotFound, SnapshotDamaged."""
+        """Return the path of an entry in the mount. Raises NotFound, SnapshotDamaged."""
         return self.root + self.snapshot.path(entry)
 
 
 class Places:
-    """The snapshots that the mount shows, as far as they were asked for. For use by one thread."""
+    """The snapshots that the mount shows, found on demand. For use by one thread."""
 
     def __init__(self, spec: MountSpec, directory: Path, datasets: Callable[[], Sequence[DatasetView]]) -> None:
-        """datasets: asks the daemon for its datasets; may raise CachefsError."""
+        """datasets: returns the daemon's datasets; may raise CachefsError."""
         self._spec = spec
         self._directory = directory
         self._datasets = datasets
         self._found: OrderedDict[str, Place] = OrderedDict()
 
     def find(self, snapshot_id: str) -> Place | None:
-        """The snapshot's place; None where the mount does not show it.
+        """Return the snapshot's place; None where the mount does not show it.
 
-        Where two datasets have this snapshot, it is the place of the first one by name.
+        Where two datasets have this snapshot, returns the place of the first one by name.
         """
         place = self._found.pop(snapshot_id, None)
         if place is None or place.snapshot.is_replaced():
@@ -63,7 +63,7 @@ class Places:
         if place is not None:
             self._found[snapshot_id] = place
             if len(self._found) > MOST_FOUND:
-                # Not closed here: an order may still be worked on. It closes when nobody refers to it any more.
+                # Not closed here, since an order may still use it. It closes with its last reference.
                 self._found.popitem(last=False)
         return place
 
@@ -86,10 +86,10 @@ class Places:
         return None
 
     def _candidates(self, snapshot_id: str, datasets: Sequence[DatasetView]) -> list[tuple[Path, bytes]]:
-        """(snapshot file, directory in the mount) of the datasets that may be meant, in name order."""
+        """Return (snapshot file, directory in the mount) of the datasets that may have the snapshot, in name order."""
         root = os.fsencode(self._directory) + b"/"
         if self._spec.is_single:
-            # The mount may show another snapshot than the current one, which the daemon then keeps beside that.
+            # The mount may show another snapshot than the current one; the daemon then keeps both files.
             (part,) = self._spec.parts
             if part.digits and part.digits != snapshot_id:
                 return []
@@ -101,7 +101,7 @@ class Places:
 
 
 def _slot_shown(snapshot: Snapshot, root: bytes) -> int | None:
-    """The slot of the inodes in the directory *root*, if it shows *snapshot*."""
+    """Return the slot of the inodes in the directory *root*, or None where it does not show *snapshot*."""
     try:
         slot, shown = shown_snapshot(root)
     except OSError as error:

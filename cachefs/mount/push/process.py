@@ -1,4 +1,4 @@
-"""The pusher's process, which a mount's supervisor forks beside its workers."""
+"""The process of the pusher, forked by a mount's supervisor."""
 
 import contextlib
 import ctypes
@@ -15,35 +15,32 @@ from cachefs.mount.push.pusher import Pusher, PusherSettings
 log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG: Final = 1
-# Where readers leave no processor idle, a file that is pushed in time costs 100 us of a processor, and one that a
+# Where readers leave no processor idle, a file that is pushed in time costs 100 us of a processor, and a file that a
 # reader finds missing 160 us. With two readers at full speed on two processors, 60 % of the files were pushed in time
-# without this, and 85 % with it.
+# without a raised priority, and 85 % with it.
 _NICENESS: Final = -5
 
 
 def push(settings: PusherSettings, connection: Connection, parent: int) -> None:
-    """Push until the mount has ended; to be called in a process of its own.
+    """Push until the mount has ended; to be called in a separate process.
 
-    Args:
-        settings: what is pushed, and where.
-        connection: the mount's, which ends, and this process with it, when *parent* has died.
-        parent: process id of the supervisor.
+    connection: the mount's; it is ended, with this process, when process *parent*, the supervisor, has died.
     """
     _end_with(parent, connection, settings.device)
     threading.excepthook = _die
-    with contextlib.suppress(PermissionError):  # an ordinary user has mounted
+    with contextlib.suppress(PermissionError):  # in the mount of an ordinary user
         os.nice(_NICENESS)
     Pusher(settings).run()
 
 
 def _end_with(parent: int, connection: Connection, device: int) -> None:
-    """Have the connection of the mount, and this process, end when *parent* has died.
+    """Have the mount's connection, and this process, end when *parent* has died.
 
-    It would not do to be killed. A thread of this process may wait for a page that a reader has locked, and whose
-    request nobody has taken yet. The thread cannot die before that request is answered; and as long as it lives this
+    A kill would not suffice. A thread of this process may wait for a page that a reader has locked, and whose request
+    no worker has taken yet. The thread cannot die before that request is answered; and as long as the thread lives this
     process holds the device, so the kernel goes on waiting for an answer.
     """
-    # A mount that was made on the directory since our own one has died may have been given the same number.
+    # After the end of this mount, another mount on the directory may have been given the same number.
     is_ours = not pages.is_gone(device, 0)
 
     def follow(*_: object) -> None:
@@ -52,14 +49,14 @@ def _end_with(parent: int, connection: Connection, device: int) -> None:
                 connection.abort()
             os._exit(1)
 
-    # This signal also reaches a process that is stopped, as all processes of the mount may have been.
+    # This signal also reaches a stopped process; all processes of the mount may have been stopped.
     signal.signal(signal.SIGCONT, follow)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)
     follow()
 
 
 def _die(failure: threading.ExceptHookArgs) -> None:
-    """End the process where a thread fails, whose orders would never be done. The supervisor starts another pusher."""
+    """End the process where a thread fails, as its orders would never finish. The supervisor starts another pusher."""
     log.critical("a thread of the pusher failed", exc_info=failure.exc_value)
     logging.shutdown()
     os._exit(1)

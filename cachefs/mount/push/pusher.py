@@ -1,7 +1,7 @@
-"""The pusher: it subscribes to the daemon's orders, has them carried out, reports, and begins anew after a restart.
+"""The pusher's main part: subscribes to the daemon's orders, has workers execute them, reports, and resubscribes.
 
-Pages outlive the daemon, so nothing is dropped when it ends: the next daemon is told which pages are there, and goes on
-from that.
+Pages outlive the daemon, so nothing is dropped when the daemon ends: the next daemon gets the list of pushed pages, and
+continues from there.
 """
 
 import logging
@@ -38,30 +38,30 @@ _BUDGET_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class PusherSettings:
-    """What a pusher works for, and with."""
+    """The settings of a pusher."""
 
-    # Descriptor of its own on the mount's FUSE connection.
+    # Descriptor of the pusher's own on the mount's FUSE connection.
     device: int
-    # Descriptor of the marks of what workers have read (cachefs.mount.read_marks).
+    # Descriptor of the marks of blocks read by workers (cachefs.mount.read_marks).
     marks: int
-    # What is mounted.
+    # The mounted datasets.
     spec: MountSpec
-    # Where it is mounted.
+    # The mount point.
     directory: Path
     # The mount's id in its reports.
     mount: str
     # Path of the daemon's socket.
     socket: Path
-    # What pushed pages may take at most: bytes, or a share of the memory.
+    # Most memory of pushed pages: bytes, or a share of the memory.
     share: Share
-    # How many threads store and drop pages.
+    # Number of threads that store and drop pages.
     threads: int
-    # False where pages are only looked for.
+    # False where the pusher only tests which pages are cached.
     pushes: bool = True
 
 
 class Pusher:
-    """One thread follows the daemon's orders, another one reports, and `settings.threads` others store and drop."""
+    """One thread follows the daemon's orders, one reports, and `settings.threads` further threads store and drop."""
 
     def __init__(self, settings: PusherSettings) -> None:
         self._settings = settings
@@ -74,7 +74,7 @@ class Pusher:
         self._movers = [
             BlockMover(settings.device, ReadMarks(settings.marks), look_up=shielded) for _ in range(settings.threads)
         ]
-        self._pushes = settings.pushes  # pages are stored and dropped, and not only looked for
+        self._pushes = settings.pushes  # False: pages are only tested, not stored or dropped
 
     def run(self) -> None:
         """Push until the mount has ended."""
@@ -87,14 +87,14 @@ class Pusher:
             self._budget.update(budget.memory())
 
     def _give_up(self, reason: NotPossible) -> None:
-        """Only look for pages from now on; the daemon is told so with the next subscription."""
+        """Stop storing pages, and only test for them. The next subscription tells the daemon."""
         if self._pushes:
             self._pushes = False
             log.warning("this kernel takes no pages of %s ahead of reads (%s)", self._settings.directory, reason)
 
     @property
     def _bytes(self) -> int:
-        """Bytes of pages that may be stored now."""
+        """Bytes of pages that may be stored at present."""
         return self._budget.now if self._pushes else 0
 
     # --- orders: one thread ---------------------------------------------------------------------------------------
@@ -125,7 +125,7 @@ class Pusher:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _attach(self) -> None:
-        """Take blocks from the tiers of the daemon that runs now. No thread uses the index: no order is worked on."""
+        """Read blocks from the tiers of the current daemon. No order is in progress, so no thread uses the index."""
         view = self._client.call(NODE, Empty(), timeout=_CALL_SECONDS)
         if self._tiers is None:
             self._tiers = TierView(view)
@@ -171,8 +171,8 @@ class Pusher:
                 self._tell(done, subscription)
 
     def _tell(self, done: list[OrderDone], subscription: int) -> None:
-        """Report until the daemon has it, since the daemon holds back orders until then. A daemon that was restarted
-        does not know these orders any more, and is not told of them."""
+        """Report until the daemon has the report, since it holds back orders until then. A restarted daemon does not
+        know these orders, and does not get the report."""
         while subscription == self._ledger.subscription:
             report = PushDone(mount=self._settings.mount, done=done, budget=self._bytes, counters=self._counters())
             try:

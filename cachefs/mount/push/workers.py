@@ -1,7 +1,7 @@
-"""The threads of a pusher, and how the blocks of an order are distributed among them.
+"""The threads of a pusher, and the distribution of an order's blocks among them.
 
-A block always goes to the same thread, which works in the order of its queue. So a drop of a block that follows a store
-of it is done after the store, and blocks are worked on roughly in the order of their deadlines.
+A block always goes to the same thread, which works in the order of its queue. A drop of a block after its store is
+therefore executed after the store, and blocks are processed roughly in the order of their deadlines.
 """
 
 import threading
@@ -19,31 +19,31 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-# Seconds after which segments that the daemon has deleted are closed; until then they take space.
+# Seconds between closes of segments that the daemon has deleted; until closed, they take space.
 _FORGET_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """An order, or a part of one: blocks of one snapshot, in the order in which they are to be worked on."""
+    """An order, or a part of one: blocks of one snapshot, in processing order."""
 
     # Serial number of the order.
     serial: int
     place: Place
-    # True to drop the blocks' pages, and not to store them.
+    # True to drop the blocks' pages instead of storing them.
     drop: bool
-    # Where in the order each block is: shape (n,).
+    # Index of each block in the order: shape (n,).
     indices: "NDArray[np.intp]"
-    # The entry number of each block's file: shape (n,).
+    # Entry number of each block's file: shape (n,).
     entries: "NDArray[np.uint64]"
-    # The number of each block in its file: shape (n,).
+    # Number of each block in its file: shape (n,).
     numbers: "NDArray[np.uint32]"
-    # True to store only blocks of which the kernel lacks pages.
+    # True to store only blocks that lack pages in the kernel.
     check: bool = False
 
 
 def share_out(whole: Task, threads: int) -> dict[int, Task]:
-    """Number of a thread -> its part of the order. A thread that has none is left out."""
+    """Return thread number -> its part of the order, without threads that have none."""
     import numpy as np
 
     thread_of = (whole.entries + whole.numbers) % np.uint64(threads)
@@ -68,8 +68,8 @@ class Workers:
         impossible: Callable[[NotPossible], None],
         stores: Callable[[], bool],
     ) -> None:
-        """done: called by a thread with each task, and the indices of its blocks that failed; impossible: called by a
-        thread for each block that the kernel does not take; stores: are pages stored at all?"""
+        """done: called by a thread with each finished task, and the indices of its failed blocks; impossible: called by
+        a thread for each block that the kernel does not take; stores: returns whether pages are stored at all."""
         self._done = done
         self._impossible = impossible
         self._stores = stores
@@ -78,7 +78,7 @@ class Workers:
             threading.Thread(target=self._work, args=(mover, queue), name=f"push-{number}", daemon=True).start()
 
     def use(self, source: Source) -> None:
-        """Take the blocks of all tasks that are submitted from now on from *source*."""
+        """Read the blocks of all tasks submitted from now on from *source*."""
         for queue in self._queues:
             queue.put(source)
 
@@ -102,7 +102,7 @@ class Workers:
             self._done(task, self._carry_out(mover, task))
 
     def _carry_out(self, mover: BlockMover, task: Task) -> list[int]:
-        """Returns the indices of the blocks that failed."""
+        """Execute *task*. Returns the indices of the blocks that failed."""
         failed = []
         for index, entry, number in zip(
             task.indices.tolist(), task.entries.tolist(), task.numbers.tolist(), strict=True
