@@ -1,6 +1,6 @@
-"""Which node of a cluster keeps which block: homes by rendezvous hashing, and copies by what the sequences say.
+"""Decides which node of a cluster keeps which block: homes by rendezvous hashing, copies by the published sequences.
 
-Every node computes all of it by itself and must come to the same result. So these are arrays in a fixed order, and sums
-of whole numbers. Nodes are numbers there: places in the list of members, which is sorted by id. May import
-cachefs.planning.sequences and .blocks.
+Every node computes the placement by itself, and all must get the same result. The data are therefore arrays in a fixed
+order, and sums of whole numbers. Nodes are numbers here: indices in the list of members, which is sorted by id. May
+import cachefs.planning.sequences and .blocks.
 """

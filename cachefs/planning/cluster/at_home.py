@@ -1,6 +1,6 @@
-"""Which blocks have their home on a node, and which other nodes may have them while it has not.
+"""Finds the blocks that have their home on a node, and the other nodes that may have blocks this node lacks.
 
-In parts of a million blocks, so that what is computed on the way takes some 40 MB however many there are.
+Works in parts of a million blocks, so that intermediate results take some 40 MB however many blocks there are.
 """
 
 from collections.abc import Sequence
@@ -18,28 +18,29 @@ _AT_ONCE: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MayHave:
-    """One node for each of some blocks, which may have it."""
+    """One candidate node for each of some blocks."""
 
     # Ids of the nodes that the numbers stand for.
     ids: tuple[str, ...]
-    # Places in *ids*, NOBODY where there is none: shape (n,), uint16.
+    # Indices in *ids*, NOBODY where there is none: shape (n,), uint16.
     nodes: Nodes
 
     def part(self, places: npt.NDArray[np.integer]) -> "MayHave":
-        """Of some of the blocks only. places: shape (m,)."""
+        """Return the candidates of some of the blocks. places: shape (m,)."""
         return MayHave(self.ids, self.nodes[places])
 
     def among(self, ids: "set[str] | frozenset[str]") -> npt.NDArray[np.bool_]:
-        """Is it one of these nodes? Shape (n,), bool."""
+        """Return for each block whether its candidate is one of these nodes: shape (n,), bool."""
         marks = np.array([one in ids for one in self.ids] + [False])
         found: npt.NDArray[np.bool_] = marks.take(self.nodes, mode="clip")
         return found
 
 
 def at_home(hashes: Hashes, members: Sequence[Member], me: str, replicas: int) -> npt.NDArray[np.bool_]:
-    """Which blocks have their home, or that of their second copy, on the member with id *me*: shape (blocks,), bool.
+    """Return which blocks have their home, or that of their second copy, on member *me*: shape (blocks,), bool.
 
-    hashes: of all blocks, see cachefs.planning.cluster.rendezvous; replicas: 1 or 2. None where *me* is no member."""
+    hashes: of all blocks, see cachefs.planning.cluster.rendezvous; replicas: 1 or 2. All False where *me* is no member.
+    """
     found = np.zeros(len(hashes), np.bool_)
     for start in range(0, len(hashes) if any(one.id == me for one in members) else 0, _AT_ONCE):
         homes = Homes(hashes[start : start + _AT_ONCE], replicas)
@@ -50,8 +51,8 @@ def at_home(hashes: Hashes, members: Sequence[Member], me: str, replicas: int) -
 
 
 def may_have(hashes: Hashes, rings: Sequence[Sequence[Member]], replicas: int) -> list[MayHave]:
-    """Of each ring of members the home of each block, and with two *replicas* that of its second copy: in the order of
-    the rings. A ring without members gives nothing. hashes: shape (blocks,), uint64."""
+    """Return for each ring the home of each block, and with two *replicas* also that of its second copy, in the order
+    of the rings. Rings without members are left out. hashes: shape (blocks,), uint64."""
     rings = [sorted(ring, key=lambda one: one.id) for ring in rings if ring]
     copies = min(replicas, 2)
     found = [np.full((copies, len(hashes)), NOBODY, np.uint16) for _ in rings]

@@ -1,14 +1,14 @@
-"""Coordinated MIN: who holds the cluster's copy of each block, from one epoch to the next.
+"""Coordinated MIN: decides which node holds the cluster's copy of each block, from one epoch to the next.
 
-When a node has read a block, two nodes have it: that one, and the holder from which it came. The copy stays with
-whichever of the two reads it sooner, as the published sequences say. That is Belady's rule for all caches together:
-with one copy of each block on N nodes, a read is local with probability 1 / Q(N) (see
-cachefs.planning.cluster.scale.local_share) and not 1 / N. Every node computes it by itself from the same sequences: no
-directory, and no message per block.
+When a node has read a block, two nodes have it: the reader, and the holder from which it came. The copy stays with the
+one that reads it sooner according to the published sequences. That is Belady's rule for all caches together: with one
+copy of each block on N nodes, a read is local with probability 1 / Q(N) (see
+cachefs.planning.cluster.scale.local_share) and not 1 / N. Every node computes the result from the same sequences: there
+is no directory, and no message per block.
 
-Nodes have room for so many bytes. An epoch is looked at in windows of 1 %, since what a node gives away in a window
-makes room for what it takes: were each move asked for room alone, full caches would deny every one of them, and all
-copies would stay at home for ever. Of what does not fit into a window, that which is read latest stays where it is.
+Nodes have limited room. Moves are checked in windows of 1 % of an epoch, since the blocks that a node gives away in a
+window make room for the blocks that it takes: if each move needed free room, full caches would deny all moves, and all
+copies would stay at home for ever. Where not all moves of a window fit, the blocks read latest stay in place.
 """
 
 import math
@@ -26,28 +26,30 @@ from cachefs.planning.cluster.reads import Places, Reads
 # Per node: bytes. Shape (nodes,), int64.
 Bytes = npt.NDArray[np.int64]
 
-# The windows that an epoch is looked at in.
+# Windows of an epoch.
 WINDOWS: Final = 100
-# What nodes may hold more than their parts, where all together have no room for everything. Without it .446 of all
-# reads are local with 4 nodes and .302 with 8, and with it .451 and .308.
+# Part of a node's share that it may hold in addition where the nodes together cannot hold everything. Without it .446
+# of all reads are local with 4 nodes and .302 with 8, and with it .451 and .308.
 SLACK: Final = 0.01
-# Of sqrt(blocks / nodes) blocks. One node in forty has so much more than its part when readers choose by chance.
+# Deviations reserved, of sqrt(blocks / nodes) blocks. One node in forty exceeds its share by that when readers choose
+# at random.
 RESERVED_DEVIATIONS: Final = 2.0
-# Epochs ahead that say who reads a block sooner: a quarter of the nodes, within these limits. With 4, 8 and 64 nodes
-# that gives .451, .306 and .102 local reads; all of the future gives .451, .309 and .103. Each takes 2 bytes per block.
+# Future epochs that decide who reads a block sooner: a quarter of the nodes, within these limits. With 4, 8 and 64
+# nodes that gives .451, .306 and .102 local reads; the whole future gives .451, .309 and .103. Each takes 2 bytes per
+# block.
 _LEAST_AHEAD: Final = 4
 _MOST_AHEAD: Final = 16
 
 
 def next_holders(holders: Nodes, epochs: Sequence[Reads], rooms: Bytes, sizes: npt.NDArray[np.uint32]) -> Nodes:
-    """Who holds each block at the start of the next epoch: shape (blocks,), uint16.
+    """Return the holder of each block at the start of the next epoch: shape (blocks,), uint16.
 
-    holders: at the start of this one, NOBODY where nobody does; epochs: this one, whose places must be known, and those
-    ahead as far as they are known (half as many as there are nodes say all that counts, a quarter nearly all); rooms:
-    bytes that each node may hold (see `rooms`); sizes: bytes of each block, shape (blocks,), uint32.
+    holders: at the start of the current epoch, NOBODY where there is none; epochs: the current epoch, whose places must
+    be known, and the known ones after it (half as many as nodes suffice, a quarter nearly); rooms: bytes that each node
+    may hold (see `rooms`); sizes: bytes of each block, shape (blocks,), uint32.
 
-    Who holds more than there is room for takes nothing until it has given enough away. Raises ValueError where the
-    places in this epoch are not known.
+    A node that holds more than its room takes nothing until it has given enough away. Raises ValueError where the
+    places in the current epoch are not known.
     """
     nodes, now, found = len(rooms), epochs[0], holders.copy()
     if now.when is None:
@@ -57,7 +59,7 @@ def next_holders(holders: Nodes, epochs: Sequence[Reads], rooms: Bytes, sizes: n
         blocks, soon, now.reader[blocks], (now.when[blocks] * np.float32(WINDOWS)).astype(np.int64), sizes
     )
     sources = np.minimum(holders[moves.blocks], nodes).astype(np.intp)
-    free = np.append(rooms - held(holders, sizes, nodes), 0)  # the last one is nobody's
+    free = np.append(rooms - held(holders, sizes, nodes), 0)  # the last element is for NOBODY
     starts = np.searchsorted(moves.windows, np.arange(WINDOWS + 1)).tolist()
     for start, end in pairwise([*starts[:-1], len(sources)]):
         fitting = _fitting(moves.part(start, end), sources[start:end], free)
@@ -67,23 +69,23 @@ def next_holders(holders: Nodes, epochs: Sequence[Reads], rooms: Bytes, sizes: n
 
 
 def epochs_ahead(nodes: int) -> int:
-    """How many epochs beyond the current one are worth looking at, with so many nodes."""
+    """Return how many epochs beyond the current one to consider, with *nodes* nodes."""
     return min(max(math.ceil(nodes / 4), _LEAST_AHEAD), _MOST_AHEAD)
 
 
 def held(holders: Nodes, sizes: npt.NDArray[np.uint32], nodes: int) -> Bytes:
-    """Bytes of the blocks that each of so many nodes holds: shape (nodes,), int64."""
+    """Return the bytes of the blocks that each node holds: shape (nodes,), int64."""
     # Sums of whole numbers below 2 ** 53 are exact in whatever order.
     sums: Bytes = np.bincount(np.minimum(holders, nodes), sizes, nodes + 1)[:nodes].astype(np.int64)
     return sums
 
 
 def rooms(capacities: Bytes, sizes: npt.NDArray[np.uint32], slack: float = SLACK) -> Bytes:
-    """Bytes that each node may hold of a snapshot whose blocks have these *sizes*: shape (nodes,), int64.
+    """Return the bytes that each node may hold of a snapshot with blocks of these *sizes*: shape (nodes,), int64.
 
-    capacities: bytes that each node has for it: shape (nodes,), int64. As far as there is enough, some is left for what
-    is on its way. Where all nodes together have no room for all blocks, nobody can keep all that it holds: each holds
-    what it *would* keep, a part in proportion to its capacity, and its tiers evict of that what is read last.
+    capacities: bytes that each node has for the snapshot: shape (nodes,), int64. Where there is enough, some is left
+    for blocks on their way. Where all nodes together cannot hold all blocks, no node can keep all that it holds: each
+    then holds a share in proportion to its capacity, and its tiers evict the blocks of it that are read last.
     """
     total, blocks, pooled = int(sizes.sum(dtype=np.int64)), len(sizes), int(capacities.sum())
     if not total or not pooled:
@@ -104,15 +106,15 @@ def after_change(
     old_homes: Nodes | None = None,
     second: Nodes | None = None,
 ) -> Nodes:
-    """The holders when other nodes are members, as places in the new list of members: shape (blocks,), uint16.
+    """Return the holders after a change of members, as indices in the new list of members: shape (blocks,), uint16.
 
-    holders: as places in the old list; before, after: the ids of the members, both sorted; homes: those of the ring
-    with the new members, as places in the new list; old_homes: those of the old ring, as places in the old list;
-    second: who has the second copy of each, as places in the old list.
+    holders: as indices in the old list; before, after: the ids of the members, both sorted; homes: those of the ring
+    with the new members, as indices in the new list; old_homes: those of the old ring, as indices in the old list;
+    second: the keeper of each second copy, as an index in the old list.
 
-    What somebody held who has left is with who has its second copy, and else goes to its new home. With *old_homes*,
-    what has its home on somebody who has come goes there, so that a node without readers takes its part too; everything
-    else stays where it is.
+    The blocks of a holder that has left go to the keeper of the second copy, and else to the new home. With
+    *old_homes*, blocks whose home is a new member go there, so that a node without readers takes its share too. Other
+    blocks stay.
     """
     moved = reindexed(holders, before, after)
     if second is not None:
@@ -127,18 +129,18 @@ def after_change(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Moves:
-    """Copies that had better move, as arrays with one element per move: in the order of windows, in each of these by
-    the node that they would go to, and among those of one node the soonest read first."""
+    """Desired moves of copies, as arrays with one element per move: ordered by window, then by target node, then by the
+    time of the next read, soonest first."""
 
-    # Numbers of the blocks: intp.
+    # Block numbers: intp.
     blocks: npt.NDArray[np.intp]
-    # The node that has read the block and will read it sooner than who has it: intp.
+    # The node that has read the block and will read it sooner than the holder: intp.
     targets: npt.NDArray[np.intp]
-    # In which window it is read: int64.
+    # Window of the read: int64.
     windows: npt.NDArray[np.int64]
     # Bytes: int64.
     sizes: Bytes
-    # Bytes of it and of all before it that would go to the same node in the same window: int64.
+    # Bytes of this move and of all earlier moves to the same node in the same window: int64.
     needed: Bytes
 
     @classmethod
@@ -150,10 +152,10 @@ class _Moves:
         windows: npt.NDArray[np.int64],
         sizes: npt.NDArray[np.uint32],
     ) -> "_Moves":
-        """soon: when each of the blocks is read next, in epochs. sizes: of all blocks. The rest as in the record, in
-        any order; of two that are read at the same time the first stays the first."""
+        """soon: when each of the blocks is read next, in epochs; sizes: of all blocks; the rest as the fields, in any
+        order. The order of moves with equal times is kept."""
         group = windows << 16 | targets
-        # Floats above 0 are in the order of their bits.
+        # The bit patterns of positive floats sort like the floats.
         order = np.argsort(group << 32 | soon.view(np.uint32), kind="stable")
         blocks, group = blocks[order], group[order]
         size = sizes[blocks].astype(np.int64)
@@ -168,8 +170,8 @@ class _Moves:
 
 
 def _wanted(holders: Nodes, epochs: Sequence[Reads], nodes: int) -> tuple[npt.NDArray[np.intp], Places]:
-    """The blocks whose reader in this epoch reads them again sooner than their holder, and when: in how many epochs,
-    counted from the start of the next one."""
+    """Return the blocks whose reader in this epoch reads them again sooner than their holder, and when: in epochs after
+    the start of the next one."""
     reader = epochs[0].reader
     blocks = np.flatnonzero((reader != holders) & (reader < nodes))
     ours, theirs = holders[blocks], reader[blocks]
@@ -186,12 +188,12 @@ def _wanted(holders: Nodes, epochs: Sequence[Reads], nodes: int) -> tuple[npt.ND
 
 
 def _fitting(moves: _Moves, sources: npt.NDArray[np.intp], free: Bytes) -> npt.NDArray[np.bool_]:
-    """Which of the moves of one window are made: shape (moves,), bool. *free*, bytes of each node, is brought up to
-    date. sources: who has the block.
+    """Return which moves of one window are made: shape (moves,), bool. Updates *free*, the free bytes of each node.
+    sources: the current holders of the blocks.
 
-    A node takes moves in their order as long as they fit into what is free and what it gives away. Each one that it
-    denies leaves another node less room, so this is repeated until all fit. It makes no difference which node is looked
-    at first: what is denied only ever leads to more that is denied.
+    A node takes moves in order as long as they fit into its free room and the room of the blocks it gives away. Each
+    denied move leaves its source less room, so the check is repeated until all remaining moves fit. The order of nodes
+    does not matter, since a denial can only lead to further denials.
     """
     taken = np.ones(len(sources), np.bool_)
     while True:

@@ -1,4 +1,4 @@
-"""A node's duty in an epoch: the reads of other nodes for which it holds the block, in the order in which they come."""
+"""A node's duty in an epoch: the reads by other nodes of blocks that it holds, in the order of the reads."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,20 +13,22 @@ from cachefs.planning.cluster.reads import Places
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Duty:
-    """As arrays with one element per read. A block that several nodes read, or one reads again, is there as often."""
+    """The reads as arrays, one element per read. Each further read of a block is a further element."""
 
-    # Which block: shape (reads,), int32.
+    # Block numbers: shape (reads,), int32.
     blocks: Ids
-    # At which place of the epoch: shape (reads,), float32.
+    # Place of each read in the epoch: shape (reads,), float32.
     when: Places
-    # By which node: shape (reads,), uint16.
+    # Reading nodes: shape (reads,), uint16.
     readers: Nodes
 
     @classmethod
     def of(cls, orders: Iterable[tuple[int, Ids]], kept: npt.NDArray[np.bool_], me: int) -> "Duty":
-        """Of node *me*. orders: of each consumer its node, and the blocks that it reads in the epoch, in order: shape
-        (reads,), int32. kept: which blocks *me* keeps until they are read: shape (blocks,), bool. 20 ms per million
-        reads."""
+        """Return the duty of node *me*. Takes 20 ms per million reads.
+
+        orders: of each consumer its node, and the blocks that it reads in the epoch, in order: shape (reads,), int32;
+        kept: which blocks *me* keeps until they are read: shape (blocks,), bool.
+        """
         blocks, when, readers = [np.zeros(0, np.int32)], [np.zeros(0, np.float32)], [np.zeros(0, np.uint16)]
         for node, order in sorted(orders, key=lambda one: one[0]):
             if node == me:
@@ -40,5 +42,5 @@ class Duty:
         return cls(np.concatenate(blocks)[sorted_by], places[sorted_by], np.concatenate(readers)[sorted_by])
 
     def done(self, place: float) -> int:
-        """How many of the reads come before *place*."""
+        """Return how many of the reads come before *place*."""
         return int(np.searchsorted(self.when, np.float32(place)))

@@ -1,5 +1,8 @@
-"""Homes are shared out by hashing, so one node has a few more than another: with 500 blocks each, one node in six has
-4 % more than its part. Where caches are full of one dataset, that is what a node could not keep."""
+"""Moves the blocks that exceed a node's room to nodes that have room.
+
+Homes are assigned by hashing, so shares vary: with 500 blocks per node, one node in six has 4 % more than its share.
+Where caches are full of one dataset, the node could not keep these blocks.
+"""
 
 import numpy as np
 
@@ -9,10 +12,10 @@ from cachefs.planning.cluster.homes import Nodes
 
 
 def fitted(holders: Nodes, rooms: Bytes, sizes: "np.ndarray[tuple[int], np.dtype[np.uint32]]") -> Nodes:
-    """*holders* with what does not fit on one node moved to those that have room for it: shape (blocks,), uint16.
+    """Return *holders*, with the blocks that do not fit on a node moved to nodes with room: shape (blocks,), uint16.
 
     rooms: bytes that each node may hold: shape (nodes,), int64; sizes: bytes of each block: shape (blocks,), uint32.
-    What fits nowhere stays. Everybody moves the same, which is no more than what does not fit: 5 ms per million blocks.
+    Blocks that fit nowhere stay. All nodes compute the same, minimal moves, in 5 ms per million blocks.
     """
     free = rooms - held(holders, sizes, len(rooms))
     surplus: list[Ids] = [
@@ -31,7 +34,7 @@ def fitted(holders: Nodes, rooms: Bytes, sizes: "np.ndarray[tuple[int], np.dtype
 
 
 def _surplus(holders: Nodes, node: int, size: int, sizes: "np.ndarray[tuple[int], np.dtype[np.uint32]]") -> Ids:
-    """The last blocks of a node that have at least *size* bytes together."""
+    """Return the last blocks of a node that have at least *size* bytes together."""
     blocks = np.flatnonzero(holders == node)[::-1]
     count = int(np.searchsorted(np.cumsum(sizes[blocks], dtype=np.int64), size)) + 1
     return blocks[:count].astype(np.int32)

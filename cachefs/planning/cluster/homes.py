@@ -1,7 +1,7 @@
-"""Homes of all blocks of a snapshot, and of their second copies, kept up to date as members come and go.
+"""Homes of all blocks of a snapshot, and of their second copies, updated as members come and go.
 
-The best score of each block is kept. So who joins is compared with that alone, and only the blocks of who left are
-compared anew with all others.
+The best score of each block is kept. A new member is therefore compared with that score alone, and only the blocks of a
+member that left are compared again with all members.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,31 +14,30 @@ import numpy.typing as npt
 from cachefs.planning.blocks.space import Ids
 from cachefs.planning.cluster.rendezvous import Hashes, Member, Scores, draws, score_of, scores
 
-# Per block: a member, as its place in the list of members, or NOBODY. Shape (blocks,), uint16.
+# Per block: a member, as its index in the list of members, or NOBODY. Shape (blocks,), uint16.
 Nodes = npt.NDArray[np.uint16]
 NOBODY: Final = 0xFFFF
-# Members at most: each has a number below NOBODY.
+# Most members: each has a number below NOBODY.
 MOST_MEMBERS: Final = NOBODY
 
-# Blocks whose intermediate results stay in a processor's cache: twice as fast as a million at once.
+# Blocks per part, so that intermediate results stay in a processor's cache: twice as fast as a million at once.
 _IN_CACHE: Final = 1 << 14
 
 
 class Homes:
-    """Who of the members is each block's home. One thread at a time may change it; `first` and `second` are replaced
-    and never changed, so that any thread may read them."""
+    """Assigns each block a member as its home. One thread at a time may change the members; the arrays `first` and
+    `second` are replaced and never changed, so that any thread may read them."""
 
     def __init__(self, hashes: Hashes, replicas: int = 1) -> None:
-        """hashes: of all blocks (see cachefs.planning.cluster.rendezvous.key_hashes). replicas: copies of each block
-        that the cluster is to have, 1 or 2."""
+        """hashes: of all blocks (see cachefs.planning.cluster.rendezvous.key_hashes). replicas: copies of each block in
+        the cluster, 1 or 2."""
         self.members: tuple[Member, ...] = ()  # in ascending order of their ids
-        # The home of each block, NOBODY where there is no member.
+        # Home of each block, NOBODY where there is no member.
         self.first: Nodes = np.full(len(hashes), NOBODY, np.uint16)
-        # Where its second copy belongs: in another zone if there is any. NOBODY where one copy is enough, or one member
-        # is there.
+        # Home of each second copy: in another zone if there is one. NOBODY with one replica, or a single member.
         self.second: Nodes = self.first
-        # By member the number of its zone, and -1 for NOBODY at the end: shape (members + 1,), int32. Where there is
-        # only one zone each member is one for itself.
+        # Zone number of each member, and -1 for NOBODY at the end: shape (members + 1,), int32. Where there is only one
+        # zone, each member counts as a zone of its own.
         self.zones: npt.NDArray[np.int32] = np.array([-1], np.int32)
         self._hashes = hashes
         self._replicas = replicas
@@ -46,14 +45,14 @@ class Homes:
         self._second_scores: Scores = self._first_scores
 
     def set_members(self, members: Sequence[Member]) -> Ids:
-        """These are the members from now on. Returns the numbers of the blocks whose home is another one than before,
-        in ascending order: shape (n,), int32. Raises ValueError for two members with one id, or too many."""
+        """Replace the members. Returns the numbers of the blocks whose home has changed, in ascending order: shape
+        (n,), int32. Raises ValueError for two members with one id, or too many."""
         members = tuple(sorted(members, key=lambda one: one.id))
         if len({one.id for one in members}) < len(members) or len(members) > MOST_MEMBERS:
             raise ValueError(f"{len(members):,} members; at most {MOST_MEMBERS:,}, and each with an id of its own")
         known = {(one.id, one.seed, one.weight): number for number, one in enumerate(self.members)}
         numbers = [known.get((one.id, one.seed, one.weight)) for one in members]
-        renumbered = np.full(NOBODY + 1, NOBODY, np.uint16)  # from places in the old list to places in the new one
+        renumbered = np.full(NOBODY + 1, NOBODY, np.uint16)  # index in the old list -> index in the new one
         for number, old in enumerate(numbers):
             if old is not None:
                 renumbered[old] = number
@@ -81,7 +80,7 @@ class Homes:
 
 
 class _Ring:
-    """The members to choose from."""
+    """Chooses the member with the highest score for blocks."""
 
     def __init__(self, hashes: Hashes, members: Sequence[Member]) -> None:
         """hashes: of all blocks."""
@@ -91,16 +90,16 @@ class _Ring:
         self._by_weight = [list(group) for _, group in groupby(by_weight, key=lambda number: members[number].weight)]
         zones = list(_zones(members, members).values())
         names = {zone: number for number, zone in enumerate(dict.fromkeys(zones))}
-        # Of each member, and of NOBODY at the end.
+        # Zone of each member, and of NOBODY at the end.
         self.zones = np.array([*(names[zone] for zone in zones), -1], np.int32)
 
     def choose(
         self, chosen: Nodes, best: Scores, anew: npt.NDArray[np.intp], came: Sequence[int], apart: Nodes | None = None
     ) -> None:
-        """Bring *chosen*, and the scores *best* of those who are, up to date: both of shape (blocks,).
+        """Update *chosen*, and the scores *best* of the chosen members: both of shape (blocks,).
 
-        anew: the blocks for which none of those who were members before is chosen: shape (n,), intp; came: who was no
-        member before; apart: per block a member from whose zone none is chosen.
+        anew: the blocks without a chosen member among the old members: shape (n,), intp; came: the new members; apart:
+        per block a member whose zone is excluded.
         """
         for start in range(0, len(anew), _IN_CACHE):
             ids = anew[start : start + _IN_CACHE]
@@ -118,8 +117,8 @@ class _Ring:
                 chosen[part][wins] = number
 
     def _best(self, hashes: Hashes, apart: Nodes | None) -> tuple[Nodes, Scores]:
-        """The members with the highest scores, and these. Of members with one weight the highest draw wins, so that it
-        takes one logarithm for all of them."""
+        """Return the members with the highest scores, and the scores. Among members of equal weight the highest draw
+        wins, so that one logarithm per block suffices for all of them."""
         chosen = np.full(len(hashes), NOBODY, np.uint16)
         best = np.full(len(hashes), -np.inf)
         for group in self._by_weight:
@@ -139,22 +138,22 @@ class _Ring:
         return chosen, best
 
     def _apart(self, number: int, others: Nodes) -> npt.NDArray[np.bool_]:
-        """Is the member with this number in another zone than each of *others*?"""
+        """Return whether member *number* is in another zone than each of *others*."""
         apart: npt.NDArray[np.bool_] = self.zones.take(others, mode="clip") != self.zones[number]
         return apart
 
 
 def _zones(members: Sequence[Member], common: Sequence[Member]) -> Mapping[str, str]:
-    """By id, the zone of each of the *members* that are in *common* too. Who has none is a zone for itself, and so is
-    everybody where there is only one zone."""
+    """Return the zone of each of the *members* that are in *common* too, by id. A member without a zone is a zone of
+    its own, and so is each member where there is only one zone."""
     alone = len({one.zone for one in members}) < 2
     ids = {one.id for one in common}
     return {one.id: one.zone if one.zone and not alone else f"\0{one.id}" for one in members if one.id in ids}
 
 
 def reindexed(nodes: Nodes, before: Sequence[str], after: Sequence[str]) -> Nodes:
-    """*nodes* as places in the list of ids *before*, as places in the list *after*: NOBODY for those who are not there
-    any more. Shape (n,), uint16."""
+    """Translate indices in the list of ids *before* to indices in the list *after*: NOBODY for ids that are gone. Shape
+    (n,), uint16."""
     places = {name: number for number, name in enumerate(after)}
     renumbered = np.full(len(before) + 1, NOBODY, np.uint16)
     for number, name in enumerate(before):

@@ -1,4 +1,4 @@
-"""One epoch of a job whose consumers are on several nodes: which node reads each block first, and when."""
+"""One epoch of a job with consumers on several nodes: which node reads each block first, and when."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -15,21 +15,21 @@ Places = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Reads:
-    """The first read of each block in one epoch. Nodes go through an epoch at about the same pace."""
+    """The first read of each block in one epoch. All nodes are assumed to progress at about the same pace."""
 
-    # The node that reads it first, NOBODY where none does: shape (blocks,), uint16.
+    # The node that reads the block first, NOBODY where none does: shape (blocks,), uint16.
     reader: Nodes
-    # Where in its consumer's epoch that read is; 2 where there is none: shape (blocks,), float32. None where it has
-    # been forgotten.
+    # Place of that read in its consumer's epoch; 2 where there is none: shape (blocks,), float32. None: not kept (see
+    # `without_places`).
     when: Places | None
 
     @classmethod
     def of(cls, blocks: int, orders: Iterable[tuple[int, Ids]]) -> "Reads":
-        """orders: of each consumer its node, and the blocks that it reads, in order: shape (reads,), int32. blocks: how
-        many there are in the space. 20 ms per million reads.
+        """Build from the orders of all consumers, in 20 ms per million reads.
 
-        Of two reads at the same place that of the smaller node counts, so that all come to the same result. Raises
-        ValueError for a node or a block that cannot be.
+        blocks: number of blocks in the space; orders: of each consumer its node, and the blocks that it reads, in
+        order: shape (reads,), int32. Of two reads at the same place, the smaller node's counts, so that all nodes get
+        the same result. Raises ValueError for an impossible node or block.
         """
         reader = np.full(blocks, NOBODY, np.uint16)
         when = np.full(blocks, 2, np.float32)
@@ -39,19 +39,19 @@ class Reads:
             backwards = order[::-1].astype(np.intp)
             places = (np.arange(len(order), dtype=np.float32) / np.float32(max(1, len(order))))[::-1]
             sooner = places < when[backwards]
-            # Of several reads of one block numpy keeps the one that it assigns last, and that is the first one.
+            # Of several reads of one block, numpy keeps the last assignment, which is the first read.
             when[backwards[sooner]] = places[sooner]
             reader[backwards[sooner]] = node
         return cls(reader, when)
 
     def after(self, place: float) -> "Reads":
-        """The same without the reads that come before that place of the epoch, from 0 to 1. Raises ValueError where the
-        places are not known."""
+        """Return the reads at or after that place of the epoch, from 0 to 1. Raises ValueError where the places are not
+        known."""
         if self.when is None:
             raise ValueError("the places of these reads are not known")
         early = self.when < np.float32(place)
         return Reads(np.where(early, NOBODY, self.reader).astype(np.uint16), np.where(early, np.float32(2), self.when))
 
     def without_places(self) -> "Reads":
-        """The same, as it is kept of epochs that are far ahead: 2 bytes per block in place of 6."""
+        """Return the same without places, as kept for epochs far ahead: 2 bytes per block instead of 6."""
         return replace(self, when=None)

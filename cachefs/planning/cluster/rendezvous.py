@@ -1,9 +1,9 @@
-"""Weighted rendezvous hashing: every node gives every block a score, and the block's home is the node with the highest.
+"""Weighted rendezvous hashing: each node has a score for each block, and the node with the highest is the block's home.
 
-A node that joins takes blocks from all others, one that leaves gives its blocks to all others, and nothing else moves.
-A node's part of all blocks is in proportion to its weight (Schindelhauer and Schomaker, "Weighted Distributed Hash
-Tables", SPAA 2005: `weight / -ln u`, u uniform in (0, 1)). The function is fixed: nodes that computed another one would
-not find each other's blocks.
+A node that joins takes blocks from all others, a node that leaves gives its blocks to all others, and no other block
+moves. A node's share of all blocks is in proportion to its weight (Schindelhauer and Schomaker, "Weighted Distributed
+Hash Tables", SPAA 2005: `weight / -ln u`, u uniform in (0, 1)). The function must not change: nodes with different
+functions would not find each other's blocks.
 """
 
 import math
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from cachefs.block import KEY_SIZE
 from cachefs.planning.blocks.space import BlockSpace
 
-# Per block: a hash of its key that all members share. Shape (blocks,), uint64.
+# Per block: a hash of its key, the same on all members. Shape (blocks,), uint64.
 Hashes = npt.NDArray[np.uint64]
 # Per block: a score. Shape (blocks,), float64.
 Scores = npt.NDArray[np.float64]
@@ -36,15 +36,15 @@ _STEPS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A node that blocks can have their home on."""
+    """A node that can be the home of blocks."""
 
-    # Its id, by which members are sorted.
+    # The node's id, by which members are sorted.
     id: str
     # xxh3_64 of the id in UTF-8.
     seed: int
-    # Its part of all blocks is in proportion to that. Above 0.
+    # The node's share of all blocks is in proportion to its weight. Above 0.
     weight: float
-    # Nodes of one zone may be lost together; "": nobody has said.
+    # Nodes of one zone may be lost together; "": not configured.
     zone: str = ""
 
     def __post_init__(self) -> None:
@@ -53,16 +53,16 @@ class Member:
 
 
 def weight_of(capacity: int) -> float:
-    """The weight of a node whose tiers have room for *capacity* bytes: about as many GiB, in steps of 1.1 %.
+    """Return the weight of a node whose tiers have room for *capacity* bytes: the capacity in GiB, in steps of 1.1 %.
 
-    So machines of one kind have equal weights although their file systems differ by some blocks. Members of equal
-    weight are compared without logarithms, which takes half the time.
+    Rounding gives machines of one kind equal weights although their file systems differ by some blocks. Members of
+    equal weight are compared without logarithms, which takes half the time.
     """
     return float(2.0 ** (round(math.log2(max(capacity, 1) / _GIB) * _STEPS) / _STEPS))
 
 
 def mix(values: Hashes) -> Hashes:
-    """splitmix64's finaliser, without its first increment: shape (n,), uint64. Changes *values*, and returns them."""
+    """Apply splitmix64's finaliser, without its first increment: shape (n,), uint64. Changes and returns *values*."""
     values ^= values >> _S30
     values *= _FIRST
     values ^= values >> _S27
@@ -72,43 +72,44 @@ def mix(values: Hashes) -> Hashes:
 
 
 def key_hashes(keys: npt.NDArray[np.uint8]) -> Hashes:
-    """The hashes of block keys (see cachefs.block.block_key). keys: shape (blocks, 20), uint8."""
+    """Return the hashes of block keys (see cachefs.block.block_key). keys: shape (blocks, 20), uint8."""
     parts = np.ascontiguousarray(keys, np.uint8).reshape(-1, KEY_SIZE).view(_KEY)[:, 0]
     return _hashes(parts["head"].astype(np.uint64), parts["number"].astype(np.uint64))
 
 
 def space_hashes(space: BlockSpace) -> Hashes:
-    """The hashes of all blocks of *space*, as `key_hashes` of their keys would give them: 30 ms per million."""
+    """Return the hashes of all blocks of *space*, equal to `key_hashes` of their keys: 30 ms per million."""
     return _hashes(*space.key_numbers())
 
 
 def scores(hashes: Hashes, member: Member) -> Scores:
-    """What *member* scores for each block: shape (blocks,), float64."""
+    """Return the score of *member* for each block: shape (blocks,), float64."""
     return score_of(draws(hashes, member.seed), member.weight)
 
 
 def draws(hashes: Hashes, seed: int) -> Hashes:
-    """The random number that a member with this *seed* has for each block, below 2 ** 53. Of members with one weight,
-    the highest number wins."""
+    """Return the random number of a member with this *seed* for each block, below 2 ** 53. Among members of equal
+    weight, the highest number wins."""
     return mix(hashes ^ np.uint64(seed)) >> _S11
 
 
 def score_of(drawn: Hashes, weight: float | Scores) -> Scores:
-    """The scores that belong to what `draws` gave: shape (blocks,), float64."""
+    """Return the scores for numbers of `draws`: shape (blocks,), float64."""
     uniform: Scores = (drawn.astype(np.float64) + 0.5) * 2.0**-53
     score: Scores = weight / -np.log(uniform)
     return score
 
 
 def scores_of_one(hashed: np.uint64, seeds: Hashes, weights: Scores) -> Scores:
-    """What each of the members with these *seeds* and *weights* scores for one block: shape (members,), float64. It
-    takes as long for ten members as for a few hundred."""
+    """Return the scores of the members with these *seeds* and *weights* for one block: shape (members,), float64. A few
+    hundred members take as long as ten."""
     return score_of(draws(seeds, int(hashed)), weights)
 
 
 def in_order(hashes: Hashes, members: Sequence[Member]) -> npt.NDArray[np.uint16]:
-    """All members for each of a few blocks, the one with the highest score first, ties to the smaller id: places in
-    *members*, which are sorted by id. Shape (blocks, members), uint16. Who cannot reach a block's home asks the next.
+    """Return all members for each of a few blocks, highest score first, ties to the smaller id: indices in *members*,
+    which are sorted by id. Shape (blocks, members), uint16. A node that cannot reach a block's home asks the next
+    member.
     """
     table = np.stack([scores(hashes, member) for member in members], axis=1)
     order: npt.NDArray[np.uint16] = np.argsort(-table, axis=1, kind="stable").astype(np.uint16)

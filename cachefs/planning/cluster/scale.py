@@ -1,14 +1,14 @@
-"""How many nodes the published jobs need, and what one more or one fewer would change.
+"""Estimates how many nodes the published jobs need, and the effect of one node more or fewer.
 
-Origin bytes of F bytes that are read in E epochs, by nodes that together keep C of them: at least F + (E - 1) (F - C),
-and that is what the policies reach. So what a cluster lacks of F is fetched once in each epoch that is still to come.
-Where several jobs read, what is read most often is kept first.
+Origin bytes: F bytes read in E epochs by nodes that together keep C of them cost at least F + (E - 1) (F - C) bytes,
+and the policies reach that bound. The part of F that a cluster cannot keep is fetched once in each further epoch. Where
+several jobs read, the data read most often are kept first.
 
-Local reads: with one copy of each block, a read is local as soon as a node reads it that has read it since the last
-local read, for then that node was the one of all holders since that would read it soonest, and the copy is with it. So
-the number of reads from one local read to the next is that of draws among N nodes until one comes the second time,
-less one: Ramanujan's Q(N) = 1 + (1 - 1/N) + (1 - 1/N)(1 - 2/N) + ... on average, about sqrt(pi N / 2) - 1/3 (Knuth,
-"The Art of Computer Programming", volume 1, section 1.2.11.3).
+Local reads: with one copy of each block, a read is local when its node has read the block since the last local read,
+since of all holders since then that node reads the block soonest, and has the copy. The number of reads from one local
+read to the next is therefore that of draws among N nodes until one is drawn a second time, less one: Ramanujan's Q(N) =
+1 + (1 - 1/N) + (1 - 1/N)(1 - 2/N) + ... on average, about sqrt(pi N / 2) - 1/3 (Knuth, "The Art of Computer
+Programming", volume 1, section 1.2.11.3).
 """
 
 import math
@@ -20,36 +20,36 @@ from cachefs.planning.cluster.copies import SLACK
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What the consumers of one snapshot read, all jobs together."""
+    """The reads of one snapshot by all its consumers."""
 
-    # Bytes that are read in an epoch, each block counted once.
+    # Bytes read per epoch, each block counted once.
     bytes: int
-    # Epochs that are still to come, of the job that has most of them; inf where nobody knows.
+    # Epochs still to come, of the job with the most; inf where unknown.
     epochs: float
-    # Seconds that an epoch takes; 0 where nobody knows.
+    # Seconds per epoch; 0 where unknown.
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What so many nodes would make of the demands."""
+    """The expected traffic of a cluster with *nodes* nodes."""
 
     nodes: int
-    # Bytes that all their tiers have room for.
+    # Room of all their tiers, in bytes.
     capacity: int
-    # Of the bytes that are read, those that stay in the cluster from one epoch to the next.
+    # Bytes of the read data that stay in the cluster from one epoch to the next.
     kept: int
-    # Bytes from the origins in all epochs that are still to come, beyond what is fetched for the first time.
+    # Bytes from the origins in all further epochs, without the first fetches.
     origin_bytes: float
-    # Bytes from the origins in a second, once everything has been fetched.
+    # Bytes per second from the origins, once everything has been fetched.
     origin_rate: float
-    # Bytes that nodes fetch from each other in a second.
+    # Bytes per second that nodes fetch from each other.
     peer_rate: float
 
 
 @dataclass(frozen=True, slots=True)
 class ScaleHint:
-    """How the cluster does, and how it would with another number of nodes."""
+    """The expected traffic of the cluster, now and with one node more or fewer."""
 
     # Bytes that published jobs read, each block counted once.
     needed: int
@@ -57,13 +57,13 @@ class ScaleHint:
     nodes_needed: int
     now: Outcome
     one_more: Outcome
-    # None for the last node.
+    # None for a single node.
     one_fewer: Outcome | None
 
 
 def local_share(nodes: int) -> float:
-    """The part of reads that are of blocks which their readers hold, as copies are coordinated, with ranks that share a
-    shuffled dataset out among so many *nodes*: 1 / Q(nodes)."""
+    """Return the part of reads whose blocks their readers hold: 1 / Q(nodes). Assumes coordinated copies, and ranks
+    that share out a shuffled dataset among *nodes* nodes."""
     total, term = 0.0, 1.0
     for drawn in range(1, max(1, nodes) + 1):
         total += term
@@ -74,7 +74,7 @@ def local_share(nodes: int) -> float:
 
 
 def scale_hint(capacities: Sequence[int], demands: Sequence[Demand]) -> ScaleHint:
-    """capacities: bytes that the tiers of each node have room for."""
+    """Estimate the effect of scaling. capacities: room of the tiers of each node, in bytes."""
     nodes = len(capacities)
     each = sum(capacities) / nodes if nodes else 0.0
     needed = sum(demand.bytes for demand in demands)
@@ -88,9 +88,9 @@ def scale_hint(capacities: Sequence[int], demands: Sequence[Demand]) -> ScaleHin
 
 
 def outcome(nodes: int, capacity: int, demands: Sequence[Demand]) -> Outcome:
-    """What so many nodes with *capacity* bytes together make of the demands."""
+    """Return the expected traffic of *nodes* nodes with *capacity* bytes together."""
     room, kept, origin_bytes, origin_rate, peer_rate = capacity, 0, 0.0, 0.0, 0.0
-    # Where nobody knows how often something is read, it is kept last.
+    # Data with an unknown read frequency are kept last.
     for demand in sorted(demands, key=lambda one: one.seconds or math.inf):
         stays = min(room, demand.bytes)
         room -= stays

@@ -1,6 +1,6 @@
-"""Which part of all blocks each member of a ring has, and what moves when others are members.
+"""Measures each member's share of all blocks in a ring, and the blocks that move when the members change.
 
-Found out by example: homes and second copies of as many blocks as a middling dataset has.
+The shares are measured on a sample: homes and second copies of as many blocks as a medium-sized dataset has.
 """
 
 from collections.abc import Sequence
@@ -12,51 +12,51 @@ import numpy as np
 from cachefs.planning.cluster.homes import NOBODY, Homes, reindexed
 from cachefs.planning.cluster.rendezvous import Member, mix
 
-# Blocks that are looked at: with 8 members their shares are exact to 0.7 %, with 1,000 to 9 %, as those of a real
-# dataset of that size are.
+# Blocks of the sample: with 8 members the shares are exact to 0.7 %, with 1,000 to 9 %, as for a real dataset of that
+# size.
 SAMPLED: Final = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one member has. Parts of all blocks, 0 to 1."""
+    """One member's share. Parts of all blocks, 0 to 1."""
 
     member: Member
-    # As its weight says.
+    # Part expected from its weight.
     ideal: float
-    # Of which it is the home.
+    # Part whose home it is.
     homes: float
-    # Of which it has the second copy.
+    # Part whose second copy it has.
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What changes for one member. Parts of all blocks, 0 to 1, in which each block counts once."""
+    """The change for one member. Parts of all blocks, 0 to 1, each block counted once."""
 
     member: Member
-    # Of which it is the home: before and after.
+    # Part whose home it is: before and after.
     before: float
     after: float
-    # Whose home it becomes, and ceases to be.
+    # Part whose home it becomes, and ceases to be.
     gets: float
     gives: float
 
 
 @dataclass(frozen=True, slots=True)
 class RingDiff:
-    """What a change of the members would move."""
+    """The blocks that a change of members would move."""
 
-    # By id; of those that are members before or after.
+    # By id, of the members before and after.
     changes: Sequence[Change]
-    # The part of all blocks that get another home.
+    # Part of all blocks whose home changes.
     moved: float
-    # The least that would have to: what members have less than what is to be theirs.
+    # Least part that must move: the sum of the members' deficits to their ideal shares.
     least: float
 
 
 def shares(members: Sequence[Member], replicas: int = 1) -> list[Share]:
-    """Of each member, by id. Raises ValueError for two with one id."""
+    """Return the share of each member, by id. Raises ValueError for two with one id."""
     homes = Homes(_blocks(), replicas)
     homes.set_members(members)
     total = sum(one.weight for one in members)
@@ -65,7 +65,7 @@ def shares(members: Sequence[Member], replicas: int = 1) -> list[Share]:
 
 
 def ring_diff(before: Sequence[Member], after: Sequence[Member]) -> RingDiff:
-    """What moves where the members *before* become the members *after*. Raises ValueError for two with one id."""
+    """Return what moves when the members *before* become the members *after*. Raises ValueError for two with one id."""
     homes = Homes(_blocks())
     homes.set_members(before)
     everyone = {one.id: one for one in (*before, *after)}
@@ -86,11 +86,11 @@ def ring_diff(before: Sequence[Member], after: Sequence[Member]) -> RingDiff:
 
 
 def _blocks() -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-    """Hashes as those of blocks: shape (SAMPLED,), uint64."""
+    """Return hashes like those of blocks: shape (SAMPLED,), uint64."""
     return mix(np.arange(1, SAMPLED + 1, dtype=np.uint64))
 
 
 def _parts(nodes: np.ndarray[tuple[int], np.dtype[np.uint16]], members: int, of: int | None = None) -> list[float]:
-    """Of each member, how many of the *nodes* are it, as a part of all, or of so many."""
+    """Return for each member its part of *nodes*, relative to their number or to *of*."""
     counts = np.bincount(nodes[nodes != NOBODY], minlength=members)
     return [count / (of or max(1, len(nodes))) for count in counts.tolist()]

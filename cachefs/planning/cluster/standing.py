@@ -1,8 +1,8 @@
-"""Is a block this node's to keep? What is not goes first, and is fetched only when it is about to be read.
+"""Which blocks are this node's to keep. Other blocks are evicted first, and fetched only shortly before their read.
 
-A node has more blocks than those that it holds for the cluster: what it has fetched from its holder to read it, and
-what it has handed on. These are copies, of which another node has the original. So a copy is brought within the window
-of what is read next and no earlier, and is the first to be evicted once it has been read.
+A node has more blocks than those that it holds for the cluster: blocks that it has fetched from their holder to read
+them, and blocks that it has handed on. These are copies, whose original is on another node. A copy is therefore fetched
+within the window of the next reads and no earlier, and is the first to be evicted once it has been read.
 """
 
 from collections import deque
@@ -16,43 +16,44 @@ from cachefs.planning.blocks.space import Ids, Numbers
 from cachefs.planning.cluster.homes import Nodes
 from cachefs.planning.cluster.reads import Reads
 
-# By block of a snapshot, whether it is this node's to keep: shape (blocks,), bool.
+# Per block of a snapshot, whether it is this node's to keep: shape (blocks,), bool.
 Mine = npt.NDArray[np.bool_]
 
-# Added to a score in seconds: 30,000 years, which is more than what page caches hold is raised by. What is never read
-# again, at infinity, is still evicted first.
+# Added to a score in seconds: 30,000 years, more than the raise of blocks in page caches. Blocks that are never read
+# again have infinity, and are still evicted first.
 RAISED: Final = 1e12
-# Seconds: what is read sooner counts as about to be read, if nobody says how far ahead is fetched.
+# Seconds: blocks read sooner count as about to be read, unless the fetcher sets another distance.
 NEAR: Final = 5.0
-# Changes that are remembered for policies that look now and then: more than an epoch has windows.
+# Changes that are remembered for policies that poll: more than an epoch has windows.
 _REMEMBERED: Final = 1024
 
 
 class Standing:
-    """Which blocks are this node's to keep, by snapshot. Snapshots that it does not know have no copies to tell from
-    originals, and all of their blocks are kept as the plan says.
+    """Records by snapshot which blocks are this node's to keep. In a snapshot without a record, blocks are not
+    distinguished, and all are kept as the plan says.
 
-    The event loop changes it, and policies and planners read it from other threads without a lock: the mapping is
-    replaced, and entries of its arrays change one by one, each right by itself.
+    The event loop changes the records, and policies and planners read them from other threads without a lock: the
+    mapping is replaced, and entries of its arrays change one by one, each consistent by itself.
     """
 
     def __init__(self) -> None:
-        # Per snapshot, whose blocks are whose. Not to be changed.
+        # By snapshot. Not to be changed by readers.
         self.mine: Mapping[str, Mine] = {}
-        # Per snapshot, what other nodes are to keep since the members changed, and have not got from here yet. It is
-        # among what is mine, and goes last of all: nobody else may have it. Not to be changed.
+        # By snapshot: blocks that other nodes are to keep since the members changed, and have not fetched from here
+        # yet. A subset of `mine`, evicted last, since no other node may have them. Not to be changed by readers.
         self.owed: Mapping[str, Mine] = {}
-        # Seconds ahead of readers within which copies are fetched: until then they are worth what the plan says.
+        # Seconds ahead of readers within which copies are fetched: in that time copies count as the plan says.
         self.near = NEAR
-        # (number, snapshot, blocks): what is not mine any more; None for all: look at everything again.
+        # (number, snapshot, blocks): blocks that ceased to be this node's; None: all blocks must be checked again.
         self._lost: deque[tuple[int, str, Ids | None]] = deque(maxlen=_REMEMBERED)
-        self._changes = 0  # the next number in `_lost`
+        self._changes = 0  # next number in `_lost`
 
     def set(self, snapshot: str, mine: Mine) -> None:
-        """From now on *mine* says it for all blocks of *snapshot*. It is not copied, and only `update` may change it.
+        """Replace the record of *snapshot*. *mine* is not copied, and only `update` may change it.
 
-        It takes 1 ms per million blocks where little has changed, and then policies look at what has. Else they look at
-        all blocks again."""
+        Takes 1 ms per million blocks where little has changed; policies then check only the changed blocks, and else
+        all blocks again.
+        """
         before = self.mine.get(snapshot)
         self.mine = {**self.mine, snapshot: mine}
         if before is None or len(before) != len(mine):
@@ -61,7 +62,7 @@ class Standing:
             self._note(snapshot, lost.astype(np.int32))
 
     def update(self, snapshot: str, ids: Ids, mine: "npt.NDArray[np.bool_] | bool") -> None:
-        """Some blocks change. ids: shape (n,), int32. Unknown snapshots are ignored."""
+        """Change some blocks of a record. ids: shape (n,), int32. Unknown snapshots are ignored."""
         marks = self.mine.get(snapshot)
         if marks is None:
             return
@@ -73,24 +74,25 @@ class Standing:
             self._note(snapshot, lost)
 
     def owe(self, snapshot: str, owed: Mine | None) -> None:
-        """From now on *owed* says what other nodes have still to get of it; None: nothing. It is not copied: `update`
-        clears it for the blocks that it is told. Policies look at all blocks again."""
+        """Replace the record of blocks that other nodes have still to fetch; None: none. *owed* is not copied: `update`
+        clears it for the blocks it is given. Policies check all blocks again."""
         if owed is None and snapshot not in self.owed:
             return
         others = {known: one for known, one in self.owed.items() if known != snapshot}
         self.owed = others if owed is None else {**others, snapshot: owed}
-        self._note(snapshot, None)  # what was to go next may be owed now
+        self._note(snapshot, None)  # blocks that were to be evicted next may be owed now
 
     def forget(self, snapshot: str) -> None:
-        """There are no copies of *snapshot* any more: all its blocks are kept as the plan says."""
+        """Drop the record of *snapshot*: all its blocks are kept as the plan says."""
         self.owe(snapshot, None)
         if snapshot in self.mine:
             self.mine = {known: mine for known, mine in self.mine.items() if known != snapshot}
             self._note(snapshot, None)
 
     def lost_since(self, mark: int) -> tuple[int, list[tuple[str, Ids]] | None]:
-        """The next mark, and what has ceased to be mine since *mark*: a pair (snapshot, blocks) per change, where the
-        blocks are numbers of shape (n,), int32. None in the place of the list where anything may have changed."""
+        """Return the next mark, and the blocks that have ceased to be this node's since *mark*: a pair (snapshot,
+        blocks) per change, with block numbers of shape (n,), int32. None instead of the list where any block may have
+        changed."""
         if self._changes == mark:
             return mark, []
         remembered = list(self._lost)
@@ -103,10 +105,10 @@ class Standing:
     def raises(
         self, snapshot: str, ids: Numbers, scores: npt.NDArray[np.float64], near: float | None = None
     ) -> npt.NDArray[np.bool_]:
-        """Which blocks are copies that go before all that is mine: shape (n,), bool.
+        """Return which blocks are copies, to be evicted before all blocks that are this node's: shape (n,), bool.
 
-        ids: shape (n,); scores: of each of them, the highest is evicted first: shape (n,), float64. What scores *near*
-        at most is about to be read: by default seconds, `self.near`.
+        ids: shape (n,); scores: of each block, the highest is evicted first: shape (n,), float64. Blocks with a score
+        of *near* (default: `self.near` seconds) or less are about to be read, and are not raised.
         """
         mine = self.mine.get(snapshot)
         if mine is None:
@@ -123,18 +125,19 @@ class Standing:
 def mine_now(
     holders: Nodes, following: Nodes, reads: Reads, passed: npt.NDArray[np.floating], me: int
 ) -> npt.NDArray[np.bool_]:
-    """Which blocks are node *me*'s to keep in the middle of an epoch: shape (blocks,), bool. 8 ms per million blocks.
+    """Return which blocks are node *me*'s to keep in the middle of an epoch: shape (blocks,), bool. Takes 8 ms per
+    million blocks.
 
-    A block is its holder's until it is read, and then its next holder's. holders, following: at the start of this epoch
-    and of the next (see cachefs.planning.cluster.copies); reads: of this one; passed: how far each node is in it, from
-    0 to 1, shape (nodes,). For *me* itself that had better be a little more than where it is: what it fetches to keep
-    it is then mine before it is read, and no policy takes it for a copy meanwhile.
+    A block belongs to its holder until it is read, and then to its next holder. holders, following: at the start of
+    this epoch and of the next (see cachefs.planning.cluster.copies); reads: of this epoch; passed: progress of each
+    node in it, from 0 to 1, shape (nodes,). For *me*, pass a little more than its progress: a block that it fetches to
+    keep is then its own before the read, and no policy takes it for a copy meanwhile.
 
     Raises ValueError where the places are not known.
     """
     if reads.when is None:
         raise ValueError("the places of reads in this epoch are not known")
-    # The last one is for reads of nobody, which never pass.
+    # The last element is for reads by NOBODY, which never pass.
     limits = np.append(passed.astype(np.float32), np.float32(0))
     is_read = reads.when < limits.take(reads.reader, mode="clip")
     mine: npt.NDArray[np.bool_] = np.where(is_read, following == me, holders == me)
