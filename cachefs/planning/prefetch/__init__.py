@@ -1,4 +1,4 @@
-"""What to fetch before it is read, how far ahead, and how much at once.
+"""Decides what to fetch before it is read, how far ahead, and how much at once.
 
 May import cachefs.planning.sequences and .blocks.
 """

@@ -1,12 +1,12 @@
-"""How far ahead of its readers a node must fetch so that the origin's bandwidth suffices.
+"""Finds how far ahead of its readers a node must fetch so that the origin's bandwidth suffices.
 
-The blocks that are needed last are evicted first, so the blocks that are missing in an epoch lie close together: the
-first part of the epoch is all here, and of the part after it nothing is. Where readers would take that part faster than
-the origin delivers it, fetching it must begin during the first part. This is a schedule of jobs with deadlines on one
-machine. In order of deadlines (Jackson's rule) every deadline is met if, for each of them, all that is due until then
+The blocks needed last are evicted first, so the missing blocks of an epoch lie close together: the first part of the
+epoch is all here, and of the part after it nothing is. Where readers would go through the missing part faster than the
+origin delivers it, its fetches must begin during the first part. This is a schedule of jobs with deadlines on one
+machine. In order of deadlines (Jackson's rule) all deadlines are met if, for each of them, all that is due until then
 can be delivered until then.
 
-At 0.75 times the demand, with tiers for 35 % of the dataset, a job stalled for 22 s in 176 s without it.
+At 0.75 times the demand, with tiers for 35 % of the dataset, a job stalled for 22 s in 176 s without this.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,23 +23,23 @@ from cachefs.planning.prefetch.lookahead import Spared
 from cachefs.planning.sequences.course import Seconds
 from cachefs.planning.sequences.plan import Plan
 
-# Reads of each epoch that are looked at. Of a longer epoch it is every n-th read.
+# Most reads of an epoch that are considered. Of a longer epoch, every n-th read is taken.
 _SAMPLED: Final = 1 << 13
 _ALL: Final = 1 << 62
-# The part of the measured bandwidth that is counted on.
+# Part of the measured bandwidth that is relied on.
 _RELIABLE: Final = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Blocks that must be fetched without a pause from now on: all that are missing and due within *seconds*."""
+    """Blocks that must be fetched without a pause from now on: all missing blocks due within *seconds*."""
 
-    # Seconds from now until the last of them is due.
+    # Seconds from now until the last block is due.
     seconds: float
     # Snapshot of the block that is due last.
     snapshot: str
-    # Number of that block. Only what is read after it may be evicted for these blocks: if a block that is read before
-    # were evicted, that block would be missing instead.
+    # Number of that block. Only blocks read after it may be evicted for the backlog: a block read earlier would be
+    # missing instead.
     last: int
 
 
@@ -47,12 +47,12 @@ def find(
     plan: Plan, states: TierStates, bandwidth: float, lead: float = 0.0, standing: Standing | None = None,
     spared: Spared | None = None,
 ) -> Backlog | None:  # fmt: skip
-    """What must be fetched from now on, or None where waiting does no harm yet.
+    """Return the blocks to fetch from now on, or None where waiting does no harm yet.
 
-    With 8 consumers it takes 15 ms, however much they read. states: by snapshot, the state of each of its blocks
-    (uint8, see Presence.states); bandwidth: bytes per second; lead: seconds before they
-    are due that blocks are to be delivered; standing: which blocks are this node's to keep. Others come from other
-    nodes, whatever the origin delivers. spared: says which reads need no block.
+    Takes 15 ms with 8 consumers, however much they read. states: by snapshot, the state of each of its blocks (uint8,
+    see Presence.states); bandwidth: bytes per second; lead: seconds by which blocks must arrive before they are due;
+    standing: which blocks are this node's to keep (others come from other nodes, whatever the origin delivers); spared:
+    tells which reads need no block.
     """
     missing = _missing(plan, states, {} if standing is None else standing.mine, spared)
     parts = [part for part in missing if len(part.due)]
@@ -77,9 +77,9 @@ class _Part:
     snapshot: str
     # Numbers in the snapshot's block space.
     blocks: Ids
-    # Seconds until each of them is read first.
+    # Seconds until the first read of each.
     due: Seconds
-    # Bytes that each of them stands for: its own, and the bytes of the reads near it that are not looked at.
+    # Bytes that each stands for: its own, and those of the skipped reads near it.
     sizes: npt.NDArray[np.float64]
 
 
@@ -102,7 +102,7 @@ def _missing(plan: Plan, states: TierStates, mine: Mapping[str, Mine], spared: S
             if spared is not None and len(reads):
                 wanted = ~spared(consumer, snapshot, blocks, due)
                 blocks, due = blocks[wanted], due[wanted]
-            # Later reads of a block, also by other consumers, find it here.
+            # Later reads of a block, also by other consumers, find it here after its first read.
             first = due <= plan.next_use_of(snapshot, blocks) + 1e-6
             sizes = np.multiply(plan.spaces[snapshot].sizes[blocks[first]], stride, dtype=np.float64)
             yield _Part(snapshot, blocks[first], due[first], sizes)

@@ -1,18 +1,18 @@
-"""What to fetch from the origins before it is read: earliest deadline first.
+"""Decides which blocks to fetch from the origins before they are read: earliest deadline first.
 
-Into free room blocks are fetched as far ahead as the plan goes. Where other blocks must be evicted for them, they are
+Into free room, blocks are fetched as far ahead as the plan goes. Where other blocks must be evicted for them, they are
 fetched no further ahead than Little's law asks for: what is read during the latency of a fetch, times a safety factor.
-A block that is evicted too early could have been a better choice later, since every block that is read meanwhile is
-needed only in the next epoch. Blocks are fetched further ahead only where the origins' bandwidth would not suffice
-later (see cachefs.planning.prefetch.backlog). So no step evicts a block that is needed sooner than what it fetches.
+A later eviction could choose better, since each block that is read meanwhile is needed only in the next epoch. Blocks
+are fetched further ahead only where the origins' bandwidth would not suffice later (see
+cachefs.planning.prefetch.backlog). Therefore no step evicts a block that is needed sooner than the fetched block.
 
-What its reader finds in the page cache is not fetched at all, for as long as its pages were seen there lately (see
+Blocks in the page cache of their reader are not fetched at all, while their pages were seen there recently (see
 PageCacheModel.has in cachefs.planning.pagecache.model).
 
-In a cluster, only what is this node's to keep (see cachefs.planning.cluster.standing) is fetched that far ahead. Copies
-of what other nodes keep are fetched within the window alone, and no longer ahead than nodes need to give each other
-blocks: they would take the room of blocks of which the cluster has no other. Where the other node has to bring a block
-from the origin first, it does so ahead by itself, as it knows who reads it.
+In a cluster, only blocks that are this node's to keep (see cachefs.planning.cluster.standing) are fetched that far
+ahead. Copies of other nodes' blocks are fetched within the window only, and no longer ahead than transfers between
+nodes need: they would take the room of blocks of which the cluster has no other. Where the other node must first fetch
+a block from the origin, it does so ahead by itself, as it knows the block's readers.
 """
 
 import itertools
@@ -37,32 +37,33 @@ from cachefs.planning.prefetch.pauses import Pauses
 from cachefs.planning.sequences.course import Seconds
 from cachefs.planning.sequences.plan import Plan
 
-# Seconds ahead of the readers within which, at most, other blocks are evicted for what is fetched. Only a backlog may
-# ask for more.
+# Most seconds ahead of the readers within which other blocks are evicted for fetched ones. Only a backlog may need
+# more.
 LONGEST_WINDOW: Final = 60.0
-# The same for copies of what other nodes keep. They come in milliseconds, while a window grows to seconds as soon as an
+# The same for copies of other nodes' blocks. They arrive in milliseconds, while a window grows to seconds as soon as an
 # origin is slow: with 4 s, 100 reads a second and 800 blocks per node, copies had half of the room in a first epoch.
 LONGEST_FOR_COPIES: Final = 0.5
+# Seconds after a publication, or a jump of a consumer, in which late reads are not learned from.
 # Seconds after something was published, or a consumer was found elsewhere, in which late reads teach nothing.
 SETTLED: Final = 3.0
-# Seconds after which blocks that were evicted, refused or failed are looked at again.
+# Seconds after which evicted, refused and failed blocks are considered again.
 LOOK_AGAIN: Final = 1.0
-# While so large a part of the blocks that may be in flight is in flight, as much as possible is asked for. It is not
-# all of them, as what has landed leaves a place until the next step: with an origin that is too slow, 34 to 48 of 48.
+# Part of the limit of blocks in flight from which the origins count as fully used. Below 1, as a finished fetch leaves
+# its place free until the next step: with an origin that is too slow, 34 to 48 of 48 are in flight.
 BUSY: Final = 0.75
 
 
 @dataclass(frozen=True, slots=True)
 class FetchLimits:
-    """How far ahead blocks are fetched, and how much at once."""
+    """Limits how far ahead blocks are fetched, and how much at once."""
 
-    # Times the latency of a fetch: so far ahead of the readers other blocks are evicted for what is fetched.
+    # Factor on the latency of a fetch: how far ahead of the readers other blocks are evicted for fetched ones.
     safety: float
     # Bytes from the origins that a second of stall is worth.
     stall_worth: float
-    # Bytes in flight at once.
+    # Most bytes in flight.
     max_bytes: int
-    # Blocks in flight at once, those included that wait until one of the reads from origins has ended.
+    # Most blocks in flight, including those that wait for a free connection to an origin.
     max_blocks: int
 
 
@@ -70,29 +71,27 @@ class PageCaches(Protocol):
     """Tells what the page caches of this node's mounts have."""
 
     def have(self, consumer: str, snapshot: str, ids: Ids, left: Seconds, now: float) -> npt.NDArray[np.bool_]:
-        """Will *consumer* find these blocks in the page caches of all mounts that it may read through? ids: shape (n,);
-        left: seconds until each must be fetched otherwise, shape (n,), negative where it should be under way; now:
-        seconds. Returns bool, shape (n,)."""
+        """Return whether *consumer* will find these blocks in the page caches of all mounts that it may read through:
+        shape (n,), bool. ids: shape (n,); left: seconds until each must be fetched otherwise, negative where the fetch
+        is overdue, shape (n,); now: seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Blocks to fetch, for which others may be evicted."""
+    """Blocks to fetch, for which other blocks may be evicted."""
 
     # Soonest first; never empty.
     blocks: list[Upcoming]
-    # Only what is needed after the block with this key may be evicted for them.
+    # Only blocks needed after the block with this key may be evicted.
     key: bytes
 
 
 class FetchPlan:
-    """Says what to fetch next, and keeps account of what is in flight and of what failed.
+    """Chooses the next blocks to fetch, and tracks fetches in flight and failures.
 
-    A block that was given is not given again for as long as it is in flight or pauses. Whoever is given blocks calls
-    `started` with those that are really fetched, and then, for each of them, one of `landed`, `refused`, `failed` and
-    `dropped`. Times are monotonic seconds.
-
-    It has more than 12 attributes: a lookahead for each purpose, and what is learned of origins and readers.
+    A block that was returned is not returned again while it is in flight or pauses. The caller reports the blocks that
+    it really fetches with `started`, and then each of them with one of `landed`, `refused`, `failed` and `dropped`.
+    Times are monotonic seconds.
     """
 
     def __init__(
@@ -104,10 +103,10 @@ class FetchPlan:
         standing: Standing | None = None,
         page_caches: PageCaches | None = None,
     ) -> None:
-        """standing: which blocks are this node's to keep; None where there is no other node. page_caches: of the
-        mounts that consumers read through; None where that is not known."""
+        """standing: which blocks are this node's to keep; None without other nodes. page_caches: of the mounts that
+        consumers read through; None where unknown."""
         self._page_caches = page_caches
-        self._now = now  # of the last step
+        self._now = now  # time of the last step
         self._plan = plan
         self._standing = standing
         self._presence = presence
@@ -116,7 +115,7 @@ class FetchPlan:
         self._spared = spared
         self._some_time = Lookahead(plan, ABSENT, standing, spared)  # for free room
         self._soon = Lookahead(plan, ABSENT, None, spared)  # for the window
-        self._own_soon = Lookahead(plan, ABSENT, standing, spared)  # the same, where there are copies
+        self._own_soon = Lookahead(plan, ABSENT, standing, spared)  # for the window, where there are copies
         self._in_time = Lookahead(plan, ABSENT, standing, spared)  # for the backlog
         self._backlog: Backlog | None = None
         self._bandwidth = Bandwidth(now)
@@ -124,16 +123,17 @@ class FetchPlan:
         self._bytes_in_flight = 0  # their sum
         self._pauses = Pauses()
         self._learned = LearnedWindow(limits.stall_worth)
-        self._window = 0.0  # seconds, as it was asked for last
-        self._is_full = False  # or there are copies: only then does the window bound what is fetched
-        self._price, self._priced = 0.0, -math.inf  # of a second of window, and when it was found out
-        self._looked = -math.inf  # when blocks were looked at again
-        self._version, self._planned = plan.version, -math.inf  # of the plan, and when it was seen to change
+        self._window = 0.0  # last result of `window`, in seconds
+        self._is_full = False  # True without free room or with copies: only then does the window limit fetches
+        self._price, self._priced = 0.0, -math.inf  # of a second of window, and when it was computed
+        self._looked = -math.inf  # time of the last `look_again`
+        self._version, self._planned = plan.version, -math.inf  # of the plan, and when its change was noticed
 
     # --- what to fetch ------------------------------------------------------------------------------------------------
 
     def look_again(self, now: float, delivered: int) -> None:
-        """Look once a second at blocks that were given before, and for a backlog. To be called before each step.
+        """Consider blocks again that were returned before, and find the backlog, once a second. To be called before
+        each step.
 
         delivered: bytes that origins have delivered since the start.
         """
@@ -152,16 +152,16 @@ class FetchPlan:
         self._in_time.rewind()
 
     def _is_cached(self, consumer: str, snapshot: str, ids: Ids, seconds: Seconds) -> npt.NDArray[np.bool_]:
-        """See `Spared`. A block whose pages were seen lately is fetched once they are known to be gone, or were not
-        seen for too long: early enough, which is a window before it is read."""
+        """Implement `Spared`. A block whose pages were seen recently is fetched once they are known to be gone, or were
+        not seen for too long: in time, which is a window before the read."""
         assert self._page_caches is not None
         return self._page_caches.have(consumer, snapshot, ids, seconds - self._window, self._now)
 
     def window(self, margins: Mapping[str, float], latency: Latency, now: float) -> float:
-        """Seconds ahead of the readers within which other blocks are evicted for what is fetched.
+        """Return the seconds ahead of the readers within which other blocks are evicted for fetched ones.
 
-        margins: by consumer, seconds by which it may be ahead of where the plan has it, which come on top of that;
-        latency: of fetches, of late.
+        margins: by consumer, seconds by which it may be ahead of its place in the plan, added to the window; latency:
+        recent latency of fetches.
         """
         self._soon.margins = self._own_soon.margins = self._in_time.margins = margins
         expected = self._limits.safety * (latency.mean + 2 * latency.deviation)
@@ -170,31 +170,31 @@ class FetchPlan:
 
     @property
     def last_window(self) -> float:
-        """Seconds, as `window` gave them last."""
+        """The last result of `window`, in seconds."""
         return self._window
 
     @property
     def copy_window(self) -> float:
-        """Seconds ahead of the readers within which copies of what other nodes keep are fetched."""
+        """Seconds ahead of the readers within which copies of other nodes' blocks are fetched."""
         return min(self._window, LONGEST_FOR_COPIES)
 
     def late(self, waits: Sequence[float], reads: int, now: float) -> None:
-        """Of so many reads of planned blocks, some have waited so many seconds each, for their blocks to come from an
-        origin."""
-        since = now - self._planned  # what was not planned for long came late whatever the window
+        """Record late reads: how long each waited for its block from an origin, in seconds, and how many planned reads
+        there were in all."""
+        since = now - self._planned  # reads planned only recently are late whatever the window
         if self._is_full and self._bandwidth.has_more and since > max(SETTLED, self._window):
             self._learned.late(waits, reads, self._window, self._cost(now), now)
 
     def for_free_room(self, free: int) -> list[Upcoming]:
-        """Blocks for *free* bytes of the tiers, from which what is in flight is still to be taken."""
+        """Return blocks for *free* bytes of the tiers. Bytes in flight are subtracted here."""
         free -= self._bytes_in_flight
         # Copies are fetched within the window, however much is free.
         self._is_full = free <= 0 or (self._standing is not None and bool(self._standing.mine))
         return self._choose(self._some_time, math.inf, free) if free > 0 else []
 
     def for_window(self, window: float) -> Batch | None:
-        """Blocks that are read within *window* seconds; of copies those that are read within `LONGEST_FOR_COPIES`."""
-        # The window is short, and what is in it changes, so it is looked at from its start each time.
+        """Return blocks that are read within *window* seconds; copies, those read within `LONGEST_FOR_COPIES`."""
+        # The window is short, and its content changes, so it is examined from its start each time.
         self._soon.rewind()
         marks = self._standing.mine if self._standing is not None else {}
         if not marks or window <= LONGEST_FOR_COPIES:
@@ -207,8 +207,8 @@ class FetchPlan:
         return self._batch(chosen, chosen[-1].snapshot, chosen[-1].number) if chosen else None
 
     def apart(self, batch: Batch) -> list[Batch]:
-        """What is this node's to keep, and copies of what others keep: for copies there is less room, since no block
-        that is this node's is evicted for them."""
+        """Split a batch into blocks that are this node's to keep, and copies of other nodes' blocks. Copies have less
+        room, since no block that is this node's is evicted for them."""
         marks = self._standing.mine if self._standing is not None else {}
         if not marks:
             return [batch]
@@ -221,27 +221,27 @@ class FetchPlan:
         return [part for part in parts if part is not None]
 
     def for_backlog(self, window: float) -> Batch | None:
-        """Blocks beyond the *window* that would come too late if their fetch began within it."""
+        """Return blocks beyond the *window* that would come too late if their fetch began within it."""
         if self._backlog is None or self._backlog.seconds <= window:
             return None
         chosen = self._choose(self._in_time, self._backlog.seconds, self._limits.max_bytes)
         return self._batch(chosen, self._backlog.snapshot, self._backlog.last) if chosen else None
 
     def fitting(self, blocks: Sequence[Upcoming], room: int) -> list[Upcoming]:
-        """The first *blocks* for which there are *room* bytes, from which what is in flight is still to be taken."""
+        """Return the first *blocks* that fit into *room* bytes. Bytes in flight are subtracted here."""
         room -= self._bytes_in_flight
         ends = itertools.accumulate(one.size for one in blocks)
         return [one for one, end in zip(blocks, ends, strict=True) if end <= room]
 
     def note_idle(self) -> None:
-        """To be called after each step: where much more could be in flight now, the bandwidth is no bound."""
+        """Record whether much more could be in flight now; bandwidth is then no limit. To be called after each step."""
         limits = self._limits
         if len(self._in_flight) < BUSY * limits.max_blocks and self._bytes_in_flight < limits.max_bytes // 2:
             self._bandwidth.idle()
 
     def _cost(self, now: float) -> float:
-        """Bytes per second from the origins that one more second of window takes (see LearnedWindow), as of the last
-        second. To find out takes 0.4 ms per million blocks, and 10 us per consumer."""
+        """Return the bytes per second from the origins that one more second of window takes (see LearnedWindow), at
+        most a second old. Takes 0.4 ms per million blocks, and 10 us per consumer."""
         if now - self._priced <= LOOK_AGAIN:
             return self._price
         self._priced = now
@@ -257,7 +257,7 @@ class FetchPlan:
         return self._price
 
     def _choose(self, lookahead: Lookahead, seconds: float, room: int) -> list[Upcoming]:
-        """Blocks that are read within *seconds*, soonest first, of at most *room* bytes."""
+        """Return blocks that are read within *seconds*, soonest first, at most *room* bytes."""
         slots = self._limits.max_blocks - len(self._in_flight)
         room = min(room, self._limits.max_bytes - self._bytes_in_flight)
         if slots <= 0 or room <= 0:
@@ -265,7 +265,7 @@ class FetchPlan:
         known = self._in_flight.keys() | self._pauses.names
         found = lookahead.take(self._presence.states, seconds, slots, room, known)
         if found and found[0].size > room:
-            lookahead.rewind()  # it is to be given again
+            lookahead.rewind()  # the block must be found again later
             return []
         return found
 
@@ -276,42 +276,43 @@ class FetchPlan:
     # --- what became of it --------------------------------------------------------------------------------------------
 
     def started(self, blocks: Iterable[Upcoming]) -> None:
-        """Their fetches begin."""
+        """Record that fetches of the blocks begin."""
         for one in blocks:
             self._in_flight[one.name] = one.size
             self._bytes_in_flight += one.size
 
     def landed(self, one: Upcoming) -> None:
-        """The block is in a tier now."""
+        """Record that the block is in a tier."""
         self.dropped(one)
         self._pauses.succeeded()
 
     def refused(self, one: Upcoming, now: float) -> None:
-        """No tier took the block: it was about to be evicted for one that is needed sooner."""
+        """Record that no tier took the block, as it would have been evicted for one that is needed sooner."""
         self.dropped(one)
         self._pauses.refused(one.name, now)
 
     def failed(self, one: Upcoming, now: float) -> None:
-        """The block could not be fetched."""
+        """Record that the block could not be fetched."""
         self.dropped(one)
         self._pauses.failed(one.name, now)
 
     def dropped(self, one: Upcoming) -> None:
-        """The fetch of the block has ended without any result."""
+        """Record that the block's fetch has ended without any result."""
         self._bytes_in_flight -= self._in_flight.pop(one.name, 0)
 
     def bytes_in_flight(self, snapshot: str) -> int:
-        """Bytes of the blocks of one snapshot that are in flight."""
+        """Return the bytes in flight of one snapshot."""
         return sum(size for name, size in self._in_flight.items() if name[0] == snapshot)
 
     # --- names of blocks ----------------------------------------------------------------------------------------------
 
     def key(self, one: Upcoming) -> bytes:
-        """The block's key. Raises KeyError where its snapshot is no longer planned with."""
+        """Return the block's key. Raises KeyError where its snapshot is no longer planned."""
         return self._plan.spaces[one.snapshot].key(one.number)
 
     def places(self, blocks: Sequence[Upcoming]) -> list[tuple[int, int]]:
-        """Of each block its entry in its snapshot, and its number within the entry. Raises KeyError as `key` does."""
+        """Return for each block its entry in the snapshot, and its number within the entry. Raises KeyError as
+        `key`."""
         found: list[tuple[int, int]] = []
         for snapshot, group in itertools.groupby(blocks, key=lambda one: one.snapshot):
             entries, numbers = self._plan.spaces[snapshot].refs(np.array([one.number for one in group], np.int32))
@@ -320,9 +321,9 @@ class FetchPlan:
 
 
 def within_quotas(blocks: Sequence[Upcoming], left: Mapping[str, float]) -> list[Upcoming]:
-    """The *blocks* that fit into the quotas of their datasets.
+    """Return the *blocks* that fit into the quotas of their datasets.
 
-    left: bytes that each limited snapshot's dataset may still fetch. Other snapshots have no limit.
+    left: by limited snapshot, bytes that its dataset may still fetch. Other snapshots have no limit.
     """
     rest = dict(left)
     kept = []

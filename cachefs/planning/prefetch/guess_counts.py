@@ -1,4 +1,4 @@
-"""What was guessed of each snapshot, by which rule, and how right it was."""
+"""Counts the guesses of readahead, by snapshot and rule, and how many were right."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-# Snapshots that are remembered; of older ones only the sum is.
+# Most snapshots with counts of their own; older ones stay in the total only.
 MOST_SNAPSHOTS: Final = 256
 
 
 class Rule(StrEnum):
-    """Why a block was guessed."""
+    """The reason for a guess."""
 
     LISTING = "listing"  # files are read in the order of the listing
     PASS = "pass"  # blocks are read in the order of an earlier pass
@@ -23,56 +23,56 @@ class Rule(StrEnum):
 
 @dataclass(slots=True)
 class Guesses:
-    """What was guessed since the start."""
+    """Counts of guesses since the start."""
 
-    # Blocks that were fetched on a guess; those that were read since; those that were not.
+    # Blocks fetched on a guess; those read since; those given up as wrong.
     blocks: int = 0
     right: int = 0
     wrong: int = 0
-    # Bytes of each of these.
+    # The same in bytes.
     bytes: int = 0
     right_bytes: int = 0
     wrong_bytes: int = 0
 
     @property
     def unread_bytes(self) -> int:
-        """Bytes of all that were not read, whether they may still be or not."""
+        """Bytes of all unread guesses, including those that may still be read."""
         return self.bytes - self.right_bytes
 
 
 class GuessBook:
-    """Of all snapshots."""
+    """The counts of all snapshots."""
 
     def __init__(self) -> None:
         self.total = Guesses()
         self._rows: OrderedDict[str, dict[Rule, Guesses]] = OrderedDict()  # by snapshot, least recent first
 
     def guessed(self, snapshot: str, rule: Rule, size: int) -> None:
-        """A block is fetched on a guess."""
+        """Count a block that is fetched on a guess."""
         for one in (self.total, self._row(snapshot, rule)):
             one.blocks += 1
             one.bytes += size
 
     def undone(self, snapshot: str, rule: Rule, size: int) -> None:
-        """It was not fetched after all."""
+        """Uncount a guess that was not fetched after all."""
         for one in (self.total, self._row(snapshot, rule)):
             one.blocks -= 1
             one.bytes -= size
 
     def right(self, snapshot: str, rule: Rule, size: int) -> None:
-        """It was read."""
+        """Count a guessed block that was read."""
         for one in (self.total, self._row(snapshot, rule)):
             one.right += 1
             one.right_bytes += size
 
     def wrong(self, snapshot: str, rule: Rule, size: int) -> None:
-        """Nobody has read it, and nobody is expected to."""
+        """Count a guessed block that was not read, and is not expected to be."""
         for one in (self.total, self._row(snapshot, rule)):
             one.wrong += 1
             one.wrong_bytes += size
 
     def rows(self) -> Iterator[tuple[str, Rule, Guesses]]:
-        """Those of the last MOST_SNAPSHOTS snapshots, the most recent one first."""
+        """Yield the counts of the last MOST_SNAPSHOTS snapshots, the most recent first."""
         for snapshot, rules in reversed(self._rows.items()):
             for rule, counts in rules.items():
                 yield snapshot, rule, counts

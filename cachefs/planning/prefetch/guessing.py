@@ -1,12 +1,12 @@
-"""Guessing what comes next where nobody has published it.
+"""Readahead without a published sequence: follows readers that go through a snapshot in an order.
 
-Readers that wait for blocks tell where they are. Where some of them follow each other in an order (see `Way`), there
-is a *stream*. A few blocks ahead of it are fetched; with each of them that is read, the window grows by one, so that it
-doubles with every round trip; with each that was wrong, it is halved. What all this may cost is bounded by the credit
-of each snapshot, and what it takes in memory by the constants below, whatever is read by however many.
+Readers that wait for blocks reveal their positions. Where some of these follow each other in an order (see `Way`), they
+form a *stream*. A few blocks ahead of the stream are fetched. Each guess that is read widens the window by one block,
+so that the window doubles with every round trip; each wrong guess halves it. The cost in bytes is bounded by the credit
+of each snapshot, and memory by the constants below, whatever is read by however many readers.
 
-Only reads that reach the daemon are looked at: those of blocks that are not on the node, and of blocks that were
-guessed. So it costs 7 us per miss, and 0.2 us per read that a mount reports.
+Only reads that reach the daemon count: those of blocks that are not on the node, and of guessed blocks. The cost is 7
+us per miss, and 0.2 us per read that a mount reports.
 """
 
 from collections import OrderedDict
@@ -19,20 +19,20 @@ from cachefs.planning.prefetch.earlier_pass import EarlierPass
 from cachefs.planning.prefetch.guess_counts import GuessBook, Guesses
 from cachefs.planning.prefetch.streams import MOST_BYTES_AHEAD, Guess, Name, Stream, Way
 
-# Reads in order that make a stream; of blocks of one file in steps of one, and in other steps.
+# Reads in order that make a stream; within one file in steps of one block, and in other steps.
 _BEGIN: Final = 4
 _BEGIN_IN_FILE: Final = 2
 _BEGIN_IN_STEPS: Final = 4
-# A reader follows a stream if it is so many entries further at most: directories have numbers too, and so have files
-# that are on the node already. Before there is a stream it is less: in a snapshot of 2,000 files, each read of a random
-# reader is within 8 entries of one of the last 256.
+# Most entries between two reads of a stream: directories have numbers too, and so have files that are on the node
+# already. Before there is a stream the limit is lower: in a snapshot of 2,000 files, each read of a random reader is
+# within 8 entries of one of the last 256.
 _GAP: Final = 8
 _FIRST_GAP: Final = 2
-# Places of readers that are remembered, where streams may begin; streams; seconds after which one is forgotten that
-# nobody follows, and the same where there is no room for others; snapshots of which the credit is remembered, and of
-# which the order of reads is.
+# Most remembered positions at which streams may begin; most streams; seconds without a read after which a stream is
+# forgotten, and the same where others lack room; most snapshots with a remembered credit, and with a remembered order
+# of reads.
 MOST_PLACES: Final = 64
-# Reads of others that may be between two of them where a snapshot has few files, so that what follows is no chance.
+# Other reads that may come between two reads in a row where a snapshot has few files, so that a sequence is no chance.
 _FEWEST_PLACES: Final = 8
 MOST_STREAMS: Final = 64
 IDLE_SECONDS: Final = 20.0
@@ -40,15 +40,15 @@ _SHORT_OF_ROOM_SECONDS: Final = 0.5
 _MOST_SNAPSHOTS: Final = 256
 _MOST_PASSES: Final = 8
 
-# Blocks that one search looks at.
+# Blocks that one search examines.
 LOOKED_AT: Final = 256
 
-# Large files of a snapshot whose second block was guessed since the first was read, and in which nobody has gone on: so
-# many at most, and one more for each in which somebody has, up to as many as the last.
+# Most large files of a snapshot whose second block was guessed after a read of the first, and in which no reader has
+# gone on; one more for each file in which one has, up to _MOST_MORE.
 MOST_ENTERED: Final = 4
 _MOST_MORE: Final = 12
 
-# Where something reads: the order, the snapshot, and the entry (FILE, LISTING) or the place in the log (PASS).
+# Position of a stream or run: the order, the snapshot, and the entry (FILE, LISTING) or the position in the log (PASS).
 _Place = tuple[Way, str, int]
 
 
@@ -57,17 +57,17 @@ class _Run:
     """Reads that may become a stream."""
 
     reads: int = 1
-    # Misses of the snapshot (see Credit) at the last of them.
+    # Misses of the snapshot (see Credit) at the last read.
     misses: int = 0
-    # FILE: number of the last block, and blocks since the one before.
+    # FILE: number of the last block, and its distance from the one before.
     number: int = 0
     step: int = 0
 
 
 @dataclass(slots=True)
 class _Entered:
-    """Files of a snapshot whose second block was guessed since a reader began them, and those of them in which one has
-    gone on."""
+    """Counts the files of a snapshot whose second block was guessed after a reader began them, and those among them in
+    which a reader has gone on."""
 
     files: int = 0
     gone_on: int = 0
@@ -79,17 +79,17 @@ class _Entered:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Search:
-    """What is to be looked for: the next blocks of a stream that are not on the node."""
+    """A search for the next blocks of a stream that are not on the node."""
 
     stream: Stream
-    # Find no more blocks than this, and end where they have so many bytes, or after LOOKED_AT others.
+    # Limits: most blocks, and most bytes. The search also ends after LOOKED_AT blocks.
     count: int
     size: int
-    # Begin after this place (see `Stream.at`).
+    # Begin after this position (see `Stream.at`).
     after: int
-    # LISTING: go on into other directories?
+    # LISTING: whether to go on into other directories.
     crosses: bool
-    # PASS, FILE: the blocks to look at, (entry, number) each.
+    # PASS, FILE: the blocks to examine, (entry, number) each.
     blocks: Sequence[tuple[int, int]]
 
 
@@ -101,52 +101,52 @@ class Missing:
     number: int
     key: bytes
     size: int
-    # What `Found.reached` would be if the search had ended there.
+    # `Found.reached` of a search that ended here.
     reached: int
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a search has found."""
+    """The result of a search."""
 
     missing: Sequence[Missing]
-    # How many of the `blocks` were looked at; LISTING: the last entry that was.
+    # Number of the `blocks` that were examined; LISTING: the last examined entry.
     reached: int
-    # The order ends there, or the directory.
+    # Whether the order, or the directory, ends there.
     ended: bool
 
 
 class Guessing:
-    """Decides what is guessed. Times are monotonic seconds."""
+    """Decides which blocks to guess. Times are monotonic seconds."""
 
     def __init__(self, book: GuessBook | None = None) -> None:
-        """book: what is counted, in place of one of its own."""
+        """book: the counters to use; None: new ones."""
         self._book = book or GuessBook()
-        self.bytes_ahead = 0  # of all guesses that were not read yet
-        self._by_key: dict[bytes, Guess] = {}  # those guesses
+        self.bytes_ahead = 0  # of all unread guesses
+        self._by_key: dict[bytes, Guess] = {}  # the unread guesses
         self._by_name: dict[Name, Guess] = {}  # the same
         self._streams: dict[Stream, None] = {}  # least recently begun first
-        self._places: OrderedDict[_Place, _Run | Stream] = OrderedDict()  # of readers, least recent first
+        self._places: OrderedDict[_Place, _Run | Stream] = OrderedDict()  # by position, least recent first
         self._credits: OrderedDict[str, Credit] = OrderedDict()  # by snapshot, least recent first
         self._passes: OrderedDict[str, EarlierPass] = OrderedDict()  # by snapshot, least recent first
         self._entered: OrderedDict[str, _Entered] = OrderedDict()  # by snapshot, least recent first
-        self._gone_on: list[Guess] = []  # second blocks of files, which were guessed and read
+        self._gone_on: list[Guess] = []  # second blocks of files, guessed and read
 
     @property
     def counts(self) -> Guesses:
-        """What was guessed since the start."""
+        """The counts of all guesses since the start."""
         return self._book.total
 
     @property
     def streams(self) -> int:
-        """How many there are."""
+        """The number of streams."""
         return len(self._streams)
 
     # --- what is read ---------------------------------------------------------------------------------------------
 
     def missed(self, name: Name, size: int, files: int, now: float) -> bool:
-        """A reader waits for a block of *size* bytes; 0 where it is on the node by now. True where that makes something
-        to `search`. files: in the snapshot."""
+        """Record that a reader waits for a block of *size* bytes (0 where it is on the node by now). Returns whether a
+        `search` is due. files: number of files in the snapshot."""
         guess = self._by_name.get(name)
         if guess is not None:
             if guess.landed and size:
@@ -171,8 +171,8 @@ class Guessing:
         return bool(begun)
 
     def entered(self, snapshot: str, entry: int, now: float) -> bool:
-        """A reader has waited for the beginning of a file that has further blocks, and has got it. True where the
-        next one is to be looked for: most who begin a large file go through it."""
+        """Record that a reader has waited for the first of several blocks of a file, and has got it. Returns whether to
+        search for the next block: most readers that begin a large file go through it."""
         place = (Way.FILE, snapshot, entry)
         if isinstance(self._places.get(place), Stream) or self._entered_of(snapshot).is_enough:
             return False
@@ -180,8 +180,8 @@ class Guessing:
         return True
 
     def take_gone_on(self) -> list[Guess]:
-        """Second blocks of files, which were guessed and read since the last call. Who looks for other evidence would
-        have seen their readers wait."""
+        """Return the second blocks of files that were guessed and read since the last call. Without the guess, their
+        readers would have waited, and been evidence for other rules."""
         gone_on, self._gone_on = self._gone_on, []
         return gone_on
 
@@ -193,8 +193,7 @@ class Guessing:
         return counts
 
     def seen(self, keys: Iterable[bytes], mount: str, now: float) -> bool:
-        """Blocks with these keys were read through a mount; empty: one that no pages are pushed to. True where some of
-        them were guessed."""
+        """Record reads of blocks through a mount (empty: one without a pusher). Returns whether some were guessed."""
         if not self._by_key:
             return False
         found = [guess for guess in map(self._by_key.get, keys) if guess is not None]
@@ -205,7 +204,7 @@ class Guessing:
         return bool(found)
 
     def _read_in_file(self, snapshot: str, entry: int, number: int, now: float) -> bool:
-        """A block was read. Does that go on a stream within its file, or begin one?"""
+        """Continue or begin a stream within the file of a block that was read. Returns whether there is one."""
         place = (Way.FILE, snapshot, entry)
         head = self._places.pop(place, None)
         if isinstance(head, Stream):
@@ -213,7 +212,7 @@ class Guessing:
             if number > head.at and (number - head.at) % head.step == 0:
                 is_near = number - head.at <= _GAP * head.step
                 self._caught_up(head, number, now)
-                return is_near  # else it is no evidence of an order: somebody may read here and there
+                return is_near  # a distant read is no evidence of an order: it may be a random one
             return False
         if head is None or number <= head.number:
             if number > 0:  # most files have one block
@@ -228,7 +227,7 @@ class Guessing:
         return False
 
     def _follows(self, snapshot: str, places: Iterable[tuple[Way, int]], now: float) -> bool:
-        """A block was read that is at these *places* of orders. Is a stream there?"""
+        """Continue a stream at a block that was read. places: its positions in orders. Returns whether there is one."""
         for way, at in places:
             for behind in range(1, _GAP + 1):
                 head = self._places.get((way, snapshot, at - behind))
@@ -240,7 +239,7 @@ class Guessing:
         return False
 
     def _may_follow(self, way: Way, snapshot: str, at: int, now: float) -> bool:
-        """A block was read that is at this place of an order. Does a stream begin there?"""
+        """Begin a stream at a block that was read, if enough reads precede it. Returns whether a stream begins."""
         credit = self._credit(snapshot)
         recent = min(MOST_PLACES, max(_FEWEST_PLACES, credit.files // MOST_PLACES))
         reads = 1
@@ -276,7 +275,7 @@ class Guessing:
         self._places[place] = stream
 
     def _caught_up(self, stream: Stream, at: int, now: float) -> None:
-        """The reader has come to the end of what was guessed, or beyond: the window was too short."""
+        """Widen the window of a stream whose reader has reached the end of the guesses, or passed it."""
         stream.at = max(stream.at, at)
         self._see(stream, now)
         stream.window = min(stream.longest, stream.window + len(stream.ahead))
@@ -299,15 +298,15 @@ class Guessing:
         return stream.way, stream.snapshot, stream.entry if stream.way is Way.FILE else stream.at
 
     def forget_idle(self, now: float) -> None:
-        """Forget streams that nobody has followed for long. To be called every second or so, while there are any."""
+        """Forget streams without recent reads. To be called about once a second, while there are streams."""
         for stream in [one for one in self._streams if now - one.seen > IDLE_SECONDS]:
             self._end(stream)
 
     # --- guesses --------------------------------------------------------------------------------------------------
 
     def search(self, room: int, most: int, now: float) -> list[Search]:
-        """What to look for. Each is to be followed by `choose`. room: bytes that all guesses may take which were not
-        read yet; most: blocks."""
+        """Return the searches to make, each of which must be followed by `choose`. room: most bytes of all unread
+        guesses; most: blocks."""
         self._forget_lost(room, now)
         found = []
         for stream in self._streams:
@@ -329,15 +328,14 @@ class Guessing:
         return found
 
     def _forget_lost(self, room: int, now: float) -> None:
-        """Make room for those that read on."""
+        """End lost streams, and late ones where room is short."""
         for stream in list(self._streams):
             is_late = self.bytes_ahead >= room and now - stream.seen > _SHORT_OF_ROOM_SECONDS
             if is_late or stream.is_lost(self._credit(stream.snapshot)):
                 self._end(stream)
 
     def choose(self, search: Search, found: Found) -> list[Guess]:
-        """What is to be fetched of what a search has *found*. For each of these there is one call of `landed` or
-        `undone`."""
+        """Return the blocks to fetch among those *found*. Each must be followed by one call of `landed` or `undone`."""
         stream = search.stream
         stream.looking = False
         if stream not in self._streams:
@@ -348,22 +346,22 @@ class Guessing:
         guesses: list[Guess] = []
         credit = self._credit(stream.snapshot)
         for count, one in enumerate(found.missing):
-            if credit.left <= 0:  # other streams of the snapshot have taken it in the meantime
+            if credit.left <= 0:  # taken by other streams of the snapshot in the meantime
                 found = Found(found.missing[:count], found.missing[count - 1].reached if count else 0, ended=False)
                 break
             name = (stream.snapshot, one.entry, one.number)
-            if name not in self._by_name and one.key not in self._by_key:  # the next snapshot has the same keys
+            if name not in self._by_name and one.key not in self._by_key:  # snapshots may share keys
                 guesses.append(self._guess(stream, name, one))
         reached = found.reached if stream.way is Way.LISTING else search.after + found.reached * stream.step
         self._move(stream, reached, found)
         return guesses
 
     def _move(self, stream: Stream, reached: int, found: Found) -> None:
-        """Nothing is to be looked for again up to where the search has come. The reader may have come further."""
+        """Advance a stream to the end of its search. The reader may already be further."""
         place = self._place_of(stream)
         stream.at = max(stream.at, reached)
         stream.ended = found.ended
-        stream.blocked = found.ended or not found.missing  # all that is near is here: there is nothing to gain
+        stream.blocked = found.ended or not found.missing  # all blocks nearby are here: nothing to gain
         if self._places.get(place) is stream:
             del self._places[place]
         self._places[self._place_of(stream)] = stream
@@ -384,7 +382,7 @@ class Guessing:
         return guess
 
     def landed(self, guess: Guess) -> Sequence[str]:
-        """It is on the node. Returns the ids of the mounts that it is to be pushed to."""
+        """Record that the block is on the node. Returns the ids of the mounts to push it to."""
         stream = guess.stream
         guess.landed = True
         if self._by_key.get(guess.key) is not guess or not stream.is_trusted or stream.shows(guess.index):
@@ -393,7 +391,7 @@ class Guessing:
         return stream.mounts
 
     def undone(self, guess: Guess) -> None:
-        """It could not be fetched, or no tier took it."""
+        """Record that the block could not be fetched, or no tier took it."""
         if self._by_key.get(guess.key) is guess:
             self._out(guess)
             self._book.undone(guess.stream.snapshot, guess.stream.rule, guess.size)
@@ -403,7 +401,7 @@ class Guessing:
             guess.stream.blocked = True
 
     def _lost(self, guess: Guess) -> None:
-        """It was evicted before it was read: too much was fetched ahead."""
+        """Record that the block was evicted before it was read: too much was fetched ahead."""
         if guess.is_of_entry:
             self._entered_of(guess.stream.snapshot).gone_on += 1
         self._out(guess)

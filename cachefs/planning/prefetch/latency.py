@@ -1,20 +1,20 @@
-"""How long a fetch takes, and how much that varies."""
+"""Measures the latency of fetches, and its variation."""
 
 from typing import Final
 
-# The part of each new measurement in the smoothed values.
+# Weight of each new measurement in the smoothed values.
 _SMOOTHING: Final = 1 / 16
 
 
 class Latency:
-    """Smoothed as TCP smooths round-trip times (RFC 6298)."""
+    """Smooths latencies as TCP smooths round-trip times (RFC 6298)."""
 
     def __init__(self, first: float) -> None:
-        """first: seconds to start from, until fetches have been measured."""
-        self.mean = first  # seconds of a fetch, from its slot until its block is in a tier
-        self.deviation = first  # seconds by which a fetch differs from the mean, on average
+        """first: initial value in seconds, before any fetch was measured."""
+        self.mean = first  # mean seconds of a fetch, from its permit until its block is in a tier
+        self.deviation = first  # mean difference from `mean`, in seconds
 
     def measure(self, seconds: float) -> None:
-        """A fetch has taken so long."""
+        """Add the latency of a fetch."""
         self.deviation += _SMOOTHING * (abs(seconds - self.mean) - self.deviation)
         self.mean += _SMOOTHING * (seconds - self.mean)

@@ -1,14 +1,14 @@
-"""How much further ahead to fetch than latency alone asks for, learned from reads that came too late.
+"""Learns from late reads how much further ahead to fetch than latency alone asks for.
 
-The latency of fetches says how long one takes, not how readers come: a loader whose workers each read a batch at once
-wants more in one moment than its rate says, and a busy machine begins fetches late. A read that waited w seconds for
-its block would not have waited, had the fetch begun w seconds earlier. So late reads widen the window at once by what
-they waited, and a long time without any narrows it slowly.
+The latency of fetches does not tell how reads arrive: a loader whose workers each read a batch at once wants more in
+one moment than its rate says, and a busy machine begins fetches late. A read that waited w seconds for its block would
+not have waited, had the fetch begun w seconds earlier. Late reads therefore widen the window at once by the time they
+waited, and a long time without late reads narrows it slowly.
 
-What a wider window costs: blocks fetched w seconds early take the place of w * d bytes of blocks that are kept, where d
-is what readers take per second. Of datasets of F bytes that are read in ever new orders, every byte that is kept less
-is read from the origin once more per epoch, which lasts F / d seconds. So each second of window costs d * d / F bytes
-per second. A wider window is taken as long as that is less than what the stalled seconds are worth.
+A wider window costs origin bytes: blocks fetched w seconds early take the place of w * d bytes of kept blocks, where d
+is what readers take per second. With datasets of F bytes read in ever new orders, each byte less that is kept is read
+from the origin once more per epoch, which lasts F / d seconds. Each second of window therefore costs d * d / F bytes
+per second. The window is widened as long as that is less than the worth of the stalled seconds.
 """
 
 from collections.abc import Sequence
@@ -16,52 +16,52 @@ from typing import Final
 
 # Seconds after the last late read when the window begins to narrow.
 QUIET: Final = 20.0
-# Seconds in which it then narrows by half.
+# Seconds in which it narrows by half.
 HALF_LIFE: Final = 30.0
 # Seconds over which stalls are set against what a wider window costs.
 PERIOD: Final = 60.0
-# Of so many reads one may come late: latencies have long tails, and blocks fetched earlier cost bytes.
+# One late read in this many is tolerated: latencies have long tails, and blocks fetched earlier cost bytes.
 TOLERATED: Final = 500
-# Seconds after which a read counts half for that.
+# Seconds after which a read has half its weight in that ratio.
 _MEMORY: Final = 20.0
-# A wait of less than this is no stall: the block was about to come.
+# Shorter waits are no stalls: the block was about to arrive.
 _SHORTEST: Final = 0.005
 
 
 class LearnedWindow:
-    """Seconds on top of what margin and latency ask for. *now* is seconds of one monotonic clock."""
+    """The learned seconds, in addition to margin and latency. *now* is seconds of one monotonic clock."""
 
     def __init__(self, worth: float) -> None:
         """worth: bytes from the origin that a second of stall is worth."""
         self._worth = worth
         self._extra = 0.0  # seconds, as of `_since`
         self._since = 0.0
-        self._settled = 0.0  # until then reads come late whose fetches began before the window was widened
-        self._step = 0.0  # seconds by which it was widened then
+        self._settled = 0.0  # until then, reads may be late whose fetches began before the window was widened
+        self._step = 0.0  # seconds by which it was widened last
         self._last = -QUIET  # when it was last widened
-        self._reads = 0.0  # that were done of late, as of `_counted`
-        self._late = 0.0  # of them, those that came late
+        self._reads = 0.0  # decayed number of reads, as of `_counted`
+        self._late = 0.0  # decayed number of late ones
         self._counted = 0.0
 
     def extra(self, now: float) -> float:
-        """Seconds to fetch further ahead."""
+        """Return the seconds to fetch further ahead."""
         quiet = now - max(self._since, self._last + QUIET)
         return self._extra * 0.5 ** (quiet / HALF_LIFE) if quiet > 0 else self._extra
 
     def late(self, waits: Sequence[float], reads: int, window: float, cost: float, now: float) -> None:
-        """Of so many reads of planned blocks, some have waited so many seconds each, though more could have been asked
-        of the origin.
+        """Record late reads that occurred although more could have been requested of the origin: how long each waited,
+        in seconds, and how many planned reads there were in all.
 
-        window: seconds ahead that are fetched now, all in all; cost: bytes per second from the origin that one more
-        second of window takes.
+        window: current seconds ahead in all; cost: bytes per second from the origin that one more second of window
+        takes.
         """
         waits = [wait for wait in waits if wait >= _SHORTEST]
         if not self._count(reads, len(waits), now) or not waits:
             return
-        self._late = 0.0  # what has widened it once does not widen it again
+        self._late = 0.0  # each late read widens the window only once
         wider = sum(waits) / len(waits)
         if now < self._settled:
-            wider -= self._step  # so much has been done about it
+            wider -= self._step  # already widened by this much
         worth = self._worth * sum(waits)
         affordable = worth / (cost * PERIOD) if cost > 0 else wider
         step = min(wider, affordable)
@@ -73,7 +73,7 @@ class LearnedWindow:
         self._settled = now + window + step
 
     def _count(self, reads: int, late: int, now: float) -> bool:
-        """Do more reads come late than may?"""
+        """Update the counts. Returns whether more reads are late than tolerated."""
         faded = 0.5 ** ((now - self._counted) / _MEMORY)
         self._reads, self._late, self._counted = self._reads * faded + reads, self._late * faded + late, now
         return self._late * TOLERATED > self._reads

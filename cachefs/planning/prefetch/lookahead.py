@@ -1,8 +1,8 @@
-"""Which blocks of the plan to bring next: those that are not where they should be, soonest first.
+"""Finds the next blocks of the plan that are not where they should be, soonest first.
 
-A lookahead remembers how far it has looked in each consumer's sequence, so that a call costs as much as there is new to
-see. With 8 consumers and 1.3 million blocks, a call takes 0.07 ms where nothing is new, and 0.7 ms for 64 blocks. It
-never takes more than 3 ms, since one call looks at a limited number of reads.
+A lookahead remembers its position in each consumer's sequence, so that the cost of a call depends on what is new. With
+8 consumers and 1.3 million blocks, a call takes 0.07 ms where nothing is new, and 0.7 ms for 64 blocks. It never takes
+more than 3 ms, since one call examines a limited number of reads.
 """
 
 from collections.abc import Callable, Mapping, Set
@@ -21,14 +21,14 @@ from cachefs.planning.sequences.plan import Plan
 
 Name = tuple[str, int]  # snapshot, number of the block in its space
 
-# Given a consumer, its snapshot, blocks of it (shape (n,), int32), and the seconds until the consumer reads each (shape
-# (n,)): which of these reads need no block on the node, as their pages are in the page cache. Shape (n,), bool.
+# Returns which reads need no block on the node, as their pages are in the page cache: shape (n,), bool. Arguments: a
+# consumer, its snapshot, blocks of it (shape (n,), int32), and the seconds until the consumer reads each (shape (n,)).
 Spared = Callable[[str, str, Ids, Seconds], npt.NDArray[np.bool_]]
 
-# Reads of one consumer that are looked at in one piece: at first, and at most.
+# Reads of one consumer that are examined as one array: at first, and at most.
 _FIRST_LOOK: Final = 1024
 _LONGEST_LOOK: Final = 1 << 15
-# Reads of one consumer that are looked at in one call: 0.2 ms.
+# Most reads of one consumer that one call examines: 0.2 ms.
 _MOST_LOOKS: Final = 1 << 16
 
 
@@ -44,12 +44,12 @@ class Upcoming:
     size: int
     # Seconds until it is read.
     seconds: float
-    # Who reads it first, as the plan knows the consumer.
+    # The consumer that reads it first.
     consumer: str
 
     @property
     def name(self) -> Name:
-        """Its name in the plan."""
+        """The block's name in the plan."""
         return self.snapshot, self.number
 
 
@@ -61,35 +61,36 @@ class _Found:
     snapshot: str
     # Positions of the reads, counted from the consumer's first read.
     reads: npt.NDArray[np.int64]
-    # Number of the block that each of them reads, in the snapshot's block space.
+    # Number of each read's block, in the snapshot's block space.
     blocks: Ids
     # Seconds until each of them.
     seconds: npt.NDArray[np.float64]
 
 
 class Lookahead:
-    """Finds blocks in one state in the futures of all consumers, and gives each of them once."""
+    """Finds blocks of one state in the futures of all consumers, and returns each once."""
 
     def __init__(self, plan: Plan, wanted: int, standing: Standing | None = None, spared: Spared | None = None) -> None:
-        """wanted: the state of the blocks it looks for (see cachefs.planning.blocks.presence). standing: it looks for
-        those only that are this node's to keep; None: for all. spared: says which reads need no block."""
+        """wanted: the state of the blocks to find (see cachefs.planning.blocks.presence). standing: only blocks that
+        are this node's to keep are found; None: all. spared: tells which reads need no block."""
         self._plan = plan
         self._spared = spared
         self._wanted = wanted
         self._standing = standing
-        # By consumer: seconds by which it may be ahead of its place in the plan. None where it is not named.
+        # By consumer: seconds by which it may be ahead of its place in the plan; 0 where missing.
         self.margins: Mapping[str, float] = {}
-        # By consumer: its generation (see Plan.generation) when it was looked at, and the read up to which it was.
+        # By consumer: its generation (see Plan.generation) at the last search, and the read up to which it was
+        # searched.
         self._looked: dict[str, tuple[tuple[str, int], int]] = {}
 
     def take(
         self, states: TierStates, seconds: float, blocks: int, size: int, known: Set[Name] = frozenset()
     ) -> list[Upcoming]:
-        """The next wanted blocks, soonest first, that are read within *seconds*: at most *blocks* blocks of at most
-        *size* bytes together. The first of them may be larger than *size*.
+        """Return the next wanted blocks that are read within *seconds*, soonest first: at most *blocks* blocks of at
+        most *size* bytes together. Only the first may be larger than *size*.
 
-        states: by snapshot, the state of each of its blocks (uint8, see Presence.states); known: blocks that are
-        skipped. No block is given twice until `rewind`, or until its consumer jumps.
+        states: by snapshot, the state of each of its blocks (uint8, see Presence.states); known: blocks to skip. No
+        block is returned twice until `rewind`, or until its consumer jumps.
         """
         if blocks <= 0 or size <= 0:
             return []
@@ -99,7 +100,7 @@ class Lookahead:
         return self._choose([one for one in found if one is not None], blocks, size, known)
 
     def rewind(self) -> None:
-        """Look again from where consumers are: blocks that were given or skipped may be wanted now."""
+        """Restart from the consumers' positions: blocks that were returned or skipped may be wanted now."""
         self._looked.clear()
 
     def _look(self, consumer: str, states: TierStates, seconds: float, blocks: int) -> _Found | None:
@@ -121,14 +122,14 @@ class Lookahead:
             here = np.flatnonzero(state[window.blocks[:near]] == self._wanted)
             if mine is not None:
                 here = here[mine[window.blocks[here]]]
-            # What workers have read ahead of the others is evicted soon, and is not wanted again: it would take the
-            # places of what is. In a job with 4 workers all of them: nothing was fetched for a second.
+            # Blocks that workers have read ahead of the others are evicted soon, and are not wanted again: they would
+            # take the places of others. In a job with 4 workers they took all: nothing was fetched for a second.
             here = here[self._plan.is_coming(consumer, window.start + here, window.blocks[here])]
             if self._spared is not None and len(here):
                 seconds_to = np.asarray(first + window.period * here, np.float64)
                 here = here[~self._spared(consumer, generation[0], window.blocks[here], seconds_to)]
             if count + len(here) > blocks:
-                # More is not given by this call: to sort 1,024 reads in place of 100 takes an eighth of a step.
+                # This call cannot return more: to sort 1,024 reads instead of 100 takes an eighth of a step.
                 here = here[: blocks - count]
                 near = int(here[-1]) + 1
             reads.append(window.start + here)
@@ -146,14 +147,15 @@ class Lookahead:
         return _Found(consumer, generation[0], np.concatenate(reads), np.concatenate(ids), np.concatenate(due))
 
     def _choose(self, found: list[_Found], blocks: int, size: int, known: Set[Name]) -> list[Upcoming]:
-        """The soonest of all reads. Each consumer is looked at again from its first read that is left out."""
+        """Return the soonest of all reads. The next search of each consumer begins at its first read that is left
+        out."""
         if not found:
             return []
         whose = np.repeat(np.arange(len(found)), [len(one.reads) for one in found])
         which = np.concatenate([np.arange(len(one.reads)) for one in found])
         due = np.concatenate([one.seconds for one in found])
         order = np.argsort(due, kind="stable")
-        # A consumer with so many wanted reads was not looked at any further.
+        # A consumer with this many wanted reads was not searched any further.
         horizon = min((float(one.seconds[-1]) for one in found if len(one.reads) >= blocks + len(known)), default=inf)
         chosen: list[Upcoming] = []
         given: set[Name] = set()
@@ -182,8 +184,8 @@ class Lookahead:
         which: npt.NDArray[np.int64],
         rest: npt.NDArray[np.int64],
     ) -> dict[str, int]:
-        """By consumer, its first read among *rest*: places in the arrays *whose* (number in *found*) and *which*
-        (place in that one's reads)."""
+        """Return by consumer its first read among *rest*: indices in the arrays *whose* (index in *found*) and *which*
+        (index in that one's reads)."""
         firsts = {}
         for number, one in enumerate(found):
             reads = one.reads[which[rest[whose[rest] == number]]]

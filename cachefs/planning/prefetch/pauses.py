@@ -1,24 +1,24 @@
-"""Which blocks are not asked for again just yet, since they could not be had a moment ago."""
+"""The backoff of blocks that could not be fetched a moment ago."""
 
 from collections.abc import KeysView
 from typing import Final
 
 from cachefs.planning.prefetch.lookahead import Name
 
-# Seconds after which a block that no tier took is asked for again.
+# Seconds until a block that no tier took is requested again.
 AFTER_REFUSAL: Final = 1.0
-# Seconds after which a block that could not be fetched is asked for again: the bounds.
+# Bounds of the seconds until a block that could not be fetched is requested again.
 SHORTEST_AFTER_FAILURE: Final = 1.0
 LONGEST_AFTER_FAILURE: Final = 30.0
 _GROWTH: Final = 1.1
 
 
 class Pauses:
-    """Failures that follow each other lengthen the pauses of the blocks that fail, until one fetch succeeds."""
+    """The pauses of blocks. Consecutive failures lengthen the pauses of further failures, until a fetch succeeds."""
 
     def __init__(self) -> None:
-        self._until: dict[Name, float] = {}  # when each pause ends, in monotonic seconds
-        self._after_failure = SHORTEST_AFTER_FAILURE  # seconds that the next block that fails will pause
+        self._until: dict[Name, float] = {}  # end of each pause, in monotonic seconds
+        self._after_failure = SHORTEST_AFTER_FAILURE  # pause of the next failing block, in seconds
 
     @property
     def names(self) -> KeysView[Name]:
@@ -26,16 +26,16 @@ class Pauses:
         return self._until.keys()
 
     def refused(self, name: Name, now: float) -> None:
-        """No tier took the block: it was about to be evicted for one that is needed sooner."""
+        """Pause a block that no tier took, as it would have been evicted for one that is needed sooner."""
         self._until[name] = now + AFTER_REFUSAL
 
     def failed(self, name: Name, now: float) -> None:
-        """The block could not be fetched."""
+        """Pause a block that could not be fetched."""
         self._until[name] = now + self._after_failure
         self._after_failure = min(LONGEST_AFTER_FAILURE, _GROWTH * self._after_failure)
 
     def succeeded(self) -> None:
-        """A block has come, so the origins work again."""
+        """Reset the backoff after a successful fetch: the origins work again."""
         self._after_failure = SHORTEST_AFTER_FAILURE
 
     def end(self, now: float) -> None:

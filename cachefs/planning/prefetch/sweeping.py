@@ -1,10 +1,9 @@
-"""Guessing what is read without an order that is known: the rest of a file, the next shards, and all files of a
-directory (see `Sweep`).
+"""Readahead without a known order: the rest of a file, the next shards, and all files of a directory (see `Sweep`).
 
-Reads that wait, and that nothing else explains, are evidence. They are looked up in batches, by somebody who has the
-listing: in which areas they are. What an area still lacks is brought a little at a time, behind everything else.
+Reads that wait, and that no stream explains, are evidence. A caller with the listing looks up their areas in batches.
+The missing blocks of an area are fetched a few at a time, with the lowest priority.
 
-It costs a dictionary entry per read that waits, and 300 bytes for each block that was brought and is not read yet.
+The cost is a dictionary entry per read that waits, and 300 bytes for each fetched and unread block.
 """
 
 from collections import OrderedDict
@@ -17,41 +16,40 @@ from cachefs.planning.prefetch.guess_counts import GuessBook, Rule
 from cachefs.planning.prefetch.streams import Name
 from cachefs.planning.prefetch.sweep import ACTIVE_SECONDS, IDLE_SECONDS, MOST_PLACES, Area, Candidate, Sweep
 
-# Bytes that may be brought of a snapshot for reads in order and not be read, before any were.
+# Bytes of unread guesses for reads in order that a snapshot may have before any guess was right.
 START: Final = 32 << 20
-# Reads that wait to be looked up; areas of which little was read; areas that are brought, and places of all of these;
-# blocks that were brought and not read.
+# Limits: reads that wait to be looked up; candidates; sweeps, and places of all of them; fetched and unread blocks.
 MOST_MISSED: Final = 1024
 MOST_CANDIDATES: Final = 1024
 MOST_SWEEPS: Final = 32
 MOST_PLACES_OF_ALL: Final = 1 << 25
 MOST_UNREAD: Final = 1 << 17
 _MOST_SNAPSHOTS: Final = 256
-# Several readers that wait for a block within so many seconds wait for the same fetch of it.
+# Readers that wait for a block within this many seconds wait for the same fetch.
 AWAITED_SECONDS: Final = 2.0
-# Where a set of directories is brought as a whole, one of them begins by itself only if so many times the reads that it
-# takes came to it among as many of all: somebody goes from directory to directory.
+# Where a set of directories is fetched as a whole, one of them begins by itself only if its share of all reads
+# meanwhile is at least 1 in this many: a reader goes from directory to directory.
 _APART: Final = 8
 _ORDER: Final = {Rule.REST: 0, Rule.SHARDS: 1, Rule.SET: 2}
-# Places that one search looks at.
+# Places that one search examines.
 PLACES_LOOKED_AT: Final = 64
-# Of one file, so many blocks are brought at most; of a larger one somebody must have read a part.
+# Most blocks of one file that are fetched for a directory; of a larger file, a reader must have read a part.
 MOST_BLOCKS_OF_FILE: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where in an area a block is."""
+    """The place of a block in an area."""
 
     area: Area
     place: int
-    # SHARDS, SET: the directory below the area in which it is, or the entry itself where it is in none.
+    # SHARDS, SET: the block's directory below the area, or the entry itself where it is directly in the area.
     directory: int
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A block that somebody waited for, and the areas that it is in: first its file, where that has several blocks."""
+    """A block that a reader waited for, and its areas: first its file, where that has several blocks."""
 
     name: Name
     # Bytes of the block, and of the file.
@@ -62,11 +60,11 @@ class Placed:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AreaSearch:
-    """What of these places of an area is not on the node?"""
+    """A search for blocks that are not on the node, at these places of an area."""
 
     sweep: Sweep
     places: Sequence[int]
-    # Find no more bytes than this, but for the last file.
+    # Most bytes to find; the last file may exceed them.
     size: int
 
 
@@ -83,7 +81,7 @@ class Lacking:
 
 @dataclass(frozen=True, slots=True)
 class AreaFound:
-    """What a search has found: how many of the places were looked at, and what is missing there."""
+    """The result of a search: number of examined places, and the missing blocks there."""
 
     looked: int
     missing: Sequence[Lacking]
@@ -91,54 +89,55 @@ class AreaFound:
 
 @dataclass(slots=True, eq=False)
 class Swept:
-    """A block that is brought since its area is read."""
+    """A block that is fetched because its area is read."""
 
     sweep: Sweep
     name: Name
     key: bytes
     size: int
     place: int
-    # It counts for the snapshot's credit, not for the area's allowance.
+    # Whether it takes the snapshot's credit, instead of the area's allowance.
     on_credit: bool
     landed: bool = False
 
 
 class Sweeping:
-    """Decides what is brought of areas. Times are monotonic seconds."""
+    """Decides which blocks of areas to fetch. Times are monotonic seconds."""
 
     def __init__(self, book: GuessBook) -> None:
         self._book = book
-        self._awaited: OrderedDict[Name, float] = OrderedDict()  # when blocks were waited for, least recent first
-        self._missed: list[tuple[Name, int]] = []  # blocks that were waited for and are not placed yet; their sizes
+        self._awaited: OrderedDict[Name, float] = OrderedDict()  # time of the last wait, least recent first
+        self._missed: list[tuple[Name, int]] = []  # blocks waited for, not placed yet, with their sizes
         self._candidates: OrderedDict[Area, Candidate] = OrderedDict()  # least recent first
         self._sweeps: OrderedDict[Area, Sweep] = OrderedDict()  # least recent first
         self._places = 0  # of all sweeps
         self._unread: dict[bytes, Swept] = {}  # by key
-        self._of: dict[Sweep, dict[bytes, Swept]] = {}  # the same, by sweep: those that have any
-        self._reads = 0  # that waited, or were of what was brought
+        self._of: dict[Sweep, dict[bytes, Swept]] = {}  # the same by sweep, without empty ones
+        self._reads = 0  # reads that waited, and reads of guesses
         self._credits: OrderedDict[str, Credit] = OrderedDict()  # by snapshot, least recent first
 
     @property
     def sweeps(self) -> int:
-        """How many areas are brought."""
+        """The number of areas that are fetched."""
         return len(self._sweeps)
 
     @property
     def unread(self) -> int:
-        """Blocks that were brought and not read yet."""
+        """The number of blocks that were fetched and not read yet."""
         return len(self._unread)
 
     # --- what is read ---------------------------------------------------------------------------------------------
 
     def missed(self, name: Name, size: int, key: bytes, now: float) -> bool:
-        """A reader waits for a block of *size* bytes that no stream explains. True where there is something to do."""
+        """Record that a reader waits for a block of *size* bytes that no stream explains. Returns whether work is
+        due."""
         if self._is_awaited(name, now):
             return False
         self._reads += 1
         self._credit(name[0]).demanded(size)
         swept = self._unread.get(key)
         if swept is not None and not swept.landed:
-            self._read(swept, now)  # a guess, but late
+            self._read(swept, now)  # a right guess, but late
             return True
         if swept is not None:
             swept.sweep.evicted()
@@ -148,7 +147,7 @@ class Sweeping:
         return True
 
     def _is_awaited(self, name: Name, now: float) -> bool:
-        """Does another reader wait for this block already, as the ranks of a job that read the same file do?"""
+        """Return whether another reader waits for the block already, like ranks of a job that read the same file."""
         since = self._awaited.get(name, -AWAITED_SECONDS)
         self._awaited[name] = now
         self._awaited.move_to_end(name)
@@ -157,7 +156,7 @@ class Sweeping:
         return now < since + AWAITED_SECONDS
 
     def seen(self, keys: Iterable[bytes], now: float) -> bool:
-        """Blocks with these keys were read. True where some of them were brought."""
+        """Record reads of blocks with these keys. Returns whether some were fetched here."""
         if not self._unread:
             return False
         found = [swept for swept in map(self._unread.get, keys) if swept is not None]
@@ -167,12 +166,12 @@ class Sweeping:
         return bool(found)
 
     def take_missed(self) -> list[tuple[Name, int]]:
-        """Blocks that are to be placed, with their sizes."""
+        """Return the blocks to be placed, with their sizes."""
         missed, self._missed = self._missed, []
         return missed
 
     def placed(self, reads: Iterable[Placed], now: float) -> None:
-        """It was found out in which areas blocks are that were waited for."""
+        """Record the areas of blocks that readers waited for."""
         for read in reads:
             has_begun = False
             for place in read.places:
@@ -182,13 +181,13 @@ class Sweeping:
                     self._note(place, read.file_size, now)
 
     def _tells(self, read: Placed, area: Area, *, has_begun: bool) -> bool:
-        """Is a block that was waited for evidence that files of an area are wanted?"""
+        """Return whether a block that a reader waited for is evidence that files of the area are wanted."""
         if area in self._sweeps or area.rule is Rule.SET:
             return read.name[2] == 0
         return has_begun
 
     def _note(self, place: Place, size: int, now: float) -> bool:
-        """True where somebody has begun to read a large file."""
+        """Record a read in an area. Returns whether it shows that a reader begins a large file."""
         sweep = self._sweeps.get(place.area)
         if sweep is not None:
             sweep.waited_again(place.place)
@@ -212,7 +211,7 @@ class Sweeping:
         return False
 
     def _covering(self, area: Area) -> Sweep | None:
-        """The smallest set that is brought and has all of this one."""
+        """Return the smallest sweep of a set that contains *area*; None where there is none."""
         found = [sweep for sweep in self._sweeps.values() if sweep.area.covers(area)]
         return min(found, key=lambda one: one.area.count, default=None)
 
@@ -227,9 +226,9 @@ class Sweeping:
     # --- what is brought ------------------------------------------------------------------------------------------
 
     def search(self, room: int, size: int, now: float) -> list[AreaSearch]:
-        """What to look for, one area at most. It is to be followed by `choose`.
+        """Return the searches to make, at most one, which must be followed by `choose`.
 
-        room: bytes that are free, or taken by what may be evicted for this; size: bytes to be asked for now.
+        room: free bytes, and those of blocks that may be evicted for guesses; size: bytes to request now.
         """
         if size <= 0 or len(self._unread) >= MOST_UNREAD:
             return []
@@ -246,12 +245,11 @@ class Sweeping:
         return []
 
     def _allowance(self, sweep: Sweep) -> float:
-        """Bytes that may be brought of an area for what was read of it."""
+        """Return the bytes that may be fetched of an area for its reads."""
         return sweep.allowance if sweep.is_wanted(self._covering(sweep.area)) else 0
 
     def choose(self, search: AreaSearch, found: AreaFound) -> list[Swept]:
-        """What is to be brought of what a search has *found*. For each of these there is one call of `landed` or
-        `undone`."""
+        """Return the blocks to fetch among those *found*. Each must be followed by one call of `landed` or `undone`."""
         sweep = search.sweep
         sweep.looking = False
         if self._sweeps.get(sweep.area) is not sweep:
@@ -279,11 +277,11 @@ class Sweeping:
         return brought
 
     def landed(self, swept: Swept) -> None:
-        """It is on the node."""
+        """Record that the block is on the node."""
         swept.landed = True
 
     def undone(self, swept: Swept) -> None:
-        """It could not be fetched, or no tier took it."""
+        """Record that the block could not be fetched, or no tier took it."""
         if self._unread.get(swept.key) is swept:
             self._out(swept)
             if swept.on_credit:
@@ -295,7 +293,7 @@ class Sweeping:
             swept.sweep.lost()
 
     def forget_idle(self, now: float) -> None:
-        """Forget areas of which nobody has read for long. To be called every second or so, while there are any."""
+        """Forget areas without recent reads. To be called about once a second, while there are sweeps."""
         for sweep in [one for one in self._sweeps.values() if now - one.seen > IDLE_SECONDS]:
             self._end(sweep)
 
@@ -331,14 +329,14 @@ class Sweeping:
             self._sweeps.move_to_end(sweep.area)
 
     def _note_around(self, sweep: Sweep, swept: Swept, now: float) -> None:
-        """A file was read that was brought for one area: that counts for those that it is a part of, too."""
+        """Record the read of a file fetched for one area in all other areas that contain it."""
         if sweep.area.rule is not Rule.REST:
             for other in self._sweeps.values():
                 if other is not sweep and other.area.covers(Area(Rule.SET, swept.name[0], swept.name[1], 1)):
                     other.note(swept.name[1] - other.area.first, swept.size, now)
 
     def _wrong(self, swept: Swept) -> None:
-        """Nobody has read it. What it has cost is not given back."""
+        """Count an unread block as wrong. Its cost is not given back."""
         self._out(swept)
         self._book.wrong(swept.name[0], swept.sweep.area.rule, swept.size)
 
@@ -364,5 +362,5 @@ class Sweeping:
 
 
 def _nearest_first(sweep: Sweep) -> tuple[int, int]:
-    """The rest of a file first, then shards, then the smallest directory."""
+    """Return a sort key: the rest of a file first, then shards, then the smallest directory."""
     return _ORDER[sweep.area.rule], sweep.area.count
