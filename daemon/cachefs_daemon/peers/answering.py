@@ -167,7 +167,7 @@ class Answering:
         self.host.note_idle(self.caller)
         return not head.is_last
 
-    # --- who it is ------------------------------------------------------------------------------------------------
+    # --- identity of the sender -----------------------------------------------------------------------------------
 
     def _welcome(self, greeting: Greeting) -> bool:
         """Return whether the node may be served. If not, send it the reason."""
@@ -220,8 +220,8 @@ class Answering:
             self.wire.send(refusal(status, self._who(serves=False), text, verdict))
 
     def _who(self, *, serves: bool) -> tuple[str, str, int, str]:
-        """Return this node's id, incarnation, epoch and proof. serves: the request is served, so its greeting, if any,
-        was checked."""
+        """Return this node's id, incarnation, epoch and proof. serves: the request, and its greeting if any, was
+        accepted."""
         view, secret, greeting = self.host.view, self.host.secret, self._greeting
         if view.mine is None:
             return view.me, "", view.epoch, ""
@@ -231,7 +231,7 @@ class Answering:
             proof = secret.response_proof(scope, incarnation, serves=serves)
         return view.me, incarnation, view.epoch, proof
 
-    # --- what it asks ---------------------------------------------------------------------------------------------
+    # --- requests -------------------------------------------------------------------------------------------------
 
     def _read_head(self, until: float) -> RequestHead:
         while (end := self._kept.find(END)) < 0:
@@ -255,7 +255,7 @@ class Answering:
             raise Gone(f"a request took more than {QUESTION_SECONDS:.0f} s to come")
         self._kept += self.wire.receive(_AT_ONCE, left)
 
-    # --- the answer -----------------------------------------------------------------------------------------------
+    # --- responses ------------------------------------------------------------------------------------------------
 
     def _answer(self, question: Question, seconds: float) -> None:
         until = time.monotonic() + seconds
@@ -300,8 +300,7 @@ class Answering:
 
 
 class _Fetched:
-    """The blocks of one request that are in no tier here: requests them from the daemon, and passes them on as they
-    arrive."""
+    """The blocks of one request that are not here: asks the daemon for them, and passes them on as they arrive."""
 
     def __init__(self, answering: Answering, question: Question, until: float, given: Given) -> None:
         self._answering = answering
@@ -323,8 +322,7 @@ class _Fetched:
             elif not host.may_fetch(1):
                 self._answering.send_none(at, BUSY, self._given)
             else:
-                # A damaged block goes to the daemon even without `fetch`: the daemon checks its location and repairs
-                # it.
+                # A damaged block goes to the daemon even without `fetch`: the daemon checks and repairs it.
                 ref = BlockRef(block.snapshot, block.entry, block.number, bad, 0, block.length)
                 fetch = Fetch(
                     blocks=[ref],
@@ -337,8 +335,7 @@ class _Fetched:
                 self._asked[at] = block, host.fetches.ask(at, fetch, self._came)
 
     def pass_on(self) -> None:
-        """Send blocks as they arrive, with beats in between, until all have arrived or the deadline has passed. Raises
-        Gone."""
+        """Send blocks as they arrive, with beats in between, until all have arrived or time is up. Raises Gone."""
         answering = self._answering
         host, node = answering.host, answering.node
         host.signs.enter(node, self._came)
@@ -370,8 +367,7 @@ class _Fetched:
         return None
 
     def _beat(self) -> float:
-        """Send a beat if one is due, or if bytes wait to be flushed. Return the seconds until the next one. Raises
-        Gone."""
+        """Send a beat if one is due or bytes wait to be sent. Return the seconds until the next one. Raises Gone."""
         signs, now = self._answering.host.signs, time.monotonic()
         speaks = signs.speaks(self._answering.node, self._came)
         lives = speaks and signs.lives(now)

@@ -26,7 +26,7 @@ class How:
     fetch: bool = False
     # The block is read ahead: no reader waits for it yet.
     ahead: bool = False
-    # This node could fetch the block from the origin itself (see TakeIt).
+    # This node is ready to fetch the block from the origin itself (see TakeIt).
     may_take: bool = False
     # The peer waits a while for a snapshot that is on its way to it.
     await_snapshot: bool = True
@@ -36,13 +36,11 @@ class How:
 class PeerBlock:
     """A whole, verified block."""
 
-    # Release the view soon: the memory belongs to a connection, which reuses it for its next response once no view is
-    # left.
+    # Release the view soon: its memory belongs to a connection, which reuses it once no view is left.
     data: memoryview
     # Checksums of all pieces, 8 bytes each.
     checksums: bytes
-    # MEMORY or SSD: the peer's tier that held the block; None if the block was in no tier (just fetched from the
-    # origin).
+    # MEMORY or SSD: the peer's tier that held the block; None if it was in none (just fetched from the origin).
     tier: int | None
 
 

@@ -19,8 +19,7 @@ _HEARD_SECONDS: Final = 1.0
 
 
 class Arrivals:
-    """Turns news of connections into responses to requests, and into measurements of the peer. Used on the event
-    loop."""
+    """Turns news of connections into responses to requests and measurements of peers. Used on the event loop."""
 
     def __init__(self, in_flight: InFlight, reaching: Reaching, cooling: Cooling, errors: ErrorLog) -> None:
         self.is_limited = False  # has a peer retransmitted any packet?

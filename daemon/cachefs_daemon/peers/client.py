@@ -72,7 +72,7 @@ class PeerClient:
         self._timer: asyncio.TimerHandle | None = None
         membership.listen(self._on_view)
 
-    # --- what others ask ------------------------------------------------------------------------------------------
+    # --- requests of other modules --------------------------------------------------------------------------------
 
     def ask(self, node: NodeRecord, wanted: Wanted, how: How, answer: Callable[[PeerAnswer], None]) -> Ask:
         """Request a block from a peer. *answer* is called once, in a later turn of the loop, and at `how.until` at the
@@ -155,7 +155,7 @@ class PeerClient:
         self._receiver.close()
         self._reaching.close()
 
-    # --- asking ---------------------------------------------------------------------------------------------------
+    # --- sending requests -----------------------------------------------------------------------------------------
 
     def _peer(self, node: NodeRecord) -> Peer:
         peer = self._peers.get(node.id)

@@ -28,8 +28,7 @@ TOLD: Final = (
 
 
 def conclude(ask: Ask, outcome: Outcome, now: float, errors: ErrorLog) -> bool:
-    """Answer the requester, and count the outcome. Return True if the peer is to be asked again, as it sent wrong bytes
-    once."""
+    """Answer the requester, and count the outcome. Return whether to ask the peer again after wrong bytes."""
     peer = ask.peer
     counters = peer.counters
     if isinstance(outcome, PeerBlock):

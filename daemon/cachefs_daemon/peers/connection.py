@@ -63,9 +63,8 @@ class Exchange:
     parser: AnswerParser = field(init=False)
     first: float = 0.0  # when the first byte of the response arrived; 0 before
     last: float = 0.0  # when the last bytes arrived, or were sent
-    sign: float = 0.0  # when the last heartbeat or block arrived; 0 before
-    # Once at most this many bytes are left to receive, the receiver reports it once, so that the next request can be
-    # sent. 0: never.
+    sign: float = 0.0  # when the last proof arrived that the peer serves or fetches blocks; 0 before
+    # Once at most this many bytes are missing, the receiver reports it, so that the next request can go out. 0: never.
     tail: int = 0
 
     def __post_init__(self) -> None:
@@ -114,7 +113,7 @@ class PeerConnection:
     def fileno(self) -> int:
         return self._link.fileno()
 
-    # --- the loop -------------------------------------------------------------------------------------------------
+    # --- used by the event loop -----------------------------------------------------------------------------------
 
     def send(self, exchange: Exchange, request: bytes) -> None:
         """Send a request. Raises OSError if the connection does not take it whole."""
@@ -158,7 +157,7 @@ class PeerConnection:
             self._memory, self._handed = np.empty(size, np.uint8), []
         return self._memory.data[:size]
 
-    # --- its receiver ---------------------------------------------------------------------------------------------
+    # --- used by the receiver -------------------------------------------------------------------------------------
 
     def receive(self) -> News | None:
         """Read what has arrived. Return None if there is nothing to report yet."""

@@ -24,8 +24,7 @@ from cachefs.messages import Fetch, FetchedBlock
 
 # The outcome of a block: its number in the peer's request, and the daemon's response.
 Came = tuple[int, FetchedBlock | CachefsError]
-# The queue on which a connection waits for outcomes. None: the connection sends the heartbeats from now on (see
-# `signs`).
+# Queue of a connection's outcomes. None: the connection sends the heartbeats from now on (see `signs`).
 Coming = queue.SimpleQueue[Came | None]
 # Seconds that the daemon may leave requests unread. Its loop reads them as they arrive.
 _SEND_SECONDS: Final = 10.0
@@ -49,7 +48,7 @@ class DaemonFetches:
         threading.Thread(target=self._receive, name="fetched", daemon=True).start()
 
     def ask(self, index: int, fetch: Fetch, came: Coming) -> int:
-        """Have the daemon fetch the one block of *fetch*. Its outcome is put into *came* once, with *index*. Return the
+        """Have the daemon fetch the block of *fetch*, and put *index* and the outcome into *came* once. Return the
         number for `forget`."""
         number = next(self._numbers)
         self._waiting[number] = index, came

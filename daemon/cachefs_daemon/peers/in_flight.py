@@ -19,8 +19,7 @@ class InFlight:
     def __init__(self, window: ReceiveWindow) -> None:
         self.window = window
         self.bytes = [0, 0]  # by lane
-        # Do requests wait for room? Only then do arrivals measure the link's rate; else they arrive at the rate of
-        # requests.
+        # Do requests wait for room? Else blocks arrive at the rate of requests, which does not measure the link.
         self.is_short = False
         self._fetches = 0  # blocks
         self._is_alone = False  # is a single peer asked for blocks that it has?
@@ -49,8 +48,8 @@ class InFlight:
         return False
 
     def has_room(self, lane: int, length: int, before: int) -> bool:
-        """Return whether a block of *length* bytes fits, with *before* bytes on top of those in flight. One block
-        always fits."""
+        """Return whether a block of *length* bytes fits beside *before* bytes and those in flight. One block always
+        fits."""
         in_flight = self.bytes[lane] + before
         if lane == HERE:
             return self.window.room(in_flight, length, alone=self._is_alone)

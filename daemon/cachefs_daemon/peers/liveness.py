@@ -35,8 +35,7 @@ class Liveness:
         return now < self._busy_until
 
     def failed(self, reason: str, now: float, chance: float) -> bool:
-        """Record that a connection could not be made, broke, or fell silent. Return whether the peer was in use until
-        now."""
+        """Record that a connection could not be made, broke, or fell silent. Return whether the peer was in use."""
         first = not self.cooling
         if first:
             self.cooling, self.reason = True, reason
@@ -44,8 +43,7 @@ class Liveness:
         return first
 
     def probed(self, *, alive: bool, now: float, chance: float) -> None:
-        """Record the end of a probe. Until the peer also answers a request, its next failure gets the next longer
-        pause."""
+        """Record the end of a probe. Until the peer answers a request too, its next failure gets a longer pause."""
         if alive:
             self.cooling = False
         else:

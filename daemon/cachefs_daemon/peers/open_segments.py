@@ -17,14 +17,13 @@ MOST_OPEN: Final = 512
 
 
 class OpenSegment:
-    """An open file, closed once no thread refers to it: one thread may send from it while another drops it from the
-    table."""
+    """An open file, closed once no thread refers to it: one may send from it while another drops it from the table."""
 
     __slots__ = ("descriptor",)
 
     def __init__(self, path: Path, owner: int) -> None:
-        """Open the segment read-only. owner: uid of the daemon. Neither follows a planted symbolic link nor blocks on a
-        pipe. Raises OSError."""
+        """Open a segment without following a planted link or blocking on a pipe. owner: uid of the daemon. Raises
+        OSError."""
         self.descriptor = -1
         self.descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         found = os.fstat(self.descriptor)

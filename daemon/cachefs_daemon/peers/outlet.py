@@ -1,5 +1,4 @@
-"""Sends blocks of this node to peers: finds them in the index, and sends them from segments or from the daemon's
-responses."""
+"""Sends blocks of this node to peers: finds them in the index, and reads segments or the daemon's responses."""
 
 import os
 import time

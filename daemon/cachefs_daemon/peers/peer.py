@@ -23,8 +23,7 @@ LANES: Final = (HERE, FETCH)
 # Connections to one peer, by lane: in all, and for requests ahead of readers.
 MOST_CONNECTIONS: Final = (4, 16)
 MOST_AHEAD: Final = (3, 4)
-# Seconds for which a peer gets no request for a block that it sent wrong twice; and how many such blocks are
-# remembered.
+# Seconds without requests for a block that a peer sent wrong twice; and how many such blocks are remembered.
 WRONG_SECONDS: Final = 60.0
 _MOST_WRONG: Final = 1024
 # Number of blocks whose times are remembered.
@@ -33,8 +32,8 @@ _RECENT: Final = 64
 # stood still, all responses seem to have taken as long.
 _SMOOTHING: Final = 1 / 8
 _LONGEST: Final = 1.0
-# Seconds after which a measurement counts half. A peer that seems slow gets no requests, so no new measurement could
-# show that it has recovered.
+# Seconds after which a measurement counts half. A peer that seems slow gets no requests, so nothing else would show
+# that it has recovered.
 _FADING: Final = 1.0
 
 
@@ -154,14 +153,13 @@ class Peer:
         return itertools.chain.from_iterable(queue for lane in self.waiting for queue in lane)
 
     def sign(self, lane: int) -> float:
-        """Return when the peer last showed that it serves blocks (lane FETCH: that it fetches blocks), in loop time; 0
-        for never."""
+        """Return the loop time at which the peer last proved that it serves blocks (FETCH: fetches them); 0 for
+        never."""
         signs = [one.exchange.sign for one in self.batches.values() if one.lane == lane]
         return max(self.signs[lane], *signs) if signs else self.signs[lane]
 
     def sign_given(self, now: float, *, fetch: bool) -> None:
-        """Record that the peer showed by other means than a response, such as a probe, that it serves blocks (fetch:
-        and fetches blocks)."""
+        """Record that a probe proved that the peer serves blocks (fetch: and fetches blocks)."""
         self.signs[HERE] = now
         if fetch:
             self.signs[FETCH] = now

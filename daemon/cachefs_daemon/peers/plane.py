@@ -43,7 +43,7 @@ class DataPlane:
         self.on_served: Callable[[str, Sequence[bytes]], None] = lambda node, keys: None
 
     def open_servers(self, index: Path, tiers: dict[str, Path], adopt: Adopt) -> None:
-        """Bind the port. index, tiers: the node's index, and tier directories by name, which servers read. Raises
+        """Bind the port. index, tiers: what servers read: the index, and tier directories by name. Raises
         ConfigError."""
         places = ServerPlaces(self._section.listens, index, tiers, self._files, secret=self._secret)
         self.servers = PeerServers(self._section.cluster, self._membership, places, adopt, self._errors)

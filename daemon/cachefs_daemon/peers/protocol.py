@@ -109,7 +109,7 @@ class Question(msgspec.Struct, frozen=True, array_like=True):
     fetch: bool = False
     # The blocks are read ahead: no reader waits for them yet.
     ahead: bool = False
-    # The requester could fetch the blocks from the origin itself.
+    # The requester is ready to fetch the blocks from the origin itself.
     may_take: bool = False
 
 
@@ -215,7 +215,7 @@ def parse_question(body: bytes | bytearray | memoryview) -> Question:
     return question
 
 
-# --- answers ----------------------------------------------------------------------------------------------------------
+# --- responses --------------------------------------------------------------------------------------------------------
 
 
 def answer_head(node: str, incarnation: str, epoch: int, proof: str = "") -> bytes:
@@ -355,8 +355,7 @@ class AnswerParser:
         self._refused: tuple[int, str] | None = None
 
     def rewind(self, filled: int) -> int:
-        """Return how many of the *filled* bytes of the buffer are in use: fewer if only beats arrived since the last
-        block."""
+        """Return how many of the *filled* bytes are in use: fewer if only beats arrived since the last block."""
         if self.sender is not None and self._refused is None and self.position == filled > self._kept:
             self.position = self._kept
             return self._kept

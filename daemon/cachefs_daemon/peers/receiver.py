@@ -73,8 +73,7 @@ class Receiver:
 
     def _tell(self) -> None:
         while self._news:
-            # An item leaves the deque only after it was handled, so that items that arrive meanwhile need no other
-            # call.
+            # An item leaves the deque after it was handled, so that items that arrive meanwhile need no call.
             try:
                 self._take(self._news[0])
             except Exception:  # a bug costs this item only: no other call would handle the items behind it

@@ -108,7 +108,7 @@ class PeerServer:
                 self.outlet.segments.forget_unlinked()
                 self._say()
 
-    # --- what connections ask (see answering.Host) ----------------------------------------------------------------
+    # --- services for connections (see answering.Host) ------------------------------------------------------------
 
     def recognise(self, caller: Caller, node: str) -> str:
         if self._limits.recognise(caller, node):

@@ -1,5 +1,4 @@
-"""Runs the daemon's peer servers: starts and restarts them, sends them the cluster's state, reads their messages, ends
-them."""
+"""Runs the daemon's peer servers: starts and restarts them, sends them the cluster's state, reads their messages."""
 
 import asyncio
 import logging
@@ -84,8 +83,8 @@ class PeerServers:
         adopt: Callable[[socket.socket], Awaitable[None]],
         errors: ErrorLog,
     ) -> None:
-        """adopt: serves a connection of the fetch channel for a peer server. Raises ConfigError if the address cannot
-        be bound."""
+        """adopt: serves a connection of a peer server's fetch channel. Raises ConfigError if the port cannot be
+        bound."""
         # Called with a node's id and the keys of the blocks that it received from this node, within some 0.1 s.
         self.on_served: Callable[[str, Sequence[bytes]], None] = lambda node, keys: None
         self._cluster = cluster
@@ -170,8 +169,7 @@ class PeerServers:
         loop = asyncio.get_running_loop()
         looked = loop.time()
         while server.process.poll() is None:
-            # After this daemon itself stood still, messages of the server are unread: that time does not count as
-            # silence.
+            # If this daemon stood still, messages are unread: that time is no silence of the server.
             server.heard += max(0.0, loop.time() - looked - 2 * _TICK)
             if loop.time() - server.heard > _SILENT:
                 log.warning("a peer server has said nothing for %.0f s; it is replaced", _SILENT)
@@ -265,7 +263,7 @@ class PeerServers:
             self._gone[one.node] = _sum(self._gone.get(one.node), one)
         self._servers[number] = None
 
-    # --- what it is told ------------------------------------------------------------------------------------------
+    # --- messages to servers --------------------------------------------------------------------------------------
 
     def _tell_all(self) -> None:
         for server in self._servers:

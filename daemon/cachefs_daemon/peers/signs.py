@@ -13,8 +13,8 @@ from typing import Final
 from cachefs_daemon.peers.daemon_fetches import Coming
 from cachefs_daemon.peers.protocol import SIGN_SECONDS
 
-# Seconds within which a live daemon answers. Its loop waits for 17 ms at most in 99 of 100 cases on a machine that is
-# not overloaded.
+# Seconds within which a live daemon answers. On a machine that is not overloaded, 99 of 100 waits of its loop take 17
+# ms at most.
 LIVES_SECONDS: Final = 0.25
 # The same for a probe.
 ANSWER_SECONDS: Final = 1.0
@@ -67,8 +67,7 @@ class Signs:
         return self._answered.wait(ANSWER_SECONDS)
 
     def lives(self, now: float) -> bool:
-        """Return whether the daemon is alive as far as is known. Asks it, unless it was asked a moment ago. now:
-        monotonic seconds."""
+        """Return whether the daemon seems alive. Asks it, unless it was asked a moment ago. now: monotonic seconds."""
         self._ask_now(now, SIGN_SECONDS / 2)
         return self._answered.is_set() or now - self._unanswered < LIVES_SECONDS
 

@@ -52,8 +52,7 @@ class Certificates:
         self._state = files_state((files.ca, files.cert, files.key))
         self._looked = time.monotonic()
         self._server, self._client = _contexts(files)
-        # Servers keep this context. Each handshake switches to the newest one: Python calls the callback for every
-        # ClientHello.
+        # Servers keep this context. Python calls the callback for every ClientHello, which selects the newest one.
         self.server: ssl.SSLContext = _server_context(files)
         self.server.sni_callback = self._use_newest
 

@@ -14,8 +14,7 @@ STALLED_SECONDS: Final = 10.0
 USER_TIMEOUT_MS: Final = 5_000
 # Bytes that are encrypted and sent at once.
 _AT_ONCE: Final = 256 << 10
-# Offset of the count of retransmitted packets (tcpi_total_retrans) in struct tcp_info, and the bytes of the struct to
-# request.
+# Offset of the number of retransmitted packets (tcpi_total_retrans) in struct tcp_info; and the bytes to read.
 _RETRANSMITTED: Final = 100
 _TCP_INFO_SIZE: Final = 104
 
