@@ -41,8 +41,7 @@ def no_proof(version: bytes) -> str:
 
 
 def is_weak_form(etag: str, version: bytes) -> bool:
-    """Return whether an ETag is that of *version* in weak form (W/"..."), as a server or proxy sends it after it
-    changed the bytes."""
+    """Return whether an ETag is *version* in weak form (W/"..."), as sent by a server that changed the bytes."""
     return etag.startswith("W/") and etag.removeprefix("W/").strip('"').encode() == version
 
 
@@ -170,8 +169,7 @@ class PreparedOrigin(Protocol):
     """An origin whose first read takes longer than others."""
 
     async def prepare(self) -> None:
-        """Open what the first read would wait for. Raises what a read raises, including errors that a read would
-        retry."""
+        """Open what the first read would wait for. Raises what a read raises, without retries."""
 
 
 def _file(url: str, options: OriginOptions, settings: OriginSettings) -> Origin:

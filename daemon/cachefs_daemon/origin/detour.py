@@ -11,8 +11,7 @@ from typing import Final
 
 log = logging.getLogger(__name__)
 
-# Rejected responses in a row after which our client is not used; and for how many seconds: first, doubling up to the
-# longest.
+# Rejected responses in a row after which our client is not used; and for how many seconds at first, and at most.
 _ENOUGH: Final = 16
 _SHORTEST: Final = 1.0
 _LONGEST: Final = 300.0

@@ -104,8 +104,7 @@ class Endpoint:
         return self._rates.is_limited
 
     async def turn(self, prefix: str) -> float:
-        """Wait until a request for a key with *prefix* may be sent. Return the time of its sending, in monotonic
-        seconds."""
+        """Wait until a request for a key with *prefix* may be sent. Return that time in monotonic seconds."""
         now = time.monotonic()
         if self.is_limited and (seconds := self._rates.when(prefix, now) - now) > 0:
             await asyncio.sleep(seconds)
@@ -196,8 +195,7 @@ class Endpoint:
 
 
 def told_apart(found: Sequence[tuple[EndpointStatus, OriginOptions]]) -> list[EndpointStatus]:
-    """Return the statuses of endpoints, each paired with options of its origins: names that several share get the
-    differing options added."""
+    """Return the statuses, each paired with options of its origins: equal names get the differing options added."""
     alike: dict[str, list[OriginOptions]] = defaultdict(list)
     for status, options in found:
         alike[status.name].append(options)

@@ -35,8 +35,7 @@ from cachefs_daemon.origin.outage import Outage
 from cachefs_daemon.origin.patience import Patience
 from cachefs_daemon.origin.retry import Failure, retrying
 
-# Entries per portion of a directory, so that the listing of a directory with a million files shows progress and stays
-# small in memory.
+# Entries per portion: the listing of a directory with a million files shows progress and stays small in memory.
 _PORTION: Final = 5000
 _PARALLEL_SCANS: Final = 16
 _READ: Final = HERE.of("file")

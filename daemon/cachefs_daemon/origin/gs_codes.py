@@ -1,4 +1,4 @@
-"""The error codes of Google Cloud Storage: the reasons of its JSON API, and codes of its XML API that emulators and
+"""The error codes of Google Cloud Storage: reasons of its JSON API, and codes of its XML API, which emulators and
 proxies also send."""
 
 from typing import Final

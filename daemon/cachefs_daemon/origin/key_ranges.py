@@ -35,8 +35,7 @@ class Seam(msgspec.Struct):
     cut: bytes
     # The last key of the part before the cut, once that part is listed.
     last: bytes | None = None
-    # The first key after the cut that each part has seen; None: no key. Both are known once *last* and *is_begun* are
-    # set.
+    # The first key after the cut that each part has seen, or None; known once *last* and *is_begun* are set.
     seen_before: bytes | None = None
     seen_after: bytes | None = None
     is_begun: bool = False
@@ -73,8 +72,7 @@ class ListingPlace:
         return list(self._seams.values())
 
     def follow(self, left: Callable[[], list[KeyRange]] | None, seams: Mapping[bytes, Seam]) -> None:
-        """Set the sources of `left` and `seams`. left: returns the ranges that are left; None if the listing cannot be
-        resumed. seams: by cut."""
+        """left: returns the ranges that are left from now on; None if the listing cannot be resumed. seams: by cut."""
         self._left = left
         self._seams = seams
 

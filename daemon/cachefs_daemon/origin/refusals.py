@@ -91,8 +91,7 @@ class ErrorTable(NamedTuple):
         return rows[0] if rows else BUSY if refusal.status >= 500 else _UNKNOWN
 
     def judge(self, refusal: "Refusal", words: Mapping[str, str], *, is_listing: bool) -> Failure:
-        """Return the failure that a refusal means. words: values of the names in causes and remedies, {where} among
-        them."""
+        """Return the failure that a refusal means. words: values of the names in causes and remedies, with {where}."""
         later = retry_after(refusal.retry_after)
         failure = self.meaning(refusal, is_listing=is_listing).failure(words, str(refusal), later or 0.0)
         is_throttled = failure.throttled or (refusal.status == _UNAVAILABLE and later is not None)

@@ -68,8 +68,7 @@ async def retrying(
                 except Exception as error:  # judge raises unknown exceptions again
                     failure = judge(error)
                 now = asyncio.get_running_loop().time()
-                # Towards the end the pauses become shorter, so that an origin that returns at the last moment is in
-                # time.
+                # Pauses become shorter towards the end, to reach an origin that returns at the last moment.
                 pause = min(failure.retry_after + backoff.fail(now), max(_FIRST, patience.left / 2))
                 if not failure.transient or now + pause > give_up:
                     raise failure.error

@@ -31,8 +31,7 @@ from cachefs_daemon.origin.s3_parts import Parts
 
 # Seconds for all attempts for one page of the listing together.
 _PAGE_DEADLINE: Final = 120.0
-# Seconds after which the first page is not retried: a silent endpoint may be a typing error, and its user waits for the
-# listing.
+# Seconds after which the first page is not retried: a silent endpoint may be a typing error of a waiting user.
 _FIRST_PAGE_TRIED: Final = 3.0
 # The bucket may be the ARN of an access point, with slashes in place of colons.
 _URL: Final = re.compile(

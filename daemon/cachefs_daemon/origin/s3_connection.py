@@ -286,8 +286,7 @@ async def _credentials_of(session: AioSession) -> tuple[str, str | None] | None:
 
 
 def _let_requester_pay(params: dict[str, Any], model: Any, **_: Any) -> None:
-    """Add the header that lets the requester pay. Our own client takes it from the request that s3_route.py
-    captures."""
+    """Let the requester pay. Our own client copies the header from the request that s3_route.py captures."""
     if "RequestPayer" in model.input_shape.members:
         params["RequestPayer"] = "requester"
 

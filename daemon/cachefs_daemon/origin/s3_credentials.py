@@ -89,8 +89,7 @@ class CurrentCredentials:
 
 
 async def in_time(asked: Awaitable[Result]) -> Result:
-    """Return the answer of a credential provider. Raises CredentialRetrievalError if it does not answer in time, or
-    invalidly."""
+    """Return a provider's answer. Raises CredentialRetrievalError if it is late or invalid."""
     try:
         async with asyncio.timeout(_LONGEST):
             return await asked

@@ -103,8 +103,7 @@ def are_credentials_refused(error: Exception) -> bool:
 
 
 def judge(error: Exception, place: Place) -> Failure:
-    """Return the failure that an exception means. Raises *error* itself if neither the network nor the server is its
-    cause."""
+    """Return the failure that *error* means. Raises *error* itself if network and server are not its cause."""
     if isinstance(error, CachefsError):
         return Failure(error, False)
     words = {

@@ -49,8 +49,7 @@ class Unusual(Exception):
 
 
 class Doubtful(Exception):
-    """A response that would end a read for good, but may belong to another request: repeat the request on another
-    client."""
+    """A response that would end a read for good, but may belong to another request: aiobotocore is to ask again."""
 
 
 class _Way(NamedTuple):
@@ -128,8 +127,7 @@ class S3Get:
             raise
 
     def order(self, place: Place, wanted: ObjectRange) -> Order | None:
-        """Return the prepared GET of the whole object at *place*; None if `read` must find credentials or a route
-        first."""
+        """Return the prepared GET of a whole object; None if `read` must find credentials or a route first."""
         if self._credentials.is_look_due and (self._looking is None or self._looking.done()):
             self._looking = asyncio.create_task(self.prepare(place.bucket))
             self._looking.add_done_callback(noticed)

@@ -21,8 +21,7 @@ from cachefs_daemon.origin.key_ranges import Characters, KeyRange, ListingPlace,
 from cachefs_daemon.origin.s3_answer import BrokenAnswer
 from cachefs_daemon.origin.s3_page import Page
 
-# Pages that are read before the keys are cut. Each range reads half a page too much on average, so a small bucket is
-# not cut at all.
+# Pages read before keys are cut. Each range reads half a page too much on average, so small buckets are not cut.
 _FIRST_PAGES: Final = 8
 # Concurrent requests.
 _PARALLEL: Final = 32
@@ -206,8 +205,8 @@ class _Ranges:
         del self._seams[cut]  # only now: a listing that fails earlier is resumed here
 
     async def _is_passing(self, seam: Seam) -> bool:
-        """Return whether the difference at a seam is transient: keys may have come or gone between two requests, but
-        not at every look."""
+        """Return whether the difference at a seam is transient: keys may come or go between requests, but not every
+        time."""
         assert seam.last is not None
         for _ in range(_LOOKS):
             before, after = [await self._first_key(start) for start in (seam.last, seam.cut)]

@@ -15,8 +15,7 @@ class RequestMaker:
     """Makes the requests of one moment for one bucket, from headers that it prepares once."""
 
     def __init__(self, route: Route, credentials: Any, *, checksums: bool = True) -> None:
-        """credentials: frozen ones of botocore; None for unsigned requests. checksums: whether to request checksums of
-        whole objects."""
+        """credentials: frozen, of botocore; None for unsigned requests. checksums: request those of whole objects."""
         self._route = route
         self._signer: Signer | None = None
         own: _Headers = []

@@ -63,8 +63,7 @@ def prepare(client: Any) -> None:
 
 
 async def find_route(client: Any, bucket: str) -> Route:
-    """Return the route to *bucket*. Raises NoRoute, and what botocore raises, for instance if it finds no
-    credentials."""
+    """Return the route to *bucket*. Raises NoRoute, and what botocore raises, as for missing credentials."""
     try:
         await client.get_object(Bucket=bucket, Key=_KEY, IfMatch=_PROBE)
     except _Revealed as revealed:

@@ -43,8 +43,7 @@ _FIRST_PAGE_TRIED: Final = 3.0
 # Most bytes that are hashed on the event loop: MD5, the slowest, takes half a millisecond.
 _SHORT: Final = 256 << 10
 _UNAUTHORIZED: Final = 401
-# Responses with a file have one of these headers. A page that a program sends instead, such as a maintenance notice,
-# seldom does.
+# Responses with a file have one of these headers. Other pages, such as a maintenance notice, seldom do.
 _OF_FILES: Final = ("ETag", "Last-Modified")
 
 Result = TypeVar("Result")
@@ -265,8 +264,7 @@ class WebOrigin:
         return f"{self.url}/{key}".rstrip("/") + self._at
 
     def _judge(self, key: str, error: Exception) -> Failure:
-        """Return the failure that an exception means. Raises *error* itself if neither the network nor the server is
-        its cause."""
+        """Return the failure that *error* means. Raises *error* itself if network and server are not its cause."""
         if isinstance(error, CachefsError):
             return Failure(error, isinstance(error, OriginUnavailable))
         words = {"where": self._named(key)}

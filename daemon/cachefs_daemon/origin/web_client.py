@@ -327,8 +327,8 @@ def _with_secret_query(request: Request, url: str) -> str:
 
 
 def _is_trusted(request: Request, url: str) -> bool:
-    """Return whether credentials may go to this URL: only to the server that they are for. Raises ConfigError for that
-    server without TLS."""
+    """Return whether credentials may go to this URL: only to their own server. Raises ConfigError for it without
+    TLS."""
     asked, now = urlsplit(request.url), urlsplit(url)
     if (asked.scheme, asked.netloc) != (now.scheme, now.netloc):
         return False
