@@ -279,7 +279,7 @@ class EtcdStore:
                 self._condition.notify_all()
         self._tell(self._listener.stored, contents.stored())
 
-    # --- both --------------------------------------------------------------------------------------------------------
+    # --- used by both threads ----------------------------------------------------------------------------------------
 
     def _begin_again(self) -> None:
         """End the watch, so that all keys are read again. The caller holds the condition."""

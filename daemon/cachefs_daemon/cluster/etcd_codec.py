@@ -126,8 +126,7 @@ def end_of_prefix(prefix: bytes) -> bytes:
 
 
 def range_request(key: bytes, *, prefix: bool = False, newest: bool = False) -> bytes:
-    """Read a key, or all keys below a prefix. newest: only the last changed key, without its value; the response counts
-    all keys."""
+    """Read a key or a prefix. newest: only the last changed key, without its value; the count is of all keys."""
     request = text(1, key) + (text(2, end_of_prefix(key)) if prefix else b"")
     if newest:
         request += number(3, 1) + number(5, _DESCENDING) + number(6, _BY_MODIFICATION) + number(8, 1)
@@ -161,7 +160,7 @@ def authenticate_request(user: str, password: str) -> bytes:
     return text(1, user.encode()) + text(2, password.encode())
 
 
-# --- answers ----------------------------------------------------------------------------------------------------------
+# --- responses --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +197,7 @@ class WatchAnswer:
     """Some changes, or the end of a watch."""
 
     revision: int
-    # The watch has ended, since its revision is compacted (*compacted* is then the oldest available one) or for another
+    # The watch has ended, as its revision is compacted (*compacted* is the oldest available one), or for another
     # reason.
     ended: bool
     compacted: int

@@ -37,8 +37,7 @@ class Greeting:
     proof: str = ""
 
     def scope(self, addressee: str, port: int) -> ProofScope:
-        """Return the scope of the greeting's proof. addressee: id of the addressed node; port: that of its data
-        plane."""
+        """Return the scope of the greeting's proof. addressee: id of the addressed node; port: of its data plane."""
         return ProofScope(self.nonce, self.sender, addressee, self.incarnation, port, BLOCKS)
 
 

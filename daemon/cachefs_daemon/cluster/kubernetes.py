@@ -49,8 +49,7 @@ class _Seen:
     version: str
     # The renewTime in the Lease.
     renewed: str
-    # Time of the last change of `renewed`, by the clock of what can be seen. None: an old Lease that was not seen to be
-    # renewed.
+    # Last change of `renewed`, by the clock of what can be seen. None: an old Lease, not seen to be renewed.
     at: float | None
 
 
@@ -125,7 +124,7 @@ class KubernetesStore:
             with contextlib.suppress(RuntimeError):  # the loop has ended
                 self._loop.call_soon_threadsafe(function, *values)
 
-    # --- on our own ---------------------------------------------------------------------------------------------------
+    # --- on our own event loop ----------------------------------------------------------------------------------------
 
     def _put(self, record: NodeRecord) -> None:
         self._record, self._unsaved = record, True
@@ -273,7 +272,7 @@ class KubernetesStore:
             "spec": {"holderIdentity": holder, "leaseDurationSeconds": max(1, round(self._seconds)), "renewTime": now},
         }
 
-    # --- what others have ---------------------------------------------------------------------------------------------
+    # --- Leases of other nodes ----------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
         """List and watch the Leases, again and again."""
@@ -375,7 +374,7 @@ class KubernetesStore:
             self._told = stored
             self._tell(self._listener.stored, stored)
 
-    # --- both ---------------------------------------------------------------------------------------------------------
+    # --- reports ------------------------------------------------------------------------------------------------------
 
     def _say(self, who: str, problem: str) -> None:
         if self._problems.get(who, "") != problem:

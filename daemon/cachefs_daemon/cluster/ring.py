@@ -83,8 +83,7 @@ class Roster:
         return record is not None and record.state in ("active", "draining")
 
     def wanted(self, now: float) -> tuple[NodeRecord, ...]:
-        """Return the nodes that the ring should have: the active ones, and those that are away and within their
-        grace."""
+        """Return the nodes that the ring should have: active ones, and those that are away within their grace."""
         nodes = [record for record in self.records.values() if record.state == "active"]
         nodes += [
             node for node in self.ring.nodes if node.id in self._missing and now - self._missing[node.id] < self._grace
@@ -92,8 +91,8 @@ class Roster:
         return ring_nodes(nodes)
 
     def leader_rank(self) -> int:
-        """Return how many nodes that can change the ring come before this one. The first changes it; the others wait
-        for it."""
+        """Return how many nodes that can change the ring precede this one. The first does it; the others wait for
+        it."""
         return sum(1 for each, record in self.records.items() if record.state != "away" and each < self.me)
 
     def next_change(self, now: float) -> float | None:

@@ -86,8 +86,7 @@ class ClusterSecret:
         return self._proof("request", scope)
 
     def response_proof(self, scope: ProofScope, incarnation: str, *, serves: bool) -> str:
-        """Return the proof to the sender that the start *incarnation* of the addressee responds, and serves or
-        refuses."""
+        """Return the proof to the sender that start *incarnation* of the addressee responds, and serves or refuses."""
         return self._proof("served" if serves else "refused", scope, incarnation)
 
     def _proof(self, kind: str, scope: ProofScope, answers: str = "") -> str:
@@ -171,7 +170,7 @@ def load_secret(section: "ClusterSection") -> ClusterSecret | None:
 
 
 def _read(path: Path, follow: int) -> bytes:
-    """Return the content of the file; b"" without a file. follow: O_NOFOLLOW to refuse a link. Raises OSError,
+    """Return the file's content; b"" without a file. follow: O_NOFOLLOW to refuse a link. Raises OSError,
     ConfigError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | _SAFELY | follow)

@@ -75,7 +75,7 @@ class SharedMembership:
         self._roster.update({record.id: record}, None, time.monotonic())
         self.view = self._roster.view(store.source, "")
 
-    # --- what parts of the node use ----------------------------------------------------------------------------------
+    # --- used by other modules of the node ---------------------------------------------------------------------------
 
     def listen(self, callback: Listener) -> None:
         self._listeners.append(callback)
@@ -113,7 +113,7 @@ class SharedMembership:
         await _in_time(self._fresh, _REFRESH)
 
     def heard(self, node_id: str, incarnation: str = "") -> None:
-        """Take the new incarnation of a peer while the store does not answer. Otherwise the store knows which nodes are
+        """Take a peer's new incarnation while the store does not answer. Otherwise the store knows which nodes are
         up."""
         record = self._roster.records.get(node_id)
         is_news = record is not None and incarnation not in ("", record.incarnation) and node_id != self._record.id
@@ -145,7 +145,7 @@ class SharedMembership:
         if self._tasks:
             await self._store.stop()
 
-    # --- what the store tells ----------------------------------------------------------------------------------------
+    # --- reports of the store ----------------------------------------------------------------------------------------
 
     def stored(self, stored: Stored) -> None:
         """Receive the content of the store."""
@@ -169,14 +169,13 @@ class SharedMembership:
         self._redraw()
 
     def _is_ours(self, record: NodeRecord) -> bool:
-        """Return whether a record is of this node's cluster. Nodes of the last release do not name it, and count as its
-        members."""
+        """Return whether a record is of this node's cluster. Nodes of the last release do not name it, and count."""
         return not (record.cluster and self._record.cluster) or record.cluster == self._record.cluster
 
     def _own_ring(self, stored: Stored, known: Mapping[str, NodeRecord]) -> Ring | None:
-        """Return the ring without nodes of other clusters; None without a ring, or if it is another cluster's. A ring
-        belongs to the cluster with the most nodes in it. Other clusters leave it alone: else they would replace each
-        other's ring endlessly."""
+        """Return the ring without nodes of other clusters; None without a ring, or if it is another cluster's: that of
+        the cluster with the most nodes in it. Other clusters leave it alone, else they would replace each other's ring
+        endlessly."""
         strangers = {each: record for each, record in stored.records.items() if each not in known}
         ring = stored.ring
         self._is_shut_out = ring is not None and self._is_of_others(ring, stored)
@@ -240,7 +239,7 @@ class SharedMembership:
         """Note that the view is up to date."""
         self._fresh.set()
 
-    # --- what was known last -----------------------------------------------------------------------------------------
+    # --- last known state --------------------------------------------------------------------------------------------
 
     def _remember(self) -> None:
         """Begin with the state that an earlier daemon saved, until the store answers."""

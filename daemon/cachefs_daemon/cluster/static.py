@@ -21,8 +21,7 @@ log = logging.getLogger(__name__)
 _EPOCH_BITS: Final = 48
 # Seconds between two checks for nodes that do not answer.
 _LOOK: Final = 1.0
-# Seconds without an answer after which a node is away: more than it takes to restart a daemon, or to probe again after
-# a connection broke.
+# Seconds without an answer after which a node is away: longer than a restart of a daemon, or a new probe.
 AWAY_SECONDS: Final = 5.0
 
 

@@ -69,8 +69,7 @@ _RECORD: Final = msgspec.json.Decoder(NodeRecord)
 
 
 def decode_record(text: bytes) -> NodeRecord:
-    """Decode and check a record. Raises ValueError, in words, if it is invalid: other writers to a store may write
-    anything."""
+    """Decode and check a record. Raises ValueError, in words: other writers to a store may write anything."""
     if len(text) > MOST_RECORD:
         raise ValueError(f"{len(text):,} bytes; a record has at most {MOST_RECORD:,}")
     record = _RECORD.decode(text)  # raises msgspec's errors, which are ValueErrors

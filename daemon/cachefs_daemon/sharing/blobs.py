@@ -65,7 +65,7 @@ class Blobs:
         self._packed = OrderedDict((digest, packed) for digest, packed in self._packed.items() if digest in self._own)
 
     async def get(self, node: str, digest: str, size: int) -> bytes | memoryview:
-        """Return the blob *digest*, of *size* bytes, from node *node*, or from this node if it has the same. Raises
+        """Return the blob, of *size* bytes, from node *node*, or from this node if it has the same. Raises
         PeerFailed."""
         own = self._own.get(digest)
         if own is not None:

@@ -29,8 +29,8 @@ class RemoteConsumer:
     _blobs: Blobs = field(repr=False, compare=False)
 
     async def order(self, epoch: int) -> Order | None:
-        """Return the published order of an epoch: sample numbers, shape (samples of the epoch,), uint32. None without
-        one. Raises PeerFailed."""
+        """Return the published order of an epoch, or None: sample numbers, shape (samples of the epoch,), uint32.
+        Raises PeerFailed."""
         for ref in self.facts.orders:
             if ref.epoch == epoch:
                 raw = await self._blobs.get(self.node, ref.digest, 4 * ref.samples)

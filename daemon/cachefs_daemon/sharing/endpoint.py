@@ -56,8 +56,7 @@ class ControlEndpoint:
         security: Security = INSECURE,
         observers: Observers = NOBODY,
     ) -> None:
-        """cluster: its name; nodes of other clusters are refused. observers: clients that may read the paths below
-        OBSERVE."""
+        """cluster: its name; nodes of others are refused. observers: clients that may read the paths below OBSERVE."""
         self.port = 0  # set by `start`
         self.cluster = self._cluster = cluster
         self._observers = observers
@@ -236,8 +235,7 @@ class ControlEndpoint:
         )
 
     def _unproven(self, request: web.Request) -> str:
-        """Return why the request does not prove that its sender knows the cluster's secret; "" if it does, or without a
-        secret."""
+        """Return why the request does not prove knowledge of the cluster's secret; "" if it does, or without one."""
         secret, mine = self._security.secret, self._membership.view.mine
         if secret is None or mine is None:
             return ""
@@ -247,8 +245,7 @@ class ControlEndpoint:
         return f"it does not prove that it knows this cluster's secret: {SECRET_HINT}"
 
     async def _sign(self, request: web.Request, response: web.StreamResponse) -> None:
-        """Add this node's id to a response, and its proof. Only senders that have proven themselves get the proof that
-        a request is served."""
+        """Add this node's id and proof to a response. Only proven senders get the proof that a request is served."""
         view, secret = self._membership.view, self._security.secret
         response.headers[ANSWERED_BY] = view.me
         if secret is None or view.mine is None or (scope := _scope(request, view.mine)) is None:

@@ -23,8 +23,7 @@ LAST_PAUSE: Final = 10.0
 _SPREAD: Final = (0.75, 1.25)
 # Seconds that a response may take longer than the poll waits.
 SLACK: Final = 10.0
-# Least seconds between two polls of one node; and how often it may answer at once without news before that counts as a
-# failure.
+# Least seconds between two polls of one node; and how many responses at once without news count as a failure.
 LEAST_GAP: Final = 0.05
 MOST_IN_VAIN: Final = 20
 # Failures after which the log reports them: a daemon that restarts is back before.

@@ -1,5 +1,5 @@
-"""The values that this node publishes, each with the version at which it changed, so that other nodes are sent only
-what they have not seen."""
+"""The values that this node publishes, with the version of each change: other nodes are sent only what is new to
+them."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -1,5 +1,4 @@
-"""HTTP client for the control endpoints of other nodes. Every request has a deadline, and every response a size
-limit."""
+"""HTTP client for the control endpoints of other nodes, with a deadline per request and a size limit per response."""
 
 import asyncio
 import os
@@ -47,8 +46,7 @@ class PeerBusy(PeerFailed):
 
 
 class _Answer(aiohttp.ClientResponse):
-    """A response that remembers its TLS object: a short response has already released its connection when it is
-    examined."""
+    """A response that remembers its TLS object, since a short response has released its connection early."""
 
     ssl_object: Any = None
     _transport: asyncio.Transport | None = None
@@ -105,9 +103,8 @@ class PeerHttp:
         seconds: float,
         **more: Any,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Yield a response with status 200 or 206, verified to come from *node*, whose body is still to be read.
-        *seconds* limits the whole block. more: arguments of aiohttp's request. Raises PeerFailed, also for failures
-        within the block."""
+        """Yield a response of *node* with status 200 or 206, whose body is still to be read. *seconds* limits the whole
+        block. more: arguments of aiohttp's request. Raises PeerFailed, also for failures within the block."""
         try:
             async with asyncio.timeout(seconds):
                 async with self._asked(node, method, path, **more) as answer:
@@ -137,8 +134,7 @@ class PeerHttp:
     async def _asked(
         self, node: NodeRecord, method: str, path: str, headers: Mapping[str, str] | None = None, **more: Any
     ) -> AsyncIterator["_Answer"]:
-        """Send the request once, and check that the responder knows the cluster's secret. Raises PeerFailed, and what
-        aiohttp raises."""
+        """Send the request once, and check the responder's proof. Raises PeerFailed, and what aiohttp raises."""
         if self._session is None:
             self._session = self._open()
         secret, proof = self._security.secret, {}
@@ -164,8 +160,7 @@ class PeerHttp:
             yield answer
 
     def _is_restarted(self, node: NodeRecord, answer: "_Answer") -> bool:
-        """Return whether another start of the node's daemon answered than the addressed one: then the request is to be
-        repeated."""
+        """Return whether another start of the node's daemon answered: then the request is to be repeated."""
         incarnation = answer.headers.get(ADDRESSEE, "")
         if self._security.secret is None or answer.headers.get(ANSWERED_BY) != node.id:
             return False

@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 # section, name, value; None: removed
 News = tuple[str, str, Any]
-# Characters of an invalid value that the log shows.
+# Characters of an invalid value's name and error that the log shows.
 _SHOWN: Final = 200
 _NOTHING: Final[Mapping[str, Any]] = {}
 

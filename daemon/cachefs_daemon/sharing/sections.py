@@ -40,8 +40,7 @@ class SharedDataset(msgspec.Struct, frozen=True):
     added: list[Stamp] = []
     url: str = ""
     options: OriginOptions = OriginOptions()
-    # When the current snapshot was made, and by which node (its id); the snapshot's id, the size of its file, and the
-    # bytes of its blocks.
+    # When the current snapshot was made, and by which node (id); the snapshot's id, and bytes of its file and blocks.
     listed: Stamp = NO_STAMP
     snapshot: str = ""
     file_size: int = 0

@@ -1,5 +1,4 @@
-"""Authentication of the control endpoint and its clients. The caller, which reads the certificates, provides the
-contexts."""
+"""Authentication of the control endpoint and its clients. The caller provides the TLS contexts."""
 
 import ssl
 from collections.abc import Callable

@@ -41,7 +41,7 @@ NODE_SECONDS: Final = 1800.0
 FILE_SECONDS: Final = 3600.0
 FURTHER: Final = 256 << 20
 # Pauses in seconds until all nodes are asked again: doubled from the first to the last; and how many rounds in a row
-# may bring no further bytes.
+# may fail.
 FIRST_PAUSE: Final = 0.5
 LAST_PAUSE: Final = 10.0
 ROUNDS: Final = 6
@@ -62,7 +62,7 @@ class _Partial:
     most: int
     # Validates the whole file.
     checker: SnapshotChecker
-    size: int = 0
+    size: int = 0  # bytes received so far
     # ETag of the file: two nodes that listed the same dataset have different files of one snapshot.
     tag: str = ""
     # The nodes that sent parts, for people.

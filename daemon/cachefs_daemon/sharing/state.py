@@ -109,7 +109,7 @@ class SharedState:
         await self.endpoint.stop()
         await self.http.close()
 
-    # --- what this node says -----------------------------------------------------------------------------------------
+    # --- this node's values ------------------------------------------------------------------------------------------
 
     def publish(self, section: Section[Value], name: str, value: Value) -> str:
         """Publish a value of this node, in place of its former value under that name. Return the reason why other nodes
@@ -166,7 +166,7 @@ class SharedState:
         if section is CONSUMERS:
             self._choose_soon()
 
-    # --- what others say ---------------------------------------------------------------------------------------------
+    # --- other nodes' values -----------------------------------------------------------------------------------------
 
     def listen(self, section: Section[Any], callback: Listener) -> None:
         """Call *callback* with each change that another node publishes from now on."""
@@ -242,7 +242,7 @@ class SharedState:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # --- the others --------------------------------------------------------------------------------------------------
+    # --- followers of other nodes ------------------------------------------------------------------------------------
 
     def _on_view(self, view: ClusterView) -> None:
         if self._closing:
@@ -311,7 +311,7 @@ class SharedState:
                 follower.wants_progress = wants
                 follower.hurry()
 
-    # --- what is answered --------------------------------------------------------------------------------------------
+    # --- responses to other nodes ------------------------------------------------------------------------------------
 
     async def _answer_poll(self, request: web.Request) -> web.Response:
         sender = self.endpoint.sender(request)

@@ -12,8 +12,7 @@ SENDER: Final = "Cachefs-Node"
 INCARNATION: Final = "Cachefs-Incarnation"
 # The ring epoch of a static list, which tells which list the sender has.
 LIST: Final = "Cachefs-List"
-# The responding node. A response of another node than the addressed one is rejected: its address may belong to another
-# node by now.
+# The responding node. Responses of other nodes are rejected: an address may belong to another node by now.
 ANSWERED_BY: Final = "Cachefs-Answered-By"
 # With a shared secret: the incarnation of the addressee in requests, of the responder in responses; a nonce; and the
 # proof that the sender knows the secret. See cachefs_daemon.cluster.secret.
@@ -30,7 +29,7 @@ SNAPSHOTS: Final = "/snapshots"
 BLOBS: Final = "/blobs"
 
 # Seconds that a poll waits for news in small clusters, and at most. With the latter, each of 1,000 nodes answers ten
-# empty polls a second.
+# polls a second.
 POLL_SECONDS: Final = 25.0
 MOST_POLL_SECONDS: Final = 100.0
 FEW_NODES: Final = 256
