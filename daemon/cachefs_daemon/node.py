@@ -233,8 +233,7 @@ class Node:
         return DataPlane(self.config.cluster, self.membership, self.errors, self._secret)
 
     def _make_draining(self) -> "Draining | None":
-        """Create the part that joins and leaves the cluster, and the one that fetches blocks from peers as members
-        change."""
+        """Create the parts that join and leave the cluster, and that fetch blocks from peers as members change."""
         if self.sharing is None or self.data_plane is None:
             return None
         from cachefs_daemon.cooperation.cooperation import ring_of
@@ -379,8 +378,7 @@ class Node:
         return {*((one.request.dataset, one.snapshot.id) for one in self.jobs.consumers), *self.warmups.reading()}
 
     def _may_use(self, snapshot: SnapshotRecord) -> bool:
-        """Return whether any mount, job or warm-up of the cluster may still read *snapshot*, which is no longer
-        current."""
+        """Return whether a mount, job or warm-up of the cluster may still read *snapshot*, which is not current."""
         if self.sharing is not None and self.sharing.used.is_used(snapshot.id):
             return True
         return any(read == snapshot.id for _, read in self._read_without_mounts()) or self.mounts.may_use(snapshot)
@@ -465,8 +463,7 @@ class Node:
         self._background = [asyncio.create_task(run()) for run in self._endless]
 
     async def maintain(self) -> None:
-        """Run as long as the daemon. Each step repeats on its own, so that limits are enforced in time whatever else
-        runs."""
+        """Run as long as the daemon. Each step repeats on its own, so that limits are enforced in time."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._repeat(self._keep_order))
             group.create_task(self._repeat(self._check_snapshots))
@@ -475,8 +472,7 @@ class Node:
                 group.create_task(self._repeat(functools.partial(self.threads.upkeep, each)))
 
     def _upkeep(self) -> list[Callable[[], None]]:
-        """Return the steps that run from time to time in threads, each on its own: a disk that hangs holds up one of
-        them."""
+        """Return the steps of the upkeep in threads, each on its own: a disk that hangs holds up one of them."""
         maintenance = self.storage.maintenance
         for_tiers = (maintenance.keep_limit, maintenance.retry)
         by_tier = [functools.partial(step, tier) for step in for_tiers for tier in (MEMORY, SSD)]

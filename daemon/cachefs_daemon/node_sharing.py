@@ -102,8 +102,7 @@ class NodeSharing:
         return [*self.datasets.problems(), *self.used.problems()]
 
     async def counters(self) -> dict[str, NodeCounters]:
-        """Return counters of all nodes, this one included, by id. For a node that does not answer they contain the
-        reason."""
+        """Return counters of all nodes by id, this one included; for a node that does not answer, the reason."""
         found = {self._around.membership.view.me: await self._around.count()}
         for node, answer in (await self.shared.node_counters(COUNTERS_SECONDS)).items():
             found[node] = _counters(answer)
@@ -149,8 +148,8 @@ def counters_of(
     problems: list[str],
     received: Mapping[str, int],
 ) -> NodeCounters:
-    """Create this node's counters. fetched: blocks and bytes from origins. started: monotonic seconds. received: bytes
-    by node."""
+    """Create this node's counters. fetched: blocks and bytes from origins. started: monotonic seconds. received: by
+    node."""
     givers = sorted(received.items(), key=lambda each: -each[1])[:MOST_GIVERS]
     running = [job for job in jobs if job.state == JobState.RUNNING]
     return NodeCounters(

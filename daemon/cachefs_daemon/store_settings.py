@@ -6,8 +6,8 @@ from cachefs_daemon.store.tier import TierConfig
 
 
 def store_config(config: Config) -> StoreConfig:
-    """Return the store's configuration, with percentages in bytes: of the machine's memory, and of the file system
-    behind [ssd] dir."""
+    """Return the store's configuration. Percentages become bytes of the machine's memory, or of [ssd] dir's file
+    system."""
     daemon = config.daemon
     memory = TierConfig(
         config.memory.dir, config.memory_budget, config.memory.segment_size, daemon.policy, config.memory_min_free

@@ -52,8 +52,7 @@ class AnyOrigin:
         rest, refused = patience.rest, None
 
         async def rest_unless_refused(seconds: float) -> None:
-            """Fail where access is denied: expired credentials may be renewed in time, but those of another origin may
-            be good already."""
+            """Fail on denied access: expired credentials may be renewed, but another origin's may be good already."""
             if isinstance(patience.trouble, OriginAccessDenied):
                 raise patience.trouble
             await rest(seconds)
@@ -118,8 +117,7 @@ class AnyAbleOrigin(AnyOrigin):
 
 
 def any_of(origins: Sequence[Origin]) -> Origin:
-    """Return an origin that reads from any of *origins* and has the abilities that all of them have; a single one
-    itself."""
+    """Return an origin that reads from any of *origins* and can do what all of them can; a single one itself."""
     if len(origins) == 1:
         return origins[0]
     return AnyAbleOrigin(origins) if all(isinstance(one, _Able) for one in origins) else AnyOrigin(origins)

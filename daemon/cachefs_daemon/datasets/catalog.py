@@ -76,8 +76,7 @@ class Catalog:
     """All datasets of the node. Used on the event loop; their snapshots may be used in any thread."""
 
     def __init__(self, state_dir: Path, held: HeldSnapshots, settings: OriginSettings, threads: Threads) -> None:
-        """held: receives the snapshots of all datasets. Raises CachefsError where the list of datasets cannot
-        be read."""
+        """held: receives the snapshots of all datasets. Raises CachefsError where the registry cannot be read."""
         self._state_dir = state_dir
         self._held = held
         self._settings = settings
@@ -118,7 +117,6 @@ class Catalog:
         return len(self._datasets)
 
     def find(self, name: str) -> Dataset | None:
-        """Return the dataset of that name, or None."""
         return self._datasets.get(name)
 
     def get(self, name: str) -> Dataset:
@@ -294,8 +292,7 @@ class Catalog:
     # --- in a cluster -----------------------------------------------------------------------------------------------
 
     async def note_removed(self, name: str, added: list[Stamp]) -> None:
-        """Record that datasets of that name that were added then have been removed on another node. Raises
-        CachefsError."""
+        """Record that datasets of that name, added then, were removed on another node. Raises CachefsError."""
         self.removals = self.removals.adding(name, added, self.elsewhere)
         await self._save()
 

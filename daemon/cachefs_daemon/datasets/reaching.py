@@ -97,8 +97,7 @@ def _is_alike(entry: Entry, listed: ListedObject) -> bool:
 
 
 def is_same_version(one: bytes, other: bytes) -> bool:
-    """Return whether two versions name the same content. Those of files may end early, as with and without
-    `mtime_only`."""
+    """Return whether two versions name the same content. Those of files may end early, as with `mtime_only`."""
     one, other = content_version(one), content_version(other)
     return one == other or one.startswith(other + b"-") or other.startswith(one + b"-")
 

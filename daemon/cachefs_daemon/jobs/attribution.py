@@ -208,8 +208,7 @@ def _is_fetch(source: str) -> bool:
 
 
 def _reader(candidates: set[str], claiming: set[str]) -> Reader:
-    """Return the job of a failed read, where *candidates* may have done it, and *claiming* would read that block just
-    now."""
+    """Return the job of a read that *candidates* may have done and *claiming* would do just now."""
     if len(claiming) == 1:
         return Reader(next(iter(claiming)), is_sure=True)
     return Reader("" if len(candidates) > 1 else next(iter(candidates), None), is_sure=False)

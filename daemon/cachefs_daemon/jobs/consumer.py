@@ -236,8 +236,7 @@ class Consumer:
         self.moved()
 
     def on_part(self, number: int, epoch: int, begins: int) -> None:
-        """Record that the samples published as epoch *number* belong to the job's own *epoch*, after *begins* of its
-        samples."""
+        """Record that epoch *number*, as published, is part of the job's own *epoch*, after *begins* of its samples."""
         self._part = _Part(number, epoch, begins)
 
     @property
@@ -281,8 +280,7 @@ class Consumer:
 
     @property
     def progress(self) -> tuple[int, int, int]:
-        """Its epoch, as its job counts them; the samples of it that are read; the samples in the epoch, 0 while
-        unknown."""
+        """Its epoch, as its job counts them; samples of it that are read; samples in the epoch, 0 while unknown."""
         follower, epoch, part = self.follower, self.epoch, self._part
         # A part that has only just begun has no known begin yet.
         before = part.begins if part is not None and part.number == epoch else 0
@@ -416,8 +414,7 @@ class Consumer:
         return self.request.spec
 
     def _check_size(self, samples: Samples) -> None:
-        """Record a sampler of the wrong size as a problem. Raises ConfigError where its orders would be far too
-        long."""
+        """Record a sampler of the wrong size as a problem. Raises ConfigError where it is far too large."""
         spec = self.request.spec
         if spec is not None and spec.size != len(samples):
             check_size(spec, len(samples))

@@ -18,8 +18,7 @@ LOOKED_AT: Final = 1 << 16
 
 
 def out_of_order(request: JobPublish, reads: Reads) -> tuple[int, int]:
-    """Return the reorder window of the loader, and the reads that each of its workers does in order (1 where that
-    varies)."""
+    """Return the loader's reorder window, and the reads that each worker does in order (1 where that varies)."""
     # The distance from the first sample that may not have been read to the last that may have been. It exceeds the
     # displacement of a sample, since some samples between the two have not been read either.
     samples = request.workers * request.prefetch * request.batch_size

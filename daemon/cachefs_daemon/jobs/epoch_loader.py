@@ -190,8 +190,7 @@ class EpochLoader:
         return read
 
     def _block(self, ref: BlockRef, key: bytes, loop: asyncio.AbstractEventLoop) -> bytes:
-        """Read a block in the thread of the indexer, so that threads of readers do not wait for a disk on its
-        behalf."""
+        """Read a block in the indexer's thread, so that threads of readers do not wait for a disk on its behalf."""
         for _ in range(_INDEX_TRIES):
             asking = self._fetcher.demand([ref], INDEX_PATIENCE)
             [found] = asyncio.run_coroutine_threadsafe(asking, loop).result()

@@ -61,8 +61,7 @@ class Epochs:
         self._refused.update(refused)
 
     def forgotten(self, current: int) -> list[int]:
-        """Return the epochs from *current* on whose orders were published too far ahead to be kept, in
-        ascending order."""
+        """Return the epochs from *current* on whose orders were too far ahead to be kept, in ascending order."""
         return sorted(one for one in self._forgotten if one >= current and one not in self._published)
 
     def refused(self, current: int) -> list[int]:

@@ -46,7 +46,7 @@ class JobPersistence:
         await autosave(self.save, "jobs are where they were last saved")
 
     async def save(self) -> None:
-        """Write what has changed since the last time. Raises CachefsError, OSError after writing everything that can be
+        """Write the changes since the last call. Raises CachefsError, OSError, after writing all that can be
         written."""
         failures = []
         for name in list(self._jobs.unsaved):

@@ -41,8 +41,7 @@ class _Held:
 
 
 class PlanRoom:
-    """Limits plan memory. A consumer without memory has no plan; its reads are served all the same. Used from the event
-    loop only."""
+    """Limits plan memory. Reads of a consumer without a plan are served all the same. Used from the event loop only."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit  # bytes

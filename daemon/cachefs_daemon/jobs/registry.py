@@ -407,8 +407,7 @@ class JobRegistry:
         return self._consumers.keys()
 
     def margins(self) -> dict[str, float]:
-        """Return, by key of a consumer, the seconds by which it may be ahead of its position in the plan (see
-        `Position.margin`)."""
+        """Return, by key of a consumer, seconds by which it may be ahead of the plan (see `Position.margin`)."""
         now, share = time.monotonic(), REPORT_SHARE * self._capacity()
         found: dict[str, float] = {}
         for key, consumer in self._consumers.items():

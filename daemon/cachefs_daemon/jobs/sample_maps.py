@@ -77,8 +77,7 @@ def _file(snapshot: Snapshot, path: bytes) -> Entry:
 
 
 def _in_path_order(snapshot: Snapshot) -> npt.NDArray[np.int64]:
-    """Return the entry numbers of all files in order of the bytes of their whole paths: shape (files,). 2.5 us per
-    file."""
+    """Return the entry numbers of all files in byte order of their whole paths: shape (files,). 2.5 us per file."""
     numbers = array("q")  # a list would be converted in one go, in which no other thread runs
     pending = [snapshot.entry(ROOT)]
     while pending:

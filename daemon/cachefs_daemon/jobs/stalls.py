@@ -66,8 +66,7 @@ class Stalls:
         return total.count, total.seconds
 
     def of_consumers(self, job: str) -> Mapping[str, dict[str, float]]:
-        """Return the seconds that the reads of a job's consumers have waited, by consumer and kind of source (see
-        of_sources)."""
+        """Return the seconds that a job's reads have waited, by consumer and kind of source (see of_sources)."""
         return self._of_consumers.get(job, {})
 
     def of_sources(self) -> dict[str, tuple[int, float]]:

@@ -49,8 +49,7 @@ class ToldReads:
         self._by_process: dict[_Process, list[_Asking]] = {}
 
     def ask(self, caller: Caller, request: ReadsAsked, now: float) -> ReadsTold:
-        """Return what the processes have read since the helper's last request. now: monotonic seconds. Raises
-        ConfigError, Busy."""
+        """Return the processes' reads since the last request. now: monotonic seconds. Raises ConfigError, Busy."""
         if caller.uid < 0:
             return ReadsTold(reads=[])
         if len(request.pids) > MOST_PROCESSES or len(request.asker) > MOST_NAME:

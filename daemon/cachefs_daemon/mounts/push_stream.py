@@ -1,4 +1,4 @@
-"""The stream of commands to one mount's pusher: turns decisions of the push plan into messages, and processes the
+"""The stream of commands to one mount's pusher: turns decisions of the push plan into messages, and processes
 replies."""
 
 import asyncio
@@ -122,8 +122,7 @@ class PushStream:
         self._news.set()
 
     def guess(self, files: FileBlocks, size: int) -> None:
-        """Push these blocks, of *size* bytes, which are probably read next although no sequence with them was
-        published."""
+        """Push these blocks, of *size* bytes, which are probably read next, although no published sequence has them."""
         if self.takes:
             self.guessed += len(files)
             self._plan.guess(files, size)

@@ -156,8 +156,7 @@ class Pushers:
         return stream is not None and stream.takes
 
     def guess(self, mount: str, files: FileBlocks, size: int) -> None:
-        """Push these blocks, of *size* bytes, which are probably read next although no sequence with them was
-        published."""
+        """Push these blocks, of *size* bytes, which are probably read next, although no published sequence has them."""
         stream = self._streams.get(mount)
         if stream is not None:
             stream.guess(files, size)

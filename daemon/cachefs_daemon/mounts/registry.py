@@ -87,8 +87,7 @@ class _Mount:
 
 @dataclass(frozen=True, slots=True)
 class MountReads:
-    """The spec of a mount, and the reads that have reached it. Reads that the kernel answers from its page cache do
-    not."""
+    """The spec of a mount, and the reads that reached it: not those that the kernel answers from its page cache."""
 
     spec: MountSpec
     count: int

@@ -66,8 +66,8 @@ class ConnectionLimits(Generic[One]):
             return leaves
 
     def recognise(self, caller: One, member: str) -> bool:
-        """Register that the caller is that member, with a request in progress. Return whether it may stay; it has to
-        `leave` if not."""
+        """Register that the caller is that member, and in use. Return whether it may stay; if not, it has to
+        `leave`."""
         with self._lock:
             if caller in self._dismissed or caller in self._known:
                 return True

@@ -8,8 +8,7 @@ Value = TypeVar("Value")
 
 
 class Locked(Generic[Value]):
-    """Protects a value: `with locked as value:` holds the lock during the block. Keep the block short, and do no I/O in
-    it."""
+    """Protects a value: `with locked as value:` holds the lock. Keep the block short, and do no I/O in it."""
 
     def __init__(self, value: Value) -> None:
         self.unlocked = value  # for uses that the value's documentation allows without the lock

@@ -27,8 +27,7 @@ class LogFormat(StrEnum):
 
 
 class _Json(logging.Formatter):
-    """Formats a line as an object: `time` (ISO 8601, UTC), `level`, `logger`, `message`, and `exception` where there is
-    one."""
+    """Formats a line as an object: `time` (ISO 8601, UTC), `level`, `logger`, `message`, and any `exception`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = {

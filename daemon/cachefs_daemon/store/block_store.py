@@ -120,8 +120,7 @@ class BlockStore:
         return self._transfers.read(key, location)
 
     def repair(self, key: bytes, location: Location) -> bool:
-        """Drop a block for which a reader found damaged bytes, if it is still at *location* and its bytes are damaged
-        indeed."""
+        """Drop a block at *location* for which a reader found damaged bytes, if they are damaged indeed."""
         if self.get(key) != location or self.read(key, location) is not None:
             return False
         if not self._transfers.leave(key, location):

@@ -31,8 +31,7 @@ def metadata_reserve(budget: int) -> int:
 
 
 def disk_room(directory: int, min_free: int) -> int:
-    """Return the bytes that the file system of a directory's descriptor can still give; may be negative. Raises
-    OSError."""
+    """Return the bytes that a directory's file system can still give; may be negative. Raises OSError."""
     found = os.statvfs(directory)
     return found.f_bavail * found.f_frsize - min_free
 

@@ -47,8 +47,7 @@ def open_environment(path: Path) -> lmdb.Environment:
 
 
 def _allocate_lock_file(path: Path) -> None:
-    """Allocate the lock file: LMDB maps it and stores into it, which on a hole of a full disk is a SIGBUS. Raises
-    OSError."""
+    """Allocate the file, since LMDB's store into a mapped hole of a full disk is a SIGBUS. Raises OSError."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _LOCK_FILE_MODE)
     try:
         os.posix_fallocate(fd, 0, _LOCK_FILE_BYTES)
@@ -201,8 +200,7 @@ class IndexWriter:
         return [(key, location) for key, location in sorted(found.items()) if location is not None]
 
     def drop_dead_readers(self) -> None:
-        """Remove dead readers: a mount that was killed in mid-read would pin old pages forever, and the file would
-        grow."""
+        """Remove dead readers: a mount killed in mid-read would pin old pages forever, and the file would grow."""
         self._env.reader_check()
 
     def close(self) -> bool:

@@ -48,8 +48,7 @@ class KnownPlaces:
         return self._old.get(key, UNKNOWN) if found is UNKNOWN else found
 
     def change(self, changes: Mapping[bytes, Location | None]) -> None:
-        """Store changes of the index. Call it after the index has them: a reader that begins later must find them
-        there."""
+        """Store changes that the index has already: a reader that begins later must find them there."""
         with self._lock:
             self._make_room()
             self._young.update(changes)

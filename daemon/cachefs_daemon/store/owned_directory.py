@@ -37,8 +37,7 @@ class Place:
 
 
 def open_owned(place: Place) -> int:
-    """Return a descriptor of the directory, which is created where it does not exist. Raises ConfigError where it
-    cannot be used."""
+    """Return a descriptor of the directory, which is created if missing. Raises ConfigError where it is unusable."""
     _require_mounts(place)
     try:
         descriptor = _open(place, make=True)
@@ -132,8 +131,8 @@ def _require_ours(place: Place, found: os.stat_result, owner: int | None = None)
 
 
 def _keep_group_out(descriptor: int) -> None:
-    """Remove write access of the group, which earlier versions gave (0770). Raises OSError, but not for a read-only
-    file system."""
+    """Remove the group's write access, which earlier versions gave (0770), except on a read-only disk. Raises
+    OSError."""
     mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
     if mode & stat.S_IWGRP and not os.fstatvfs(descriptor).f_flag & os.ST_RDONLY:
         os.fchmod(descriptor, mode & ~stat.S_IWGRP)

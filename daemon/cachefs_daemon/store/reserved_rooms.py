@@ -117,8 +117,7 @@ class ReservedRooms:
     def enter_and_reserve(
         self, written: Sequence[tuple[Room, bytes]], blocks: Sequence[Expected]
     ) -> tuple[list[Location], list[Room | None], list[OpenSegment]]:
-        """Call `enter` and `reserve`, for a caller that needs both: handing a call to a thread and back costs as much
-        as either."""
+        """Call `enter` and `reserve`: handing a call to a thread and back costs as much as either."""
         entered = self.enter(written) if written else []
         return (entered, *(self.reserve(blocks) if blocks else ([], [])))
 

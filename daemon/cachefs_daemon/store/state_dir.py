@@ -150,8 +150,7 @@ class StateDirectory:
         return os.open(name, flags | _SAFELY, 0o640, dir_fd=self._descriptor)
 
     def _require_files(self) -> None:
-        """Refuse anything but plain files where files are expected: it would cause errors in the middle of a start, or
-        later."""
+        """Refuse anything but plain files where files are expected: it would cause errors later."""
         with os.scandir(self._descriptor) as entries:
             for entry in entries:
                 ours = entry.name in ("lock", _RUNNING) or entry.name.startswith("index-")

@@ -46,8 +46,7 @@ class StoreConfig:
 
 @dataclass(frozen=True, slots=True)
 class Foresight:
-    """The parts that store and planning share: what the store's decisions know of the future, and what planning knows
-    of the store."""
+    """The parts that store and planning share: the store's knowledge of the future, and planning's of the store."""
 
     plan: Plan
     coverage: Coverage

@@ -290,8 +290,7 @@ class Tier:
         return places
 
     def open_segment(self, number: int) -> int:
-        """Return a descriptor for writing, which the caller closes. Raises OSError: then nothing more is
-        written there."""
+        """Return a descriptor for writing, which the caller closes. After an OSError nothing more is written there."""
         try:
             return segment_writer.open_to_write(self._file(number))
         except OSError as error:
@@ -348,8 +347,7 @@ class Tier:
     # --- segments -------------------------------------------------------------------------------------------------
 
     def segment_numbers(self) -> list[int]:
-        """Return the segments in the directory, oldest first. New ones get numbers after all of these. Raises
-        OSError."""
+        """Return the segments in the directory, oldest first. New ones get higher numbers. Raises OSError."""
         found = self._place.listing()
         with self._lock:
             self._next = max(self._next, found.next)

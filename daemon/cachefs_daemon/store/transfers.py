@@ -44,8 +44,7 @@ _Block = tuple[bytes, Location]
 
 
 class Transfers:
-    """Moves blocks. Thread-safe and blocking. The lock of *tiering* covers decisions and bookkeeping; bytes are moved
-    outside it."""
+    """Moves blocks. Thread-safe and blocking. *tiering*'s lock covers decisions and bookkeeping, but no I/O."""
 
     def __init__(self, tiers: Sequence[Tier], index: IndexWriter, tiering: Locked[Tiering]) -> None:
         self._tiers = tiers
@@ -125,8 +124,7 @@ class Transfers:
         return location
 
     def enter(self, written: Sequence[tuple[bytes, Location]], *, transient: bool = False) -> list[Location]:
-        """Make written blocks visible to readers. Return their locations, which are others for blocks that arrived in
-        another way meanwhile."""
+        """Make written blocks visible. Return their locations: others for blocks that arrived in another way."""
         if not written:
             return []
         with self._tiering as tiering:
@@ -198,8 +196,7 @@ class Transfers:
         return moved
 
     def _move(self, moves: Sequence[tuple[bytes, Location, Location]]) -> list[bool]:
-        """Change the index from *old* to *new* for each (key, old, new), where it still has *old*. Return which have
-        moved."""
+        """Change the index to *new* for each (key, old, new) where it still has *old*. Return which have moved."""
         with self._tiering as tiering:
             there = self._index.get_many([key for key, _, _ in moves])
             moved = [here == old for here, (_, old, _) in zip(there, moves, strict=True)]
@@ -238,8 +235,7 @@ class Transfers:
         return blocks, freed
 
     def leave(self, key: bytes, location: Location) -> bool:
-        """Delete the block's index entry, if it still has this location: then the caller frees the bytes after a
-        commit."""
+        """Delete the block's index entry, if it still has this location. The caller frees the bytes after a commit."""
         with self._tiering as tiering:
             if self._index.get(key) != location:
                 return False
@@ -259,8 +255,7 @@ class Transfers:
         return [*gone.values()]
 
     def _demote(self, keys: Sequence[bytes]) -> list[Location]:
-        """Move blocks of the memory tier to the SSD tier, or drop those that it does not take. Return their old
-        locations."""
+        """Move blocks of the memory tier to the SSD tier, or drop those it refuses. Return their old locations."""
         found = zip(keys, self._index.get_many(keys), strict=True)
         here = [(key, location) for key, location in found if location is not None and location.tier == MEMORY]
         moved = self.copy(self._memory, self._ssd, here) if self._ssd is not None else {}

@@ -19,8 +19,7 @@ FIRST_PERIOD: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A job at one moment. All fields except the first and the last are sums since the job began, or since the daemon
-    started."""
+    """A job at one moment. All fields but the first and the last are sums since the job or the daemon began."""
 
     # Unix seconds.
     when: float
@@ -46,8 +45,7 @@ class JobHistory:
         self._count = 0
 
     def is_due(self, now: float) -> bool:
-        """Return whether it is time for another row. now: unix seconds; a clock that was set back does not delay the
-        row."""
+        """Return whether another row is due. now: unix seconds; a clock that was set back does not delay the row."""
         since = now - self._rows[self._count - 1, 0] if self._count else self.period
         return not 0 <= since < self.period
 
