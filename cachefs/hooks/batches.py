@@ -1,11 +1,11 @@
-"""When a process begins to load a batch, and of which samples, for files that no Python code opens.
+"""Reports when a process begins to load a batch, and its samples, for files that no Python code opens.
 
 Libraries in C open files without an audit event. The mount sees which process reads which file cold, and the helper
-compares that with when batches began. torch's worker looks up `fetch` of its fetcher once per batch, and so does a
-loader without workers: a descriptor sees that. It returns the method itself, so nothing of ours is on the stack while
-the job's code runs.
+compares these reads with the beginnings of batches. torch's worker, and a loader without workers, look up `fetch` of
+the fetcher once per batch, which a descriptor sees. The descriptor returns the method itself, so no frame of ours is on
+the stack while the job's code runs.
 
-Nothing is told while no helper knows the loader: a batch costs 2 us then, and of 64 samples 8 us otherwise.
+Nothing is sent until a helper knows the loader: a batch costs 2 us then, and 8 us for 64 samples otherwise.
 """
 
 import inspect
@@ -23,29 +23,30 @@ from cachefs.publishing.channel import Op, Unheard, warn
 from cachefs.publishing.foreign import is_foreign, suppress_own
 from cachefs.publishing.page import Need
 
-# Nanoseconds between two messages to the helper, at least: each costs some 50 us. And where it only compares.
+# Minimum nanoseconds between two messages to the helper, each of which costs some 50 us; and where the helper only
+# compares published files with opened ones.
 PAUSE: Final = 100_000_000
 LONG_PAUSE: Final = 1_000_000_000
-# The first batches of a process are told one by one.
+# Number of the first batches of a process, which are reported one by one.
 PROMPT: Final = 16
-# Nanoseconds between two looks for the helper: from the one to the other, doubled each time.
+# Pause in nanoseconds between two searches for the helper: from the first to the last one, doubled each time.
 FIRST_LOOK: Final = 100_000_000
 LAST_LOOK: Final = 10_000_000_000
-# Samples of one message, and of a batch that is told, at most: 40 KB.
+# Maximum number of samples in one message, and of a batch that is reported: 40 KB.
 MOST_SAMPLES: Final = 4000
-# Whose batches a thread has loaded last.
+# `latest`: the Batches of the loader for which a thread loaded last.
 _thread = threading.local()
-# Datasets that are looked through, one in the other, to see how samples are loaded.
+# Maximum depth of nested datasets that are examined to see how samples are loaded.
 _DEPTH: Final = 8
 
 
 def install(fetcher: Any) -> None:
-    """fetcher: torch's class _MapDatasetFetcher."""
+    """Watch a fetcher. fetcher: torch's class _MapDatasetFetcher."""
     fetcher.fetch = Fetch(fetcher.fetch)
 
 
 class Fetch:
-    """`_MapDatasetFetcher.fetch`."""
+    """Descriptor in place of `_MapDatasetFetcher.fetch`."""
 
     def __init__(self, method: Any) -> None:
         update_wrapper(self, method)  # type: ignore[arg-type]
@@ -56,7 +57,7 @@ class Fetch:
             return self._method
         try:
             _begin(fetcher, sys._getframe(1))
-        except Exception as error:  # whatever is wrong here is no reason to end the job
+        except Exception as error:  # no failure here may end the job
             if is_foreign(error):
                 raise
             warn(f"cannot tell which batches are loaded ({error!r})")
@@ -64,7 +65,8 @@ class Fetch:
 
 
 def _begin(fetcher: Any, caller: FrameType) -> None:
-    """caller: torch's function that is about to have a batch loaded; `index` is what the sampler gave."""
+    """Record that a batch begins. caller: torch's function that is about to have a batch loaded; its `index` is what
+    the sampler gave."""
     reader = opened.reader_of(caller)
     if reader is None:
         _switch(None)
@@ -75,12 +77,12 @@ def _begin(fetcher: Any, caller: FrameType) -> None:
     names = caller.f_locals
     reader.batches.begin(names.get("index"))
     if type(names) is dict and caller.f_code.co_flags & inspect.CO_OPTIMIZED:
-        names.clear()  # a copy, before Python 3.13, which the frame would keep until it is asked for again
+        names.clear()  # a copy, before Python 3.13, which the frame would keep until the next access
 
 
 def _switch(batches: "Batches | None") -> None:
-    """This thread loads for a loader, or for one of which nothing is told (None). What it reads now is not of the last
-    batch that it has loaded for another one."""
+    """Record that this thread loads for another loader, or for one without reports (None). Its reads from now on do not
+    belong to the last batch of the previous loader."""
     latest: Batches | None = getattr(_thread, "latest", None)
     if latest is not batches:
         _thread.latest = batches
@@ -89,25 +91,25 @@ def _switch(batches: "Batches | None") -> None:
 
 
 class Batches:
-    """Tells the helper which batches this process loads for one loader, and when it has begun each."""
+    """Tells the helper which batches this process loads for one loader, and when each began."""
 
     def __init__(self, reader: opened.Reader, one_by_one: bool) -> None:
-        """one_by_one: does the dataset load the samples of a batch one by one, in their order?"""
+        """one_by_one: whether the dataset loads the samples of a batch one by one, in their order."""
         self._reader = reader
         self._process = os.getpid()
         self._one_by_one = one_by_one
         self._helper: opened.Helper | None = None
-        self._look_at = 0  # when the helper is looked for (monotonic nanoseconds)
-        self._pause = FIRST_LOOK  # until the next look, or message
+        self._look_at = 0  # time of the next search for the helper (monotonic nanoseconds)
+        self._pause = FIRST_LOOK  # until the next search, or message
         self._sent = 0  # when the last message went out (monotonic nanoseconds)
         self._messages = 0
-        self._begun: list[tuple[int, list[int]]] = []  # not told yet: when each batch began, and its samples
+        self._begun: list[tuple[int, list[int]]] = []  # not sent yet: when each batch began, and its samples
         self._count = 0  # samples in it
         if reader.owner != os.getpid():
             opened.at_exit(self.finish)
 
     def begin(self, index: Any) -> None:
-        """A batch begins. index: what the sampler gave for it."""
+        """Record the beginning of a batch. index: the sampler's item for it."""
         now = clock.monotonic_ns()
         if self._helper is None and not self._finds_helper(now):
             return
@@ -118,12 +120,12 @@ class Batches:
             self._send(now)
 
     def pause(self) -> None:
-        """The thread loads for another loader now."""
-        if self._helper is not None and self._messages and self._process == os.getpid():  # else that of a parent
+        """Record that the thread now loads for another loader."""
+        if self._helper is not None and self._messages and self._process == os.getpid():  # not a parent's object
             self._send(clock.monotonic_ns(), has_ended=True)
 
     def finish(self) -> None:
-        """No batch is loaded any more."""
+        """Send what is left, as no batch is loaded any more."""
         if self._helper is not None and self._begun:
             self._send(clock.monotonic_ns(), has_ended=True)
 
@@ -158,7 +160,8 @@ class Batches:
 
 
 def is_one_by_one(dataset: Any) -> bool:
-    """Are the samples of a batch asked for one after the other? A dataset with `__getitems__` may do as it likes."""
+    """Return whether the samples of a batch are loaded one after the other. A dataset with `__getitems__` may load in
+    any way."""
     subset = sys.modules["torch"].utils.data.Subset
     for _ in range(_DEPTH):
         if type(dataset) is not subset:
@@ -168,7 +171,7 @@ def is_one_by_one(dataset: Any) -> bool:
 
 
 def _numbers(index: Any) -> list[int]:
-    """The sample numbers in what a sampler gave; none where they are no numbers, or too many."""
+    """Return the sample numbers in a sampler's item; none where they are no numbers, or too many."""
     if type(index) is not list or set(map(type, index)) != {int}:
         index = numbers_in(index) or []
     return list(index) if len(index) <= MOST_SAMPLES else []

@@ -1,8 +1,8 @@
-"""In which line of the job's code a DataLoader was made.
+"""Finds the line of the job's code where a DataLoader was made.
 
-torch's `DataLoader.__init__` looks up `check_worker_number_rationality` of itself in the end: a descriptor looks who
-has called it. Libraries make loaders too, and classes are derived from DataLoader; the line that is named is the first
-one, going outwards, that belongs to no installed package.
+torch's `DataLoader.__init__` looks up `check_worker_number_rationality` of itself in the end, where a descriptor
+examines the callers. Libraries make loaders too, and classes are derived from DataLoader; the creation site is the
+first line, going outwards, that belongs to no installed package.
 """
 
 import os
@@ -15,10 +15,10 @@ from typing import Any, Final
 from cachefs.publishing.channel import warn
 from cachefs.publishing.foreign import is_foreign
 
-# Frames that are looked at, and characters that are told of a place.
+# Maximum number of frames examined, and maximum length of a creation site in characters.
 _DEPTH: Final = 64
 _MOST: Final = 200
-# The directories of Python and of what is installed for it.
+# The directories of Python and of its installed packages.
 _INSTALLED: Final = tuple(
     {
         os.path.join(path, "")
@@ -30,7 +30,7 @@ _PACKAGES: Final = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os
 
 
 class Created:
-    """`DataLoader.check_worker_number_rationality`."""
+    """Descriptor in place of `DataLoader.check_worker_number_rationality`."""
 
     def __init__(self, method: Any) -> None:
         self._method = method
@@ -39,21 +39,21 @@ class Created:
         if loader is None:
             return self._method
         try:
-            if sys._getframe(1).f_code.co_name == "__init__":  # torch looks it up for each epoch too
+            if sys._getframe(1).f_code.co_name == "__init__":  # torch also looks the method up for each epoch
                 note(loader, sys._getframe(1))
-        except Exception as error:  # whatever is wrong here is no reason to end the job
+        except Exception as error:  # no failure here may end the job
             if is_foreign(error):
                 raise
             warn(f"cannot tell where a DataLoader was made ({error!r})")
         return MethodType(self._method, loader)
 
 
-# By identity, since a loader may say that it equals another.
+# Keyed by identity, since a loader may compare equal to another.
 _places: dict[int, tuple[weakref.ref[Any], tuple[str, ...]]] = {}
 
 
 def note(loader: Any, frame: FrameType) -> None:
-    """The loader is being made. frame: of its `__init__`."""
+    """Record where the loader is being made. frame: of its `__init__`."""
     number = id(loader)
     _places[number] = (weakref.ref(loader, lambda _: _forget(number)), places_of(frame))
 
@@ -65,17 +65,17 @@ def _forget(number: int) -> None:
 
 
 def place_of(loader: Any) -> tuple[str, ...]:
-    """The lines of the job's own code that have made the loader, such as `train.py:41`, the innermost first; empty
-    where nobody knows."""
+    """Return the lines of the job's own code that made the loader, such as `train.py:41`, the innermost first; empty
+    where they are unknown."""
     known = _places.get(id(loader))
     return known[1] if known is not None and known[0]() is loader else ()
 
 
 def places_of(frame: FrameType | None) -> tuple[str, ...]:
-    """The lines of the job's own code from this frame outwards; where there are none, the line that has called."""
+    """Return the lines of the job's own code from this frame outwards; without any, the line of the caller."""
     found: list[str] = []
     nearest = ""
-    inside = True  # of the `__init__` of the loader, or of a class that is derived from it
+    inside = True  # within the `__init__` of the loader, or of a derived class
     for _ in range(_DEPTH):
         if frame is None:
             break

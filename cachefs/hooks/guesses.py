@@ -1,8 +1,8 @@
-"""Guesses of what a sampler of the job's own is going to give.
+"""Guesses the order of a sampler of the job's own, which cannot be run a second time.
 
-Nobody runs it a second time. But what it has given may be found, in the same order, in a list that it refers to, or in
-the epoch before. Then it is expected to go on there. More is said of a guess the longer it was right: a sampler that
-only seems to go through a list costs little.
+The samples that it has given may be found, in the same order, in a list that it refers to, or in the previous epoch.
+Then it is expected to continue there. The longer a guess was right, the more of it is published: a sampler that only
+seems to go through a list costs little.
 """
 
 from array import array
@@ -17,41 +17,41 @@ from cachefs.hooks.rest import MOST_NUMBERS, Rest, Unreadable, read
 from cachefs.hooks.sequences import sequences
 from cachefs.publishing import clock
 
-# Samples that are looked for, the latest; and how many there have to be.
+# Maximum and minimum number of the latest samples that are searched for.
 LONGEST_RUN: Final = 512
 SHORTEST_RUN: Final = 4
-# So many times as many samples are said as have come as they were guessed.
+# Ratio of the samples that are published to those that have come as guessed.
 GROWTH: Final = 8
-# Guesses of a loader that may turn out to be wrong.
+# Number of wrong guesses after which a loader's order is not guessed any more.
 MOST_WRONG: Final = 2
-# A list is looked for after the first batch of an epoch, and again each time when twice as many have come, so often.
+# Maximum number of searches in an epoch: after the first batch, and each time that the number of batches has doubled.
 LOOKS: Final = 5
-# Seconds that this may take in an epoch, about.
+# Maximum seconds of all searches in an epoch, about.
 LOOK_SECONDS: Final = 0.2
-# Samples of an epoch that are kept, to compare the next one with: 8 bytes each.
+# Maximum number of samples of an epoch kept to compare with the next one: 8 bytes each.
 MOST_KEPT: Final = 4 << 20
-# Numbers at each end of a list that are kept, to see whether it is used up.
+# Numbers at each end of a list that are kept, to detect that the sampler consumes it.
 ENDS: Final = 1024
-# Places in a list at which a run of samples is looked for.
+# Maximum number of places in a list compared with a run of samples.
 _PLACES: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """The beginning of a list, and that of the same list backwards."""
+    """The beginning of a list, and of the reversed list."""
 
     first: AnyOrder
     last: AnyOrder
 
 
 class Guesses:
-    """What is guessed of one loader."""
+    """The guesses for one loader."""
 
     def __init__(self, samplers: tuple[Any, ...]) -> None:
         """samplers: of the loader."""
         self._samplers = samplers
         self._wrong = 0
-        self._is_trusted = False  # was the guess of the last epoch right to the end?
+        self._is_trusted = False  # whether the guess of the last epoch was right to the end
         self._last_epoch: AnyOrder | None = None
         self._begin()
 
@@ -62,20 +62,20 @@ class Guesses:
         self._looks = 0
         self._spent = 0.0  # seconds
         self._ends: list[_Ends] = []
-        self._since_ends = 0  # samples drawn since they were kept
-        self._order: AnyOrder | None = None  # that is expected, from where it was found
-        self._is_whole = True  # does nothing come behind it in the list in which it was found?
-        # The list in which the run was found last, by identity, and from which of its batches on to look for the next.
+        self._since_ends = 0  # samples drawn since `_ends` was read
+        self._order: AnyOrder | None = None  # the expected samples, from where they were found
+        self._is_whole = True  # whether they are the whole rest of the list in which they were found
+        # The list in which the run was found last, by identity, and its first batch to search for the next run.
         self._place = (0, 0)
-        self._come = 0  # samples of it that have come
-        self._said = 0  # and that were said
+        self._come = 0  # samples of `_order` that were drawn
+        self._said = 0  # samples of `_order` that were published
 
     @property
     def is_guessing(self) -> bool:
         return self._order is not None
 
     def begin(self) -> None:
-        """An epoch begins."""
+        """Begin an epoch."""
         if self._order is not None:
             self._is_trusted = len(self._order) - self._come <= len(self._order) // 10
         if len(self._kept):
@@ -83,7 +83,7 @@ class Guesses:
         self._begin()
 
     def saw(self, numbers: Sequence[int]) -> bool:
-        """These samples were drawn. False where others were guessed: the guess is given up."""
+        """Record drawn samples. Return False where others were guessed; then the guess is dropped."""
         self._batches += 1
         self._since_ends += len(numbers)
         self._run = [*self._run, *numbers][-LONGEST_RUN:]
@@ -98,13 +98,13 @@ class Guesses:
             return False
         self._come += len(numbers)
         if self._come >= len(self._order) and not self._is_whole:
-            # All was right so far: the next part of the list costs what this one did.
+            # All was right so far: the next part of the list may take as long as this one.
             self._order, self._spent = None, 0.0
             self._looks = max(0, self._looks - 1)
         return True
 
     def guess(self, iterator: Any, length: int) -> AnyOrder | None:
-        """The samples that are expected now, out of the loader's *iterator*, of *length* that there are; None where
+        """Return the samples that are now expected from the loader's *iterator*, out of *length* samples; None where
         nothing can be guessed."""
         if self._order is None and self._is_time_to_look():
             found = self._look(iterator)
@@ -114,7 +114,7 @@ class Guesses:
         return None
 
     def more(self) -> AnyOrder | None:
-        """The samples that are expected after those that were said, once more may be said than before."""
+        """Return the expected samples after the published ones, once more may be published than before."""
         if self._order is None or 2 * self._come < self._said or self._said == len(self._order):
             return None
         return self._say(self._come)
@@ -125,7 +125,8 @@ class Guesses:
         self._said = len(self._order) if self._is_trusted else min(len(self._order), begun + GROWTH * max(1, seen))
         return self._order[begun : self._said]
 
-    # --- where it is found ----------------------------------------------------------------------------------------
+    # --- searching
+    # -------------------------------------------------------------------------------------------------------
 
     def _is_time_to_look(self) -> bool:
         is_over = self._wrong >= MOST_WRONG or self._looks >= LOOKS or self._spent >= LOOK_SECONDS
@@ -153,20 +154,20 @@ class Guesses:
         return max(fitting, key=lambda rest: len(rest.samples), default=None)
 
     def _after(self, items: Any) -> Rest | None:
-        """What comes after the run in a list, of which the part is looked through where the run should be."""
+        """Return what comes after the run in a list. Searches only the part of the list where the run should be."""
         begin = self._place[1] if self._place[0] == id(items) else 0
         found = after(items, self._run, begin)
         if found is not None and found.sizes is not None and not found.is_whole:
-            # The next run ends where this part does.
+            # The end of this part is where the next run ends.
             ends = numpy.cumsum(found.sizes[::-1])
             behind = int(numpy.searchsorted(ends, LONGEST_RUN)) + 1
             self._place = (id(items), begin + max(0, len(found.sizes) - behind))
         return found
 
     def _used_up(self, items: Any) -> Rest | None:
-        """What is left of a list from which the sampler takes what it gives, at one of its ends."""
+        """Return the rest of a list that the sampler consumes from one of its ends."""
         drawn = self._since_ends
-        if not SHORTEST_RUN <= drawn <= len(self._run):  # a single one may come from an end by chance
+        if not SHORTEST_RUN <= drawn <= len(self._run):  # a single sample may equal an end by chance
             return None
         run = self._run[-drawn:]
         now = _ends_of(items)
@@ -180,11 +181,11 @@ class Guesses:
 
 
 def after(items: Any, run: Sequence[int], begin: int = 0) -> Rest | None:
-    """What comes after these samples in a sequence that has them, in this order, at one place; or before them, where it
-    has them backwards. None where it does not, or nothing comes.
+    """Return what comes after these samples in a sequence that has them, in this order, at one place; or before them,
+    where it has them reversed. None where it does not, or nothing comes.
 
-    A list of batches is looked through from the batch *begin* on, as far as it is read at once; the sizes of the result
-    are then those of all batches that were read.
+    In a list of batches, searches from the batch *begin* on, as far as one read goes; the sizes of the result are those
+    of all batches that were read.
     """
     run = list(run)
     if type(items) in (list, tuple) and items and set(map(type, items)) == {int}:
@@ -213,8 +214,8 @@ def _read(items: Any, begin: int = 0) -> Rest | None:
 
 
 def _place_in_list(run: list[int], items: list[int]) -> int | None:
-    """Where a list of integers has this run, if that is one place. An array is not made of it: that takes 0.1 us for
-    each of them."""
+    """Return the place of the run in a list of integers, if there is only one. Avoids an array, which takes 0.1 us for
+    each integer."""
     found: list[int] = []
     place = -1
     for _ in range(_PLACES):
@@ -228,7 +229,7 @@ def _place_in_list(run: list[int], items: list[int]) -> int | None:
 
 
 def _place_of(run: Sequence[int], numbers: AnyOrder) -> int | None:
-    """Where *numbers* has this run, if that is one place."""
+    """Return the place of the run in *numbers*, if there is only one."""
     wanted = numpy.array(run, dtype=numpy.int64)
     if len(numbers) < len(wanted):
         return None

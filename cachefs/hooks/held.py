@@ -1,9 +1,8 @@
-"""What an iterator already holds of what it is going to give: a list that it has begun is all there.
+"""Reads the items that an iterator still holds: a list that it has begun is all there.
 
 Most samplers compute the order of an epoch when they begin, and give it item by item. `iter(list)`, and `yield from
 list` in a generator, keep the list where it can be read without advancing the iterator and without running any code of
-the job. Only iterators of Python itself are looked into, and those of libraries that are known
-(cachefs.hooks.library_iterators).
+the job. Only iterators of Python itself are examined, and those of known libraries (cachefs.hooks.library_iterators).
 """
 
 from functools import partial
@@ -13,13 +12,13 @@ from typing import Any, Final
 from cachefs.hooks.library_iterators import reader_of
 from cachefs.hooks.rest import Rest, rest_of_items
 
-# Iterators one inside the other, at most.
+# Maximum number of nested iterators.
 DEPTH: Final = 16
 
 
 def still_held(iterator: Any) -> Rest | None:
-    """The samples that a loader's index iterator will still give, or the beginning of them; None where there is nothing
-    to read. Raises Unreadable where what is there is no sample numbers."""
+    """Return the samples that a loader's index iterator will still give, or the beginning of them; None where there is
+    nothing to read. Raises Unreadable where the items are no sample numbers."""
     return _rest_of(iterator, DEPTH)
 
 

@@ -1,8 +1,8 @@
-"""The files of a Hugging Face dataset that is streamed, and the order in which its epochs open them.
+"""Finds the files of a streamed Hugging Face dataset, and the order in which its epochs open them.
 
-The dataset is a chain of iterables. The last one has the files among the arguments of what reads them (`data_files`
-after `load_dataset`, in the order in which `shuffle` has put them); the others pass on what it gives. Each epoch
-shuffles the files anew, with a generator that it makes of its number; nodes and workers then take turns.
+The dataset is a chain of iterables. The last one has the files among the arguments of its reader (`data_files` after
+`load_dataset`, as ordered by `shuffle`); the others pass on its items. Each epoch shuffles the files anew, with a
+generator made from its number; nodes and workers then take turns.
 """
 
 import copy
@@ -22,35 +22,36 @@ from cachefs.publishing.pure import Versions, is_installed, qualified_name
 
 _DATASETS: Final = Versions("datasets", (2, 21), (5, 0))
 _MODULE: Final = "datasets.iterable_dataset"
-# Iterables that read files, and those that neither change which files are read nor in which order.
+# Iterables that read files, and those that change neither the files nor their order.
 _READING: Final = ("ExamplesIterable", "ArrowExamplesIterable")
 _PASSING: Final = (
     "MappedExamplesIterable", "FilteredExamplesIterable", "FormattedExamplesIterable", "TypedExamplesIterable",
     "RebatchedArrowExamplesIterable", "BufferShuffledExamplesIterable", "SelectColumnsIterable",
 )  # fmt: skip
-# Files, and iterables of a chain, that are looked at. A file takes 7 us as each epoch begins.
+# Maximum number of files, and of iterables in a chain. A file takes 7 us as each epoch begins.
 MOST_SHARDS: Final = 1 << 17
 MOST_ITERABLES: Final = 32
 
 
 @dataclass(frozen=True)
 class Shards:
-    """What is read of a dataset as an epoch begins."""
+    """The state of a dataset as an epoch begins."""
 
     files: tuple[str, ...]
-    # Which file each of the library's shards reads: several where `reshard` has cut files.
+    # The file that each of the library's shards reads: several shards where `reshard` has cut files.
     read: tuple[int, ...]
-    # The number of the epoch, as the dataset has it.
+    # The dataset's number of the epoch.
     epoch: int
-    # What `shuffle` was given, where that shuffles the files of each epoch; None where it has done so already.
+    # The generator passed to `shuffle`, where each epoch shuffles the files; None where `shuffle` has done so already.
     generator: numpy.random.Generator | None
-    # Are the files shuffled again in each epoch but that of number 0?
+    # Whether each epoch but number 0 shuffles the files again.
     shuffles_again: bool
     rank: int
     world_size: int
 
     def orders(self, begun: int, workers: int, *, keeps_workers: bool) -> list[list[int]]:
-        # The documented way is to set the epoch before each one. Who has not done so by the second never will.
+        # The documented way is to set the epoch before each one. A job that has not done so by the second one never
+        # will.
         following = self.epoch + (self.epoch >= begun)
         return [self._order(self.epoch, workers), self._order(following, workers)]
 
@@ -59,7 +60,7 @@ class Shards:
         generator = self._generator(epoch)
         if generator is not None:
             generator.shuffle(shards)
-        # Where nodes cannot share the shards equally, each reads all of them, and skips the others' examples.
+        # Where nodes cannot share the shards equally, each reads all shards, and skips the others' examples.
         if self.world_size and len(shards) % self.world_size == 0:
             shards = shards[self.rank :: self.world_size]
         opened = in_turns(shards[worker :: max(1, workers)] for worker in range(max(1, workers)))
@@ -76,8 +77,8 @@ class Shards:
 
 
 def shards_of(dataset: Any) -> Shards | None:
-    """None for anything else than a stream of Hugging Face whose files are on this machine, and come in an order that
-    follows from it."""
+    """Return the shards of a Hugging Face stream; None for other datasets, where files are not on this machine, and
+    where their order does not follow from the dataset."""
     if _MODULE not in sys.modules or not is_installed(_DATASETS):
         return None
     if qualified_name(type(dataset)) != f"{_MODULE}.IterableDataset":
@@ -99,13 +100,13 @@ def shards_of(dataset: Any) -> Shards | None:
 
 
 def _is_resumed(state: Any, epoch: int) -> bool:
-    """Does this epoch go on where a checkpoint was made? It does not read its first files then. Before version 3.6 all
-    epochs do, and the state names none."""
+    """Return whether this epoch resumes from a checkpoint, and so does not read its first files. Before version 3.6
+    every epoch does, and the state names none."""
     return state is not None and (type(state) is not dict or state.get("epoch", epoch) == epoch)
 
 
 def _epoch_in(value: Any) -> int | None:
-    """The number in a tensor that persistent workers share, or a number."""
+    """Return a number, also from a tensor that persistent workers share."""
     if type(value) is int:
         return value
     array = array_in(value)
@@ -113,7 +114,7 @@ def _epoch_in(value: Any) -> int | None:
 
 
 def _files_read(iterable: Any) -> list[str] | None:
-    """The file of each shard, in the order in which an epoch without shuffling reads them."""
+    """Return the file of each shard, in the order of an epoch without shuffling."""
     for _ in range(MOST_ITERABLES):
         module, _, name = qualified_name(type(iterable)).rpartition(".")
         if module != _MODULE:
@@ -128,7 +129,7 @@ def _files_read(iterable: Any) -> list[str] | None:
 
 
 def _first_files(arguments: dict[str, Any]) -> list[str] | None:
-    """Of the lists of a reader's arguments, all of which have one entry per shard, the first one of files."""
+    """Return the first list of files among a reader's arguments, all of whose lists have one entry per shard."""
     lists = [value for value in arguments.values() if type(value) is list]
     if len(set(map(len, lists))) != 1 or not 0 < len(lists[0]) <= MOST_SHARDS:
         return None
@@ -140,14 +141,14 @@ def _first_files(arguments: dict[str, Any]) -> list[str] | None:
 
 
 def _file_in(entry: Any) -> str:
-    """The path in an entry, which may be a generator of the paths below one (FilesIterable); empty without one. After
-    "::" comes the file that has the others in it."""
+    """Return the path in an entry, which may be a generator of the paths below one (FilesIterable); "" without one. The
+    part after "::" is the file that contains the others."""
     text = text_of(entry)
     if text is None:
         texts = list(islice(_texts(fields(entry).get("args")), 2))
         text = texts[0] if len(texts) == 1 else ""
     path = text.rpartition("::")[2]
-    # The library makes paths absolute. Texts that a generator is given may be anything.
+    # The library makes paths absolute. Other texts passed to a generator may be anything.
     return local_path(path) if path.startswith(("/", "file:")) else ""
 
 

@@ -1,8 +1,8 @@
-"""Iterators of samplers of libraries, and what each still gives.
+"""Reads what iterators of libraries' samplers will still give.
 
-A generator is known by its code object, which has to be that of the library's own function; an iterator with a class by
-its class. Only attributes are read that the library itself sets. A version that is not named may be another one: it
-is left alone, as any iterator that nobody knows.
+A generator is recognised by its code object, which has to be that of the library's own function; an iterator with a
+class by its class. Only attributes set by the library itself are read. Iterators of other versions than the listed ones
+are left alone, like any unknown iterator.
 """
 
 import gc
@@ -18,7 +18,7 @@ from cachefs.hooks.rest import OVER_SEQUENCES, Rest, inside, read
 from cachefs.publishing.attributes import fields
 from cachefs.publishing.pure import TORCHDATA, Versions, is_installed, qualified_name
 
-# What reads the rest of an iterator that another one has inside.
+# Reads the rest of a nested iterator.
 Inner = Callable[[Any], Rest | None]
 Reader = Callable[[Any, Inner], Rest | None]
 
@@ -26,7 +26,7 @@ _NESTED: Final = ".<locals>."
 
 
 def reader_of(iterator: Any) -> Reader | None:
-    """What reads the rest of this iterator, where it is one of a library."""
+    """Return the function that reads the rest of this iterator; None where it is none of a known library."""
     if type(iterator) is GeneratorType:
         for known in _GENERATORS.get(iterator.gi_code.co_qualname, ()):
             if known.has(iterator.gi_code):
@@ -37,14 +37,14 @@ def reader_of(iterator: Any) -> Reader | None:
 
 
 def sampler_of(iterator: Any) -> Any:
-    """The batch sampler of torch that a generator goes through; None where it goes through something else."""
+    """Return the batch sampler of torch that a generator goes through; None where it goes through something else."""
     if not any(known.has(iterator.gi_code) for known in _BATCHES):
         return None
     return _self(iterator, sys.modules["torch"].utils.data.BatchSampler)
 
 
 def skipped(iterator: Any) -> int:
-    """Samples of the epoch that a new iterator leaves out, since a checkpoint says that they were given before."""
+    """Return the number of samples that a new iterator skips, as a checkpoint says that they were given before."""
     if qualified_name(type(iterator)) != _TORCHDATA_BATCHES or not is_installed(TORCHDATA):
         return 0
     given = fields(iterator).get("samples_yielded")
@@ -58,7 +58,7 @@ class _Known:
     module: str = ""
 
     def has(self, code: CodeType) -> bool:
-        """Is *code* that of the function which has its name in this module?"""
+        """Return whether *code* is that of the function with its name in this module."""
         found: Any = sys.modules.get(self.module)
         if found is None or not is_installed(self.versions):
             return False
@@ -75,7 +75,7 @@ class _Known:
 
 
 def _torch_batches(iterator: Any, inner: Inner) -> Rest | None:
-    """BatchSampler.__iter__, which has one iterator of samples."""
+    """Read BatchSampler.__iter__, which has one iterator of samples."""
     sampler = _self(iterator, sys.modules["torch"].utils.data.BatchSampler)
     return _batches(_the_only(_iterators(iterator)), fields(sampler), inner)
 
@@ -97,7 +97,7 @@ def _torchdata_batches(iterator: Any, inner: Inner) -> Rest | None:
 
 
 def _torchdata_random(iterator: Any, inner: Inner) -> Rest | None:
-    """It goes through one permutation after the other; those to come are not drawn yet."""
+    """Read a random iterator, which goes through one permutation after the other; later ones are not drawn yet."""
     own = fields(iterator)
     order, place = own.get("perm"), own.get("perm_index")
     number, given = own.get("num_samples"), own.get("yielded")
@@ -110,7 +110,7 @@ def _torchdata_random(iterator: Any, inner: Inner) -> Rest | None:
 
 
 def _torchdata_distributed(iterator: Any, inner: Inner) -> Rest | None:
-    """It gives what DistributedSampler gives, from the middle on."""
+    """Read an iterator that gives the items of DistributedSampler, from the middle on."""
     return inner(_the_only(inside(iterator, OVER_SEQUENCES)))
 
 
@@ -118,7 +118,7 @@ def _torchdata_distributed(iterator: Any, inner: Inner) -> Rest | None:
 
 
 def _enumerated(iterator: Any) -> tuple[Any, int] | None:
-    """(what a generator enumerates, how many of its items it has had)."""
+    """Return (what a generator enumerates, how many items it has had)."""
     found = _the_only(inside(iterator, (enumerate,)))
     if found is None:
         return None
@@ -132,8 +132,8 @@ def _accelerate_skipping(iterator: Any, inner: Inner) -> Rest | None:
 
 
 def _accelerate_shard(iterator: Any, inner: Inner) -> Rest | None:
-    """Of each group of batches the one for this process. What it gives in place of those that the last group lacks is
-    not said here."""
+    """Read an iterator that gives, of each group of batches, the one for this process. Leaves out the replacements for
+    batches missing from the last group."""
     found, shard = _enumerated(iterator), _shard_of(iterator)
     rest = inner(found[0]) if found is not None else None
     if found is None or rest is None or rest.sizes is None or shard is None:
@@ -151,7 +151,7 @@ def _accelerate_shard(iterator: Any, inner: Inner) -> Rest | None:
 
 
 def _accelerate_split(iterator: Any, inner: Inner) -> Rest | None:
-    """Of each batch the part for this process."""
+    """Read an iterator that gives, of each batch, the part for this process."""
     found, shard = _enumerated(iterator), _shard_of(iterator)
     rest = inner(found[0]) if found is not None else None
     if rest is None or rest.sizes is None or shard is None or type(shard["batch_size"]) is not int:
@@ -178,7 +178,7 @@ def _of_batches(rest: Rest, places: list[tuple[int, int]]) -> Rest:
 
 
 def _lightning_wrapper(iterator: Any, inner: Inner) -> Rest | None:
-    """It goes through numbers, and gives what a list has at these."""
+    """Read an iterator that goes through indices, and gives the items of a list at these."""
     places = inner(_the_only(inside(iterator, OVER_SEQUENCES)))
     wrappers = [cell.cell_contents for cell in inside(iterator, (_Cell,)) if _is_filled(cell)]
     dataset = fields(fields(_the_only(wrappers)).get("dataset"))
@@ -207,12 +207,12 @@ def _is_filled(cell: Any) -> bool:
 
 
 def _self(iterator: Any, kind: type) -> Any:
-    """The object whose method a generator runs."""
+    """Return the object whose method a generator runs."""
     return _the_only([one for one in gc.get_referents(iterator) if issubclass(type(one), kind)])
 
 
 def _iterators(iterator: Any) -> list[Any]:
-    """The iterators that a generator has in its frame, but for those that Python makes of others."""
+    """Return the iterators in a generator's frame that can be read."""
     found = {id(one): one for one in gc.get_referents(iterator) if _can_be_read(one)}
     return list(found.values())
 
@@ -236,7 +236,7 @@ _WRAPPER: Final = "DistributedSamplerWrapper.__iter__.<locals>.<genexpr>"
 
 _BATCHES: Final = (_Known(_torch_batches, _TORCH, "torch.utils.data.sampler"),)
 
-# By the qualified names of their code.
+# By the qualified name of the code.
 _GENERATORS: Final[dict[str, tuple[_Known, ...]]] = {
     "BatchSampler.__iter__": _BATCHES,
     "StatefulDistributedSampler.__iter__": (
@@ -254,7 +254,7 @@ _GENERATORS: Final[dict[str, tuple[_Known, ...]]] = {
         _Known(_lightning_wrapper, _PYTORCH_LIGHTNING, "pytorch_lightning.overrides.distributed"),
     ),
 }
-# By the qualified names of their classes.
+# By the qualified name of the class.
 _CLASSES: Final[dict[str, _Known]] = {
     _TORCHDATA_BATCHES: _Known(_torchdata_batches, TORCHDATA),
     _TORCHDATA_RANDOM: _Known(_torchdata_random, TORCHDATA),

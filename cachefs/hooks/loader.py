@@ -1,11 +1,11 @@
-"""Watching torch's DataLoader: which loader begins an epoch, in which order it reads, and how far it is.
+"""Watches torch's DataLoader: which loader begins an epoch, in which order it reads, and its position.
 
 Two methods of `_BaseDataLoaderIter` are watched. `__init__` runs before any worker is started. `_next_index` is called
-once per batch, in the process that has the sampler. Both are replaced by descriptors: when torch looks one up, what is
-to be seen before the call is seen; then the method itself is called, with no function of ours in between, so that
-tracebacks, and the places that warnings name, are what they are without us. An error in here ends the watching and not
-the job. In the same way it is seen how long the job's loop waits (cachefs.hooks.pace) and where a loader was made
-(cachefs.hooks.created).
+once per batch, in the process with the sampler. Both are replaced by descriptors: when torch looks one up, the
+descriptor records the state before the call, and returns the method itself. No function of ours is then on the stack,
+so that tracebacks, and the places that warnings name, are the same as without cachefs. A failure in this module ends
+the watching and not the job. The same technique measures how long the job's loop waits (cachefs.hooks.pace) and finds
+where a loader was made (cachefs.hooks.created).
 """
 
 import functools
@@ -35,17 +35,17 @@ from cachefs.publishing.sampler import PublishedSampler
 from cachefs.publishing.tally import Stopwatch
 
 SOURCE: Final = "cachefs run"
-# Loaders of different lines whose stopwatches are kept, at most.
+# Maximum number of creation sites whose stopwatches are kept.
 MOST_STOPWATCHES: Final = 256
 Watched = TypeVar("Watched", Watch, Stream)
 
 
 def install(dataloader: Any) -> None:
-    """Watch the loaders of the module torch.utils.data.dataloader. Raises AttributeError where this torch lacks
-    something."""
+    """Watch the loaders of the module torch.utils.data.dataloader. Raises AttributeError where this torch lacks a
+    name."""
     iterator = dataloader._BaseDataLoaderIter
     if isinstance(iterator.__dict__["_next_index"], NextIndex):
-        return  # by another installation of cachefs, or since the module was loaded before
+        return  # another installation of cachefs watches, or the module was loaded before
     fetch = dataloader._utils.fetch
     opened.install(fetch._MapDatasetFetcher, fetch._IterableDatasetFetcher)
     fetch._BaseDatasetFetcher.__init__ = opened.Begin(fetch._BaseDatasetFetcher.__init__)
@@ -62,10 +62,10 @@ def install(dataloader: Any) -> None:
 
 
 class Init:
-    """`_BaseDataLoaderIter.__init__`."""
+    """Descriptor in place of `_BaseDataLoaderIter.__init__`."""
 
     def __init__(self, method: Any, iterable: Any) -> None:
-        """iterable: the kind of dataset that has no samples to name."""
+        """iterable: the kind of dataset without numbered samples."""
         functools.update_wrapper(self, method)  # type: ignore[arg-type]
         self._method = method
         self._iterable = iterable
@@ -80,7 +80,7 @@ class Init:
             if loader is not None:
                 iterated_loaders.add(os.getpid())
                 _begin(iterator, loader, self._iterable)
-        except Exception as error:  # whatever is wrong here is no reason to end the job
+        except Exception as error:  # no failure here may end the job
             if is_foreign(error):
                 raise
             warn(f"cannot watch a DataLoader ({error!r})")
@@ -88,7 +88,7 @@ class Init:
 
 
 class NextIndex:
-    """`_BaseDataLoaderIter._next_index`."""
+    """Descriptor in place of `_BaseDataLoaderIter._next_index`."""
 
     def __init__(self, method: Any) -> None:
         functools.update_wrapper(self, method)  # type: ignore[arg-type]
@@ -106,7 +106,7 @@ class NextIndex:
 
 
 class _Never:
-    """Ends an iterator of calls; no call returns anything that is equal to it."""
+    """Sentinel of an iterator of calls; no call returns anything equal to it."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -118,23 +118,23 @@ _NEVER: Final = _Never()
 
 
 class Progress:
-    """How far one iterator of a loader is in its epoch."""
+    """The position of one iterator of a loader in its epoch."""
 
     def __init__(self, watched: Watch | Stream, iterator: Any) -> None:
         self.watch: Final = watched
         self._iterator = weakref.ref(iterator)
         self._is_watching = True
-        # Has a signal handler of the job raised while something was published of this epoch? It may be half published.
+        # Whether a signal handler of the job has raised while this epoch was published, which may be half published.
         self._was_interrupted = False
         self._epoch: Any = None  # the sampler's iterator, or a reference to it
-        self._is_drawing = False  # the sampler was asked, and has not answered yet
+        self._is_drawing = False  # the sampler was called, and has not returned yet
         self._yielded = 0  # batches
         self._delivered = 0  # samples
-        self._lengths: deque[int] = deque()  # of the batches that are drawn and not delivered
+        self._lengths: deque[int] = deque()  # of the batches that were drawn and not delivered
 
     def before(self, iterator: Any) -> bool:
-        """A batch is about to be drawn. The batches that were yielded so far have been delivered. False where that is
-        not watched any more."""
+        """Record that a batch is about to be drawn, and the yielded batches were delivered. Return False once the
+        iterator is not watched any more."""
         if not self._is_watching:
             return False
         try:
@@ -144,7 +144,7 @@ class Progress:
                 self._lengths.clear()
                 self._is_drawing = False
                 self.watch.begin(iterator._sampler_iter, fields(iterator).get("_dataset"))
-                # Without workers an epoch begins when its first batch is asked for.
+                # Without workers an epoch begins when the loop asks for its first batch.
                 now, length = clock.monotonic_ns(), self.watch.epoch_length
                 self.watch.stopwatch.begin(now, length, is_asked=not iterator._num_workers)
             elif not self._was_interrupted:
@@ -153,7 +153,7 @@ class Progress:
                     self.watch.stopwatch.expect(self._delivered + sum(self._lengths))
                 self.watch.move(self._delivered, at_end=self._is_drawing)
             self._is_drawing = True
-        except Exception as error:  # whatever is wrong here is no reason to end the job
+        except Exception as error:  # no failure here may end the job
             self._was_interrupted = is_foreign(error)
             if self._was_interrupted:
                 raise
@@ -161,7 +161,7 @@ class Progress:
         return self._is_watching
 
     def after(self, index: Any) -> Any:
-        """*index* was drawn."""
+        """Record that *index* was drawn, and return it."""
         iterator = self._iterator()
         try:
             self._is_drawing = False
@@ -176,11 +176,12 @@ class Progress:
         return index
 
     def asked(self, now: int) -> None:
-        """The job's loop asks for a batch. now: monotonic nanoseconds."""
+        """Record that the job's loop asks for a batch. now: monotonic nanoseconds."""
         self.watch.stopwatch.ask(now)
 
     def got(self, iterator: Any, now: int, caller: FrameType) -> None:
-        """The loop gets a batch. now: monotonic nanoseconds. caller: torch's function, which is about to return it."""
+        """Record that the loop gets a batch. now: monotonic nanoseconds; caller: torch's function, which is about to
+        return it."""
         if not self._is_watching or self._was_interrupted or not iterator._num_yielded:
             return
         before = self._delivered
@@ -195,13 +196,14 @@ class Progress:
         self.watch.tell()
 
     def _count(self, yielded: int) -> None:
-        """So many batches of the epoch are with the job."""
+        """Count the samples of the first *yielded* batches of the epoch as delivered."""
         while self._yielded < yielded and self._lengths:
             self._yielded += 1
             self._delivered += self._lengths.popleft()
 
     def _is_same_epoch(self, iterator: Any) -> bool:
-        """Is it the sampler's iterator of the last call? It is not kept alive, if anybody could see that."""
+        """Return whether the sampler's iterator is that of the last call. Refers to it weakly where possible, since the
+        job may see when it ends."""
         current = iterator._sampler_iter
         known = self._epoch() if isinstance(self._epoch, weakref.ref) else self._epoch
         if known is current:
@@ -219,13 +221,13 @@ class Progress:
         warn(f"cannot tell how a DataLoader goes on ({error!r})")
 
 
-# By identity, since a loader may say that it equals another.
+# Keyed by identity, since a loader may compare equal to another.
 _watches: dict[int, tuple[weakref.ref[Any], Watch | Stream | None]] = {}
 
 
 def _begin(iterator: Any, loader: Any, iterable: Any) -> None:
-    """*iterator* is made for an epoch of *loader*, or for all its epochs."""
-    # A loader without workers may be one inside a dataset, in a worker that loads for another one.
+    """Watch *iterator*, which is made for an epoch of *loader*, or for all its epochs."""
+    # A loader without workers may be nested in a dataset, in a worker that loads for another loader.
     has_workers = bool(fields(loader).get("num_workers"))
     if has_workers:
         opened.load_for(None)
@@ -277,10 +279,10 @@ def _new_watch(loader: Any, iterable: Any) -> Watch | Stream | None:
 
 
 def _named(loader: Any) -> dict[str, Any]:
-    """Fields of the opening that tell people which loader it is."""
+    """Return the fields of the opening that identify the loader to people."""
     dataset, made = _name_of(fields(loader).get("dataset")), created.place_of(loader)
     place = made[0] if made else ""
-    # Two loaders that one line makes are told apart by who has called it.
+    # Two loaders made by one line are told apart by their callers.
     others = {other for _, other in _stopwatches if other != made}
     if len(made) > 1 and any(other[:1] == made[:1] for other in others):
         outer = next((line for line in made[1:] if all(line not in other for other in others)), "")
@@ -294,7 +296,8 @@ def _named(loader: Any) -> dict[str, Any]:
 
 
 def _timed(watched: Watched, loader: Any, opening: dict[str, Any]) -> Watched:
-    """The watch with a stopwatch: where the loader is made anew for each epoch, that of the one before."""
+    """Return the watch with its stopwatch: where the loader is made anew for each epoch, that of the previous
+    loader."""
     key = (opening["dataset"], created.place_of(loader))
     known = _stopwatches.get(key)
     if known is not None and known[1] == opening["number"]:
@@ -305,8 +308,8 @@ def _timed(watched: Watched, loader: Any, opening: dict[str, Any]) -> Watched:
 
 
 _numbers = itertools.count()
-# By class of the dataset and the lines that have made it (cachefs.hooks.created): a loader, its number, and its
-# stopwatch. Loaders that one line makes are told apart as long as there is room here.
+# By class of the dataset and creation site (cachefs.hooks.created): a loader, its number, and its stopwatch. Loaders of
+# one line are told apart as long as there is room here.
 _stopwatches: dict[tuple[str, tuple[str, ...]], tuple[weakref.ref[Any], int, Stopwatch]] = {}
 
 
@@ -315,8 +318,8 @@ def _name_of(thing: Any) -> str:
 
 
 def _own_sampler(settings: dict[str, Any]) -> Any:
-    """What says the order of the loader with these attributes: torch's BatchSampler only groups what the sampler
-    says."""
+    """Return the sampler that determines the order of a loader with these attributes, looking through torch's
+    BatchSampler, which only groups."""
     batches, sampler = settings.get("batch_sampler"), settings.get("sampler")
     return sampler if batches is None or _name_of(batches) == "BatchSampler" else batches
 
@@ -328,7 +331,7 @@ def _publishes_itself(loader: Any) -> bool:
 
 
 def keep_untraced() -> None:
-    """Keep torch.compile out of our functions, and of what they call. A job may compile the function that goes through
+    """Exclude our functions, and those that they call, from torch.compile. A job may compile the function that iterates
     a loader."""
     frames = getattr(getattr(sys.modules["torch"]._C, "_dynamo", None), "eval_frame", None)
     if frames is None:

@@ -1,8 +1,9 @@
-"""The shards of a mosaicml-streaming dataset (MDS, as its `index.json` lists them), and in which order they are read.
+"""Finds the shards of a mosaicml-streaming dataset (MDS, as its `index.json` lists them), and their order.
 
-Which sample each worker of each rank reads when follows from the dataset's seed, the number of the epoch and how many
-nodes, ranks and workers there are. The library computes that of the dataset's attributes, with generators that it makes
-there. It is asked for it once more, with a copy of the attributes, where it has nothing to warn of.
+Which sample each worker of each rank reads when follows from the dataset's seed, the number of the epoch and the
+numbers of nodes, ranks and workers. The library computes the order from the dataset's attributes, with generators that
+it makes for that. This module calls the library once more, with a copy of the attributes, where it has nothing to warn
+of.
 """
 
 import inspect
@@ -24,21 +25,21 @@ from cachefs.publishing.pure import Versions, is_installed
 
 _STREAMING: Final = Versions("streaming", (0, 8), (0, 14))
 _MODULE: Final = "streaming.base.dataset"
-# Methods of a dataset that say which samples are read; none of them may be of a derived class.
+# Methods of a dataset that determine which samples are read; none of them may be of a derived class.
 _OWN: Final = ("__iter__", "_get_work", "_resume", "resample_streams", "prepare_shard")
-# Samples, and shards, of a dataset whose order is computed, at most, in each rank and while the job waits: 0.3 us and
-# 250 bytes for a sample, and 15 us for a shard. The order of the epoch after it is computed too where there are fewer
-# samples than these.
+# Maximum numbers of samples and shards of a dataset whose order is computed, in each rank and while the job waits: 0.3
+# us and 250 bytes for a sample, and 15 us for a shard; and maximum number of samples for which the order of the next
+# epoch is computed too.
 MOST_SAMPLES: Final = 3 << 19
 MOST_FURTHER: Final = 1 << 18
 MOST_SHARDS: Final = 1 << 14
-# Of the library: where nobody says how many nodes samples are shuffled for, these are for more of them than there are;
-# and the least samples among which one of the others shuffles.
+# Of the library: shuffling algorithms for which the default number of canonical nodes is larger than the number of
+# nodes; and the minimum size of a shuffle block for the others.
 _FINE: Final = ("py1s", "py2s")
 _NODES_EACH: Final = 64
 _LEAST_BLOCK: Final = 1 << 18
 _BLOCK_OF_ALL: Final = 4_000_000
-# The state of a shard that lies where it is read.
+# State of a shard whose file is where it is read.
 _LOCAL: Final = 3
 
 Samples = NDArray[numpy.int64]
@@ -46,17 +47,17 @@ Samples = NDArray[numpy.int64]
 
 @dataclass(frozen=True)
 class Shards:
-    """What is read of a dataset as an epoch begins."""
+    """The state of a dataset as an epoch begins."""
 
     files: tuple[str, ...]
     # The first sample of each shard, shape (shards,).
     first_samples: Samples
-    # Attributes of the dataset, as the library computes with them.
+    # Attributes of the dataset, with which the library computes.
     attributes: dict[str, Any]
-    # What it computes with, unbound.
+    # The library's method, unbound.
     resample: Any
     epoch: int
-    # Whether each shard is read from its file in this epoch, and in the one after it, shape (shards,): one that the
+    # Whether each shard is read from its file in this epoch, and in the next one, shape (shards,): a shard that the
     # library copies to a directory of its own is read once.
     is_read: NDArray[numpy.bool_]
     is_read_again: NDArray[numpy.bool_]
@@ -74,14 +75,14 @@ class Shards:
             epoch, SimpleNamespace(num_nodes=nodes, ranks_per_node=ranks, workers_per_rank=max(1, workers))
         )
         mine: Samples = samples[world["node"], world["rank_of_node"]]
-        # Workers take turns, by batch: shape (workers, batches, samples) to (batches, workers, samples).
+        # Workers take turns by batch: from shape (workers, batches, samples) to (batches, workers, samples).
         turns = mine.transpose(1, 0, 2).reshape(-1)
         shards = numpy.searchsorted(self.first_samples, turns[turns >= 0], side="right") - 1
         _, begins = numpy.unique(shards, return_index=True)
         return [int(number) for number in shards[numpy.sort(begins)] if is_read[number]]
 
     def _samples(self, epoch: int, world: Any) -> Samples:
-        """Numbers of samples, shape (nodes, ranks of a node, workers of a rank, batches, samples of a batch)."""
+        """Return sample numbers, shape (nodes, ranks of a node, workers of a rank, batches, samples of a batch)."""
         dataset = SimpleNamespace(**self.attributes)
         dataset.resample_streams = partial(self.resample, dataset)
         generate = sys.modules["streaming.base.batching.random"].generate_work_random_batching
@@ -90,8 +91,8 @@ class Shards:
 
 
 def shards_of(dataset: Any) -> Shards | None:
-    """None for anything else than a dataset of mosaicml-streaming whose shards are on this machine, and come in an
-    order that follows from it."""
+    """Return the shards of a mosaicml-streaming dataset; None for other datasets, where shards are not on this machine,
+    and where their order does not follow from the dataset."""
     if _MODULE not in sys.modules or not is_installed(_STREAMING):
         return None
     kind = sys.modules[_MODULE].StreamingDataset
@@ -123,7 +124,8 @@ def shards_of(dataset: Any) -> Shards | None:
 
 
 def _completed(own: dict[str, Any]) -> dict[str, Any]:
-    """The attributes with what the library sets as an epoch begins, where nobody has given it."""
+    """Return the attributes with the library's defaults for those that are not set, as it sets them when an epoch
+    begins."""
     nodes = fields(own["_parallel_rank_world"])["num_nodes"]
     canonical = own["num_canonical_nodes"] or (_NODES_EACH * nodes if own["shuffle_algo"] in _FINE else nodes)
     block = own["shuffle_block_size"] or max(_BLOCK_OF_ALL // canonical, _LEAST_BLOCK)
@@ -131,7 +133,7 @@ def _completed(own: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_resumed(own: dict[str, Any], epoch: int) -> bool:
-    """Does this epoch go on where a checkpoint was made? It does not read its first shards then."""
+    """Return whether this epoch resumes from a checkpoint, and so does not read its first shards."""
     if "_resume_shm" not in own:
         return False
     text = bytes(own["_resume_shm"].buf).partition(b"\0")[0]
@@ -144,7 +146,8 @@ def _is_copied(stream: dict[str, Any]) -> bool:
 
 
 def _would_say_something(attributes: dict[str, Any]) -> bool:
-    """Would the library warn, log or raise? It is not to do so twice, nor before the job asks it."""
+    """Return whether the library would warn, log or raise, which must happen neither twice nor before the job's own
+    call."""
     if logging.getLogger(f"{_MODULE.rpartition('.')[0]}.partition").isEnabledFor(logging.DEBUG):
         return True
     world, canonical = fields(attributes["_parallel_rank_world"]), attributes["num_canonical_nodes"]
@@ -161,8 +164,8 @@ def _would_say_something(attributes: dict[str, Any]) -> bool:
 
 
 def _file_of(shard: Any, stream: Any) -> str:
-    """The path from which a shard comes: it is read where it lies, or copied from where it is stored, where it may be
-    compressed. Empty where that is no file of this machine, or several."""
+    """Return the path from which a shard is read, or copied; where it is stored it may be compressed. "" where it is no
+    file of this machine, or several."""
     found, stored = fields(shard), fields(stream)
     remote, packed, whole = stored.get("remote"), found.get("zip_data"), found.get("raw_data")
     info = packed if remote and packed is not None else whole

@@ -1,4 +1,4 @@
-"""Whether what a dataset names, or the program's arguments, lies below a mount of cachefs."""
+"""Tells whether paths in a dataset or in the program's arguments lie below a mount of cachefs."""
 
 import os
 import sys
@@ -11,9 +11,9 @@ from cachefs.publishing.foreign import mode_of
 from cachefs.publishing.places import Places
 from cachefs.publishing.sample_files import listed_files
 
-# Files of a list that are looked at to see whether the list is of files under a mount.
+# Number of files of a list that are tested for whether they lie below a mount.
 PROBES: Final = 16
-# Arguments of the program that are looked at, and characters that a path may have.
+# Maximum number of the program's arguments that are examined, and maximum length of a path in characters.
 MOST_ARGUMENTS: Final = 64
 MOST_CHARACTERS: Final = 4095
 
@@ -22,15 +22,15 @@ MOST_CHARACTERS: Final = 4095
 class Listed:
     """The files that a dataset lists."""
 
-    # The path of each sample below a mount; None where they have to be learned.
+    # The path of each sample below a mount; None where the files have to be learned.
     files: Sequence[str] | None
-    # Do they exist, and lie below no mount?
+    # Whether the files exist, and lie below no mount.
     is_elsewhere: bool = False
 
 
 def files_of(dataset: Any, found: Listing, length: int | None, points: Places) -> Listed:
-    """Returns the files of the samples, if the dataset lists them. found: what the dataset lists; length: its samples,
-    where known; points: the mounts."""
+    """Return the files of the samples, if the dataset lists them. found: the dataset's listing; length: number of
+    samples, where known; points: the mounts."""
     probes: Sequence[str] = []
 
     def are_below_a_mount(paths: Sequence[str]) -> bool:
@@ -43,19 +43,19 @@ def files_of(dataset: Any, found: Listing, length: int | None, points: Places) -
         probes = files[:: max(1, len(files) // PROBES)]
     if are_below_a_mount(probes):
         return Listed(files)
-    # Otherwise it lists where the files lie on another machine, or below another directory.
+    # Other paths may be those of another machine, or relative to another directory.
     return Listed(None, is_elsewhere=any(mode_of(path, follow=False) for path in probes))
 
 
 def names_a_mount(found: Listing) -> bool:
-    """Does an attribute of the dataset, or an argument of the program, name a mount or something below one?"""
+    """Return whether an attribute of the dataset, or an argument of the program, names a mount or a path below one."""
     arguments = (argument.rpartition("=")[2] for argument in sys.argv[1 : 1 + MOST_ARGUMENTS])
-    # The mount itself is named as well as what is in it.
+    # The slash makes the mount itself count as well as paths in it.
     return _are_below_a_mount(text + "/" for text in (*found.roots, *_firsts(found), *arguments) if text)
 
 
 def lists_files_of_a_mount(found: Listing) -> bool:
-    """Does an attribute of the dataset list files below a mount?"""
+    """Return whether an attribute of the dataset lists files below a mount."""
     return _are_below_a_mount(_firsts(found))
 
 

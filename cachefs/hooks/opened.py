@@ -1,8 +1,8 @@
-"""Which files a dataset opens for a sample, seen in the process that loads it.
+"""Finds which files a dataset opens for a sample, in the process that loads the sample.
 
-An audit hook sees every `open` of Python itself, but no library that opens files in C. For which sample it was stands
-in torch's own frame: the hook looks from the `open` down the stack until it comes to the fetcher that has called the
-dataset. So nothing of the job is wrapped, and a loader that opens nothing under a mount costs nothing.
+An audit hook sees every `open` of Python itself, but no library that opens files in C. The sample is in torch's own
+frame: the hook goes from the `open` down the stack to the fetcher that has called the dataset. So nothing of the job is
+wrapped, and a loader that opens no file under a mount costs nothing.
 """
 
 import atexit
@@ -26,20 +26,21 @@ from cachefs.publishing.channel import PAGE_NAME, Line, Need, Op, Page, Unheard,
 from cachefs.publishing.foreign import is_foreign, suppress_own
 from cachefs.publishing.places import Places
 
-# Entry of the configuration that multiprocessing gives a process to take with it, however the process is started: the
-# number of the loader that it works for, and the loader's process.
+# Entry in the configuration that multiprocessing passes to each process, with any start method: the number of the
+# loader that the process works for, and the loader's process.
 _WORKS_FOR: Final = "cachefs_loader"
-# Files of more samples are not learned: the helper keeps a path for each.
+# Maximum number of samples whose files are learned: the helper keeps a path for each.
 MAX_SAMPLES: Final = 1 << 24
-# Characters of paths that one packet has, at most. JSON may make six characters of one.
+# Maximum number of characters of paths in one packet. JSON may make six characters of one.
 MAX_CHARACTERS: Final = 9_000
-# What was published is compared with what is opened for every so manieth sample that a process loads.
+# Interval of the loaded samples whose opened files are compared with the published ones.
 COMPARED: Final = 8
-# Samples that wait, at most, until the helper is there.
+# Maximum number of samples that wait for the helper.
 MAX_WAITING: Final = 4096
-# Loaders for which this process loads: the oldest are forgotten, and what is opened for them is told anew.
+# Maximum number of loaders for which this process loads: the oldest are dropped, and their opened files are reported
+# again.
 MOST_READERS: Final = 256
-# Seconds between two looks whether it is.
+# Seconds between two searches for the helper.
 LOOK_SECONDS: Final = 0.1
 
 
@@ -47,12 +48,12 @@ _numbers = itertools.count()
 
 
 def new_number() -> int:
-    """A number for a loader that no other one of this process has."""
+    """Return a number for a loader that no other loader of this process has."""
     return next(_numbers)
 
 
 def install(fetcher: Any, stream_fetcher: Any) -> None:
-    """torch's classes _MapDatasetFetcher and _IterableDatasetFetcher."""
+    """Recognise the code of torch's classes _MapDatasetFetcher and _IterableDatasetFetcher."""
     for method in (stream_fetcher.__init__, stream_fetcher.fetch):
         _fetching[method.__code__] = method.__code__
         _streaming.add(method.__code__)
@@ -64,7 +65,7 @@ def install(fetcher: Any, stream_fetcher: Any) -> None:
 
 
 class Begin:
-    """`_BaseDatasetFetcher.__init__`, with which the work of a worker begins."""
+    """Descriptor in place of `_BaseDatasetFetcher.__init__`, which runs when a worker begins."""
 
     def __init__(self, method: Any) -> None:
         functools.update_wrapper(self, method)  # type: ignore[arg-type]
@@ -79,7 +80,7 @@ class Begin:
 
 
 def watch() -> None:
-    """See what this process opens from now on, and the processes that it forks."""
+    """Watch the files that this process, and the processes that it forks, open from now on."""
     global _audits, _places
     _places = Places()
     if not _audits:
@@ -89,26 +90,27 @@ def watch() -> None:
 
 
 def load_for(number: int | None) -> None:
-    """Workers that this thread is about to start load for this loader."""
+    """Set the loader for the workers that this thread is about to start."""
     _thread.loader = None if number is None else (number, os.getpid())
     if number is not None:
         _configuration()[_WORKS_FOR] = _Traveller()
 
 
 class _Traveller:
-    """Arrives in a worker that does not inherit memory as the pair that its thread had when the worker was started."""
+    """Is unpickled, in a worker that does not inherit memory, as the pair that its thread had when the worker was
+    started."""
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         return tuple, (_thread.loader or (),)
 
 
 def _configuration() -> dict[str, Any]:
-    """What multiprocessing pickles with each process that this one starts."""
+    """Return the dictionary that multiprocessing pickles with each process that this one starts."""
     return current_process()._config  # type: ignore[attr-defined, no-any-return]
 
 
 def was_opened(number: int, mark: str) -> bool:
-    """Was a file under a mount opened for a sample of this loader, here or in a worker? Costs 1 us."""
+    """Return whether a file under a mount was opened for a sample of this loader, here or in a worker. Takes 1 us."""
     if number in _opened_here:
         return True
     with suppress_own(OSError):
@@ -119,7 +121,7 @@ def was_opened(number: int, mark: str) -> bool:
 
 
 def what_was_opened(number: int, mark: str) -> str:
-    """A file under a mount that was opened for this loader; empty where none was, or its name is too long."""
+    """Return a file under a mount that was opened for this loader; "" where there is none, or its name is too long."""
     with suppress_own(OSError):
         _opened_here.setdefault(number, os.readlink(mark))
         os.unlink(mark)
@@ -127,13 +129,13 @@ def what_was_opened(number: int, mark: str) -> str:
 
 
 def note_end(number: int, mark: str, owner: int) -> None:
-    """Notes that this loader of the process *owner* has ended. Python may be collecting garbage in the middle of
-    anything, so what there is of the loader is removed later."""
+    """Record that this loader of the process *owner* has ended. Python may be collecting garbage in the middle of
+    anything, so the loader's records are removed later."""
     _ended.append((number, mark, owner))
 
 
 def forget_ended() -> None:
-    """Removes what there is of loaders that have ended."""
+    """Remove the records of loaders that have ended."""
     while _ended:
         number, mark, owner = _ended.popleft()
         if os.getpid() == owner:
@@ -145,7 +147,7 @@ def forget_ended() -> None:
 
 
 def _end() -> None:
-    """Notes what workers have opened for loaders that have not ended, as this process ends."""
+    """Record, as this process ends, what workers have opened for loaders that have not ended."""
     with suppress_own(OSError):
         if any(name.startswith(f"opened-{os.getpid()}-") for name in os.listdir(_directory())):
             mount_readers.add(os.getpid())
@@ -153,28 +155,29 @@ def _end() -> None:
 
 
 def mark_of(number: int, owner: int) -> str:
-    """The link to a file that was opened for a sample of a loader of the process *owner*."""
+    """Return the path of the link to a file that was opened for a sample of a loader of the process *owner*."""
     return f"{_directory()}/opened-{owner}-{number}"
 
 
 def found(number: int, slot: int, length: int, directory: Path) -> None:
-    """This loader of this process is now a consumer: who sees its files opened tells the helper in *directory*."""
+    """Record that this loader of this process is a consumer, so that processes that open its files can tell the helper
+    in *directory*."""
     with suppress_own(OSError):
         (directory / f"loader-{number}").symlink_to(f"{slot}:{length}")
 
 
 class _Thread(threading.local):
-    # The number of the loader, and its process, for which workers are started.
+    # Number and process of the loader for which workers are being started.
     loader: tuple[int, int] | None = None
-    # The hook looks at an `open`, and may itself cause others.
+    # Set while the hook handles an `open`, and may itself cause others.
     is_busy: bool = False
 
 
 _thread = _Thread()
-_ended: deque[tuple[int, str, int]] = deque()  # loaders of which something may be left to be removed
-_opened_here: dict[int, str] = {}  # by number of a loader of this process: a file that was opened for it
-_fetching: dict[CodeType, CodeType] = {}  # code of the fetcher, and of its comprehension -> of the fetcher
-_streaming: set[CodeType] = set()  # code of the fetcher that has no samples to name
+_ended: deque[tuple[int, str, int]] = deque()  # loaders with records that may have to be removed
+_opened_here: dict[int, str] = {}  # by number of a loader of this process: a file opened for it
+_fetching: dict[CodeType, CodeType] = {}  # code of the fetcher, and of its comprehension -> code of the fetcher
+_streaming: set[CodeType] = set()  # code of the fetcher without numbered samples
 _audits = False
 
 
@@ -183,7 +186,7 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
         try:
             _thread.is_busy = True
             _on_open(os.fsdecode(arguments[0]))
-        except Exception as error:  # whatever is wrong here would be raised out of the job's `open`
+        except Exception as error:  # a failure here would be raised from the job's `open`
             if is_foreign(error):
                 raise
         finally:
@@ -214,7 +217,8 @@ def _on_open(path: str) -> None:
 
 
 def reader_of(caller: FrameType | None) -> "Reader | None":
-    """The loader that has called the fetcher: of this process, or the one that this process works for."""
+    """Return the reader of the loader that has called the fetcher: of this process, or the one that this process works
+    for."""
     iterator = caller.f_locals.get("self") if caller is not None else None
     watched = getattr(iterator, "_cachefs", None)
     if iterator is not None:
@@ -237,42 +241,43 @@ def _named() -> tuple[int, int] | None:
 
 
 class _Loading(threading.local):
-    """What a thread is loading for a loader: a job may go through one loader in several threads at once."""
+    """The samples that a thread is loading. Per thread, since a job may iterate one loader in several threads at
+    once."""
 
     def __init__(self) -> None:
-        # What stands for it: the batch, and the one sample of it that is asked for.
+        # Identifies the samples: the batch, and the item of it that is being loaded.
         self.what: tuple[Any, Any] | None = None
-        # Its samples, and what was opened for them.
+        # The sample numbers, and the files opened for them.
         self.samples: list[int] = []
         self.paths: list[str] = []
 
 
 class Reader:
-    """A process that loads samples for a loader: tells the helper which files under a mount were opened for them: once
-    for each sample while that has to be found out, later for a part of them."""
+    """A process that loads samples for a loader. Tells the helper which files under a mount were opened for them: once
+    for each sample while the files are being learned, later for some samples."""
 
     def __init__(self, number: int, owner: int) -> None:
-        """number: of the loader in its process, which is *owner*."""
+        """number: of the loader in the process *owner*."""
         self.is_needed = True
         self.number = number
         self.owner = owner
-        self.batches: Any = None  # what tells the helper which batches are loaded (cachefs.hooks.batches)
+        self.batches: Any = None  # the Batches that tells the helper which batches are loaded (cachefs.hooks.batches)
         self._helper: Helper | None = None
-        self._looked = 0.0  # for the helper, at this time (monotonic seconds)
+        self._looked = 0.0  # when the helper was last searched for (monotonic seconds)
         self._seen = bytearray()  # by sample
-        # Samples with what was opened for them, not sent yet.
+        # Samples and the files opened for them, not sent yet.
         self._observed: list[tuple[list[int], list[str]]] = []
         self._need = Need.UNKNOWN
-        self._passed = COMPARED  # samples since the last one that was compared
+        self._passed = COMPARED  # samples since the last compared one
         self._now = _Loading()
         if owner != os.getpid():
             at_exit(self.finish)
 
     def note(self, fetching: Any, each: Any, path: str) -> None:
-        """*path* was opened. fetching, each: variables of torch's fetcher, and of its comprehension."""
+        """Record that *path* was opened. fetching, each: variables of torch's fetcher, and of its comprehension."""
         batch = fetching.get("possibly_batched_index")
         if "data" in fetching:
-            return  # the samples are loaded, and being put together
+            return  # the samples are loaded, and being collated
         one = each.get("idx", fetching.get("idx", self))
         loading = (batch, one)
         now = self._now
@@ -284,14 +289,14 @@ class Reader:
         now.paths.append(path)
 
     def tell_owner(self, path: str) -> None:
-        """Tell the process that has the loader that this file was opened."""
+        """Tell the process with the loader that this file was opened."""
         if self.owner == os.getpid():
             _opened_here[self.number] = path
         else:
             _make_mark(self.number, self.owner, path)
 
     def finish(self) -> None:
-        """What was being loaded is loaded."""
+        """Complete the samples that were being loaded, and send them."""
         now = self._now
         samples, paths = now.samples, now.paths
         now.what, now.samples, now.paths = None, [], []
@@ -343,17 +348,17 @@ class Reader:
             except (OSError, Unheard) as error:
                 if is_foreign(error):
                     raise
-                # The helper is behind, or gone. The samples are noted again in the next epoch.
+                # The helper is behind, or has ended. The samples are recorded again in the next epoch.
                 for samples, _ in observed:
                     self._mark(samples, 0)
         before, self._need = self._need, self._helper.need
         if before is Need.SOME and self._need is Need.UNKNOWN:
-            self._seen = bytearray()  # what was known is wrong, and has to be heard again
+            self._seen = bytearray()  # what was known is wrong, and has to be sent again
         self.is_needed = self._need is not Need.NONE
 
 
 class Helper:
-    """The helper of the process that has the loader."""
+    """The helper of the process with the loader."""
 
     def __init__(self, directory: Path, slot: int, length: int) -> None:
         self._directory = directory
@@ -362,13 +367,14 @@ class Helper:
 
     @property
     def need(self) -> Need:
-        """What it wants to hear."""
+        """The samples whose opened files the helper wants."""
         with suppress_own(OSError, ValueError), contextlib.closing(Page(self._directory / PAGE_NAME)) as page:
             return page.need(self._slot)
         return Need.NONE
 
     def tell(self, message: dict[str, Any]) -> None:
-        """Raises OSError, Unheard. No connection is kept: it would be one more descriptor in the job."""
+        """Send a message. Raises OSError, Unheard. Keeps no connection, which would be one more descriptor in the
+        job."""
         line = Line(self._directory)
         try:
             line.send({"slot": self._slot, "length": self._length, **message}, wait=False)
@@ -381,18 +387,18 @@ _places = Places([])
 
 
 def _samples(batch: Any) -> list[int]:
-    """The sample numbers in what the sampler gave; none where they are no numbers."""
+    """Return the sample numbers in a sampler's item; none where they are no numbers."""
     return numbers_in(batch) or []
 
 
 def _sample(item: Any) -> list[int]:
-    """The sample number that one item of a batch is; none where it is anything else."""
+    """Return the sample number in one item of a batch; none where it is anything else."""
     number = number_in(item)
     return [] if number is None else [number]
 
 
 def _fitting(observed: list[tuple[list[int], list[str]]]) -> int:
-    """How many of them one packet takes."""
+    """Return how many of the observations one packet takes."""
     characters = 0
     for count, (samples, paths) in enumerate(observed):
         characters += sum(map(len, paths)) + 16 * len(samples)
@@ -402,9 +408,9 @@ def _fitting(observed: list[tuple[list[int], list[str]]]) -> int:
 
 
 def _directory() -> Path:
-    """The user's directory, in which helpers have theirs."""
+    """Return the user's directory, which contains those of helpers."""
     name = f"cachefs-{os.geteuid()}"
-    for shared in ("/dev/shm", None):  # as cachefs.publishing.channel has it
+    for shared in ("/dev/shm", None):  # as in cachefs.publishing.channel
         place = Path(shared or tempfile.gettempdir(), name)
         try:
             found = place.lstat()
@@ -425,19 +431,19 @@ def _make_mark(number: int, owner: int, path: str) -> None:
         with suppress_own(FileExistsError):
             directory.mkdir(0o700)
         if directory.lstat().st_uid != os.geteuid():
-            return  # somebody else may have put a link there
+            return  # another user may have put a link there
         for old in os.listdir(directory):
             if old.startswith("opened-"):
                 try:
                     os.stat(f"/proc/{old.split('-')[1]}")
                 except FileNotFoundError:
-                    os.unlink(directory / old)  # of a job that has ended before it has seen it
+                    os.unlink(directory / old)  # of a job that has ended without reading the link
         os.symlink(path, mark_of(number, owner))
 
 
 def helper_of(number: int, owner: int) -> Helper | None:
-    """The helper of the process *owner*, once it knows this loader. Nothing here is asked of pathlib, which would take
-    what a signal handler of the job raises for a failure of its own."""
+    """Return the helper of the process *owner*, once it knows this loader. Avoids pathlib, which would take an
+    exception of the job's signal handler for a failure of its own."""
     top = _directory()
     with suppress_own(OSError):
         for job in os.listdir(top):
@@ -451,7 +457,7 @@ def helper_of(number: int, owner: int) -> Helper | None:
 
 
 def at_exit(finish: Any) -> None:
-    """Call it when this process, a worker of multiprocessing, ends."""
+    """Call *finish* when this process, a worker of multiprocessing, ends."""
     from multiprocessing import util
 
     util.Finalize(None, finish, exitpriority=0)

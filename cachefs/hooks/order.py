@@ -1,11 +1,11 @@
-"""Which orders a loader's sampler is going to give, where that follows from what can be read without touching it.
+"""Foresees the orders that a loader's sampler will give, where they follow from what can be read without touching it.
 
 torch's own samplers draw from generators, whose states are read, and copied into generators of our own: the job's are
 never drawn from and never set. All epochs of a DistributedSampler follow from its seed. Any other sampler is left
-alone, unless it is pure (see cachefs.publishing.pure): what it gives is seen as the loader draws it.
+alone, unless it is pure (see cachefs.publishing.pure): its order is seen as the loader draws it.
 
-Attributes of samplers are read as they lie in the object. A sampler of which one is a property, or whose data has a
-length that only code of the job can tell, is not foreseen.
+Attributes of samplers are read as stored in the object. The order of a sampler is not foreseen where an attribute is a
+property, or only code of the job can tell the length of its data.
 """
 
 import sys
@@ -26,30 +26,31 @@ from cachefs.publishing.pure import is_pure, is_seedable, is_stateful
 
 AnyOrder = NDArray[numpy.int64]
 
-# An order that costs more than a permutation of so many samples is not foreseen: that takes 0.1 s, for which the job
-# waits. The order is read from the sampler's iterator, piece by piece.
+# Maximum cost of an order, in samples of a permutation: 0.1 s, for which the job waits. A more expensive order is read
+# from the sampler's iterator, piece by piece.
 MAX_SAMPLES: Final = 4 << 20
-# RandomSampler draws whole permutations: one of few samples takes 10 to 20 us, whatever it is worth.
+# Maximum number of permutations. RandomSampler draws whole ones, and even one of few samples takes 10 to 20 us.
 MAX_PERMUTATIONS: Final = 4 << 10
-# How many times as long as one sample of a permutation (25 ns) each of these takes: a sample that is drawn by weight
-# with replacement, a weight for it, a weight where samples are drawn without replacement, an item of a list.
+# Cost of an item, in samples of a permutation (25 ns): a sample drawn by weight with replacement, a weight for it, a
+# weight where samples are drawn without replacement, an item of a list.
 DRAWN_BY_WEIGHT: Final = 64
 WEIGHT: Final = 4
 WEIGHT_OF_ALL: Final = 16
 LISTED: Final = 2
-# Items of a list that are made an array at once.
+# Number of items of a list that are converted at once.
 PIECE: Final = 1 << 14
-# Drawing all orders that are foreseen takes so many seconds, at most; those that are not drawn by then are left out.
+# Maximum seconds for drawing all foreseen orders; those not drawn by then are left out.
 DRAWING_SECONDS: Final = 0.3
-# A pure sampler is iterated for so many seconds, about: it may be slow, or have no end. What it gives after that is
-# published as it is drawn.
+# Maximum seconds, about, for iterating a pure sampler, which may be slow, or endless. Later samples are published as
+# they are drawn.
 PURE_SECONDS: Final = 0.3
-# A sampler of which foreseeing has taken more seconds is not foreseen any more.
+# Seconds after which a sampler's orders are not foreseen any more.
 MOST_SECONDS: Final = 1.0
 
 
 class SamplerOrder:
-    """The sampler of one loader. The loader itself is not kept, since its workers end with the last reference to it."""
+    """Reads the sampler of one loader. Does not keep the loader itself, since its workers end with the last reference
+    to it."""
 
     def __init__(self, loader: Any) -> None:
         torch = sys.modules["torch"]
@@ -61,12 +62,12 @@ class SamplerOrder:
         self._loader_generator = settings.get("generator")
         # _BaseDataLoaderIter.__init__ draws a seed for workers, but only once where workers are persistent.
         self._draws_worker_seeds = not (settings.get("persistent_workers") and settings.get("num_workers"))
-        # torch's BatchSampler only groups what its own sampler gives.
+        # torch's BatchSampler only groups the items of its own sampler.
         self._groups = iterates_as(self._indices, data.BatchSampler) or is_stateful(self._indices, "BatchSampler")
         self._sampler = own_value(self._indices, "sampler") if self._groups else self._indices
         size = own_value(self._indices, "batch_size")
         self.batch_size = max(1, settings.get("batch_size") or (size if type(size) is int else 1))
-        # Samples of a batch, where a last one that is smaller is dropped, else 1; None where that cannot be read.
+        # Samples of a batch, where a smaller last one is dropped, else 1; None where this cannot be read.
         self._whole_batches: int | None = 1
         if self._groups and (drops_last := own_value(self._indices, "drop_last")) is not False:
             self._whole_batches = size if drops_last is True and type(size) is int and size > 0 else None
@@ -75,30 +76,30 @@ class SamplerOrder:
             self._sampler, "StatefulDistributedSampler"
         )
         self._kind = None if self._is_distributed else _kind_of(self._sampler, data)
-        self._is_too_slow = False  # has foreseeing taken longer than the job may wait?
+        self._is_too_slow = False  # whether foreseeing has taken longer than the job may wait
 
     @property
     def samplers(self) -> tuple[Any, ...]:
-        """What the loader draws from, and that from which this draws."""
+        """The sampler that the loader draws from, and the one that this draws from."""
         return (self._indices, self._sampler)
 
     @property
     def has_own_generator(self) -> bool:
-        """Is the sampler the only one that draws from its generator?"""
+        """Whether only the sampler draws from its generator."""
         return self._is_distributed or own_value(self._sampler, "generator") is not None or is_pure(self._sampler)
 
     @property
     def epoch(self) -> int:
-        """The epoch that a DistributedSampler is set to."""
+        """The epoch set in a DistributedSampler."""
         return self._number("epoch") or 0
 
     @property
     def length(self) -> int:
-        """Samples of an epoch of a DistributedSampler; 0 for others."""
+        """The number of samples in an epoch of a DistributedSampler; 0 for others."""
         return (self._number("num_samples") or 0) if self._is_distributed else 0
 
     def rank(self) -> tuple[int | None, int]:
-        """(rank, world size); (None, 1) where only the environment may know."""
+        """Return (rank, world size); (None, 1) where only the environment may tell."""
         distributed = getattr(self._torch, "distributed", None)
         if self._is_distributed:
             rank, replicas = self._number("rank"), self._number("num_replicas")
@@ -109,7 +110,8 @@ class SamplerOrder:
         return None, 1
 
     def spec(self) -> dict[str, Any] | None:
-        """The fields, except the number of epochs, of the SamplerSpec that gives all epochs, where there is one."""
+        """Return the fields, except the number of epochs, of the SamplerSpec that gives all epochs; None without
+        one."""
         if not self._is_distributed:
             return None
         found = {
@@ -122,22 +124,22 @@ class SamplerOrder:
         }
         if None in found.values() or self._number("epoch") is None:
             return None
-        # The sampler has counted its samples when it was made. A dataset that has grown since fails in torch.
+        # The sampler counts its samples when it is made. A dataset that has grown since fails in torch.
         size, replicas = found["size"], found["replicas"]
         counted = max(0, size - replicas + 1) if found["drop_last"] and size % replicas else size
         return {"kind": "torch-distributed", **found} if -(-counted // replicas) == self.length else None
 
     def foresee(self) -> list[AnyOrder] | None:
-        """The orders of the epoch that is about to begin and of those after it, each of shape (n,), int64.
+        """Return the orders of the epoch that is about to begin and of those after it, each of shape (n,), int64.
 
-        For a known sampler; None where it draws from a generator that cannot be copied, as one on a GPU, or where
-        something of it cannot be read. The orders after the first are right if each epoch is read to its end and
+        None for an unknown sampler, where the sampler draws from a generator that cannot be copied, such as one on a
+        GPU, and where an attribute cannot be read. The later orders are right if each epoch is read to its end and
         nothing else draws from the generators; there is none where they depend on what the job does to the sampler in
-        between. A rank of many says one more: nodes that share a cache say of each block who keeps it, before the epoch
-        begins that settles it.
+        between. With several ranks there is one more order: nodes that share a cache settle the keeper of each block
+        before the epoch begins.
         """
         if self._is_too_slow or self._torch._C._len_torch_dispatch_stack() or self._whole_batches is None:
-            return None  # what torch computes now is not computed as usual
+            return None  # torch does not compute as usual now
         begun = clock.monotonic()
         with self._torch._C.DisableTorchFunction():
             found = self._orders()
@@ -170,11 +172,11 @@ class SamplerOrder:
         return found or None
 
     def _ahead(self) -> int:
-        """How many epochs after the current one are foreseen."""
+        """Return how many epochs after the current one are foreseen."""
         return 2 if self.rank()[1] > 1 else 1
 
     def _drawing(self) -> "_Drawing | None":
-        """All that is needed to draw as the sampler does; None where that cannot be done, or takes too long."""
+        """Return the state needed to draw as the sampler does; None where that is impossible, or takes too long."""
         kind, torch = self._kind, self._torch
         if kind is None:
             return None
@@ -187,7 +189,8 @@ class SamplerOrder:
         return drawing if cost is not None and 0 < cost <= MAX_SAMPLES else None
 
     def _of_rank(self) -> AnyOrder | None:
-        """The epoch of a DistributedSampler: torch's own code runs on a copy, whose dataset is only as long."""
+        """Return the epoch of a DistributedSampler. Runs torch's own code on a copy, whose dataset is a range of equal
+        length."""
         spec = self.spec()
         if spec is None or spec["size"] > MAX_SAMPLES:
             return None
@@ -200,8 +203,8 @@ class SamplerOrder:
         return value if type(value) is int else None
 
     def _first_samples(self) -> AnyOrder | None:
-        """What a pure sampler gives within PURE_SECONDS after its first sample, which it may compute all others for.
-        None where that is no sample numbers."""
+        """Return the samples of a pure sampler within PURE_SECONDS after its first sample, for which it may compute all
+        others. None where they are no sample numbers."""
         taken = array("q")
         deadline: float | None = None
         sampler: Any = self._sampler
@@ -225,13 +228,13 @@ class SamplerOrder:
 
 
 class _TooSlow(Exception):
-    """Drawing an order takes longer than the job may wait."""
+    """Raised where drawing an order takes longer than the job may wait."""
 
 
 class _Drawing:
-    """What a sampler draws with: its attributes, and copies of generators.
+    """A sampler's state for drawing: its attributes, and copies of generators.
 
-    Each copy has the state that the job's generator had when it was first asked for.
+    Each copy has the state of the job's generator when it was first needed.
     """
 
     def __init__(self, torch: Any, values: dict[str, Any]) -> None:
@@ -241,13 +244,13 @@ class _Drawing:
         self._begun = clock.monotonic()
 
     def check_time(self, more: float = 0.0) -> None:
-        """Raises _TooSlow where what comes next would end too late. more: how long that takes, as a part of what all
-        has taken so far."""
+        """Raises _TooSlow where the next step would end too late. more: its duration, as a part of the time taken so
+        far."""
         if (1 + more) * (clock.monotonic() - self._begun) > DRAWING_SECONDS:
             raise _TooSlow
 
     def many(self, draw: Callable[[int], Any], sizes: Iterable[int]) -> list[Any]:
-        """Returns what *draw* gives for each of *sizes*. Raises _TooSlow."""
+        """Return the results of *draw* for *sizes*. Raises _TooSlow."""
         found = []
         for size in sizes:
             self.check_time()
@@ -255,7 +258,7 @@ class _Drawing:
         return found
 
     def of(self, generator: Any) -> Any:
-        """Returns the copy of one of the job's generators; None means torch's default one."""
+        """Return the copy of one of the job's generators; None stands for torch's default one."""
         given = self.torch.default_generator if generator is None else generator
         copy = self._copies.get(id(given))
         if copy is None:
@@ -268,7 +271,7 @@ class _Drawing:
         return order
 
     def number(self, generator: Any) -> int:
-        """Draws a number as samplers and loaders draw it for a seed."""
+        """Draw a number as samplers and loaders draw a seed."""
         drawn = self.torch.empty((), dtype=self.torch.int64, device="cpu").random_(generator=self.of(generator))
         return int(drawn.item())
 
@@ -278,12 +281,12 @@ class _Drawing:
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """How one of torch's samplers draws."""
+    """The way in which one of torch's samplers draws."""
 
     attributes: tuple[str, ...]
-    # How many samples a permutation has that takes as long to draw; None where that cannot be read, or is too much.
+    # Size of a permutation that takes as long to draw; None where that cannot be read, or is too much.
     cost: Callable[[_Drawing], int | None]
-    # What it gives, now (0) or the next time (1); None where that is no numbers.
+    # The samples of the current epoch (0) or of the next one (1); None where they are no numbers.
     draw: Callable[[_Drawing, int], AnyOrder | None]
 
 
@@ -311,7 +314,7 @@ def _cost_at_random(drawing: _Drawing) -> int | None:
         return None
     if drawing.values["replacement"]:
         return found
-    # Of each permutation that is begun, all is drawn.
+    # Each permutation that is begun is drawn whole.
     return max(found, size) if found // size < MAX_PERMUTATIONS else None
 
 
@@ -333,7 +336,7 @@ def _at_random_seeded(drawing: _Drawing, ahead: int) -> AnyOrder:
 
 
 def _at_random_with(drawing: _Drawing, generator: Any, *, is_kept: bool = False) -> AnyOrder:
-    """What RandomSampler draws from *generator*. is_kept: the next epoch is drawn from it too."""
+    """Draw as RandomSampler does from *generator*. is_kept: the next epoch is drawn from it too."""
     torch, size = drawing.torch, _length_of_data(drawing) or 0
     number = drawing.values["_num_samples"]
     number = size if number is None else number
@@ -351,7 +354,7 @@ def _cost_of_subset(drawing: _Drawing) -> int | None:
     indices = drawing.values["indices"]
     if type(indices) in (list, tuple):
         return LISTED * len(indices)
-    # Any other sequence may compute its items, or read them.
+    # Any other sequence may compute its items, or read them from a file.
     is_here = type(indices) is range or (type(indices) is numpy.ndarray and is_in_memory(indices))
     return len(indices) if is_here else None
 
@@ -402,7 +405,7 @@ _KINDS: Final = {
 
 
 def numbers_in(index: Any) -> list[int] | None:
-    """The sample numbers in what a sampler gives: a number, or a batch of numbers. None where it is anything else.
+    """Return the sample numbers in a sampler's item: a number, or a batch of numbers. None for anything else.
 
     torch asks the dataset once for each item of a batch. An item that is no number, such as (sample, size), may mean
     anything to the dataset.
@@ -420,7 +423,7 @@ def numbers_in(index: Any) -> list[int] | None:
 
 
 def number_in(item: Any) -> int | None:
-    """The sample number that one item of a batch is; None where it is anything else."""
+    """Return the sample number in one item of a batch; None for anything else."""
     if _is_number(type(item)):
         return int(item)
     array = array_in(item)
@@ -428,18 +431,19 @@ def number_in(item: Any) -> int | None:
 
 
 def array_in(value: Any) -> NDArray[Any] | None:
-    """The integers of an array of numpy, or of a tensor on the CPU, that is of no class of the job's own."""
+    """Return the integers of a numpy array, or of a tensor on the CPU; None for classes of the job's own and other
+    values."""
     torch = sys.modules.get("torch")
     if torch is not None and type(value) is torch.Tensor and not torch._C._len_torch_dispatch_stack():
         with torch._C.DisableTorchFunction():
-            # A tensor on a GPU would be waited for.
+            # A tensor on a GPU would have to be waited for.
             is_here = value.device.type == "cpu" and value.layout == torch.strided and not value.is_floating_point()
             value = value.numpy() if is_here and not value.is_complex() else None
     return value if type(value) is numpy.ndarray and value.dtype.kind in "iu" else None
 
 
 def iterates_as(sampler: Any, kind: Any) -> bool:
-    """Is it of this kind, or of a derived class that does not change how it is iterated?"""
+    """Return whether the sampler is of this kind, or of a derived class that does not change its iteration."""
     # isinstance would ask the sampler for its __class__.
     return issubclass(type(sampler), kind) and type(sampler).__iter__ is kind.__iter__
 
@@ -449,5 +453,5 @@ def _is_number(kind: type) -> bool:
 
 
 def _is_plain(torch: Any, generator: Any) -> bool:
-    """Is it one of torch's generators, on the CPU?"""
+    """Return whether it is one of torch's generators, on the CPU."""
     return type(generator) is torch.Generator and generator.device.type == "cpu"

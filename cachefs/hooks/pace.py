@@ -1,8 +1,8 @@
-"""When the job's loop asks a loader for a batch, and when it gets the batch.
+"""Records when the job's loop asks a loader for a batch, and when it gets the batch.
 
 `for batch in loader` looks up `__next__` of torch's iterator for each batch, and torch counts the batch in
-`_num_yielded` just before it is returned. Both are descriptors: the first returns the method itself, the second keeps
-the number where torch would, in the iterator. So nothing of ours is on the stack while the loader works.
+`_num_yielded` just before returning it. Both are descriptors: the first returns the method itself, the second keeps the
+number where torch would, in the iterator. So no frame of ours is on the stack while the loader works.
 """
 
 import functools
@@ -15,7 +15,7 @@ from cachefs.publishing.foreign import is_foreign
 
 
 class Next:
-    """`_BaseDataLoaderIter.__next__`."""
+    """Descriptor in place of `_BaseDataLoaderIter.__next__`."""
 
     def __init__(self, method: Any) -> None:
         functools.update_wrapper(self, method)  # type: ignore[arg-type]
@@ -31,7 +31,8 @@ class Next:
 
 
 class Yielded:
-    """`_BaseDataLoaderIter._num_yielded`: how many batches of its epoch an iterator has given."""
+    """Descriptor in place of `_BaseDataLoaderIter._num_yielded`, the number of batches that an iterator has given in
+    its epoch."""
 
     def __get__(self, iterator: Any, kind: Any = None) -> Any:
         if iterator is None:
@@ -47,7 +48,7 @@ class Yielded:
         if progress is not None:
             try:
                 progress.got(iterator, clock.monotonic_ns(), sys._getframe(1))
-            except Exception as error:  # whatever is wrong here is no reason to end the job
+            except Exception as error:  # no failure here may end the job
                 if is_foreign(error):
                     raise
                 warn(f"cannot tell how long a DataLoader takes ({error!r})")

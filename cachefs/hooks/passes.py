@@ -1,5 +1,5 @@
-"""Where a sampler without an end begins another epoch: loaders that never end their workers go through one and the same
-batch sampler again and again, and for them an epoch is as long as that."""
+"""Detects where an endless sampler begins another epoch. Loaders that never end their workers go through one batch
+sampler again and again, and an epoch is one such pass."""
 
 import gc
 import weakref
@@ -13,12 +13,13 @@ class Passes:
     """The passes of one sampler's iterator."""
 
     def __init__(self) -> None:
-        # What goes through the batch sampler now. It is not kept alive: the job may see when it ends.
+        # The generator that goes through the batch sampler now. A weak reference, since the job may see when it ends.
         self._current: weakref.ref[Any] | None = None
         self._sampler: weakref.ref[Any] | None = None
 
     def has_begun_another(self, iterator: Any) -> bool:
-        """Is the batch sampler, in the iterator that has just given something, gone through once more? Costs 3 us."""
+        """Return whether *iterator*, which has just given an item, has begun another pass of its batch sampler. Takes 3
+        us."""
         if type(iterator) is not GeneratorType or reader_of(iterator) is not None:
             return False
         inside = [one for one in gc.get_referents(iterator) if type(one) is GeneratorType]

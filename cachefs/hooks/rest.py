@@ -1,7 +1,7 @@
-"""What an iterator of Python itself still gives, read without advancing it.
+"""Reads the remaining items of Python's own iterators without advancing them.
 
-A list is read from one place on, in pieces, until MOST_NUMBERS are read or READ_SECONDS are over: the job waits
-meanwhile. What is read is then only the beginning, and the rest of the list is read when the job comes there.
+A list is read from one place on, in pieces, until MOST_NUMBERS are read or READ_SECONDS are over, since the job waits
+meanwhile. The result is then only the beginning, and the rest of the list is read when the job comes there.
 """
 
 import gc
@@ -17,35 +17,35 @@ from cachefs.hooks.order import AnyOrder, array_in, numbers_in
 from cachefs.publishing import clock
 from cachefs.publishing.in_memory import is_in_memory
 
-# Iterators of Python itself that are over something: `iter` of a list, a tuple, a range, and of what has items only, as
-# numpy's arrays.
+# Types of Python's own iterators over a sequence: `iter` of a list, a tuple, a range, and of an object with
+# `__getitem__` only, such as numpy's arrays.
 OVER_SEQUENCES: Final[tuple[type, ...]] = (
     type(iter([])), type(iter(())), type(iter(range(0))), type(iter(range(1 << 70))), type(iter(numpy.arange(0))),
 )  # fmt: skip
-# Numbers that are read at once, and the seconds after which no further piece is begun.
+# Maximum number of numbers read at once, and the seconds after which no further piece is begun.
 MOST_NUMBERS: Final = 4 << 20
 READ_SECONDS: Final = 0.1
-# Items of the largest piece, and how many times as many items each piece has as the one before.
+# Maximum items of a piece, and growth from one piece to the next.
 _PIECE: Final = 1 << 14
 _GROWTH: Final = 8
 
 
 class Unreadable(Exception):
-    """A list whose items are no sample numbers. To read it again would be in vain, and cost the same."""
+    """Raised for a list whose items are no sample numbers. Reading it again would fail at the same cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """What an iterator will still give, or the beginning of it."""
+    """The remaining items of an iterator, or the beginning of them."""
 
     samples: AnyOrder  # shape (n,)
-    # Samples of each of the batches, shape (batches,); None where it gives samples one by one.
+    # Samples of each batch, shape (batches,); None where the samples come one by one.
     sizes: AnyOrder | None = None
-    # Is nothing left out behind these samples?
+    # Whether nothing is left out after these samples.
     is_whole: bool = True
 
     def in_batches(self, size: int, *, drop_last: bool) -> "Rest":
-        """The same in batches of *size*."""
+        """Return the same samples in batches of *size*."""
         whole, last = divmod(len(self.samples), size)
         sizes = numpy.full(whole + (last > 0 and self.is_whole and not drop_last), size, dtype=numpy.int64)
         if len(sizes) > whole:
@@ -53,13 +53,14 @@ class Rest:
         return Rest(self.samples[: int(sizes.sum())], sizes, self.is_whole)
 
     def beginning(self, samples: int) -> "Rest":
-        """As far as the first so many samples go, where they come one by one."""
+        """Return the first *samples* of them, where they come one by one."""
         is_whole = self.is_whole or samples <= len(self.samples)
         return Rest(self.samples[: max(0, samples)], self.sizes, is_whole)
 
 
 def items_behind(iterator: Any) -> tuple[Any, int] | None:
-    """(what one of OVER_SEQUENCES goes through, items of it that it has given); None where it has ended."""
+    """Return (sequence behind one of OVER_SEQUENCES, number of its items that were given); None where the iterator has
+    ended."""
     _, (items, *_), *place = iterator.__reduce__()
     if type(items) not in (list, tuple, range):
         items = array_in(items)
@@ -69,13 +70,13 @@ def items_behind(iterator: Any) -> tuple[Any, int] | None:
 
 
 def inside(iterator: Any, kinds: tuple[type, ...] = (GeneratorType, *OVER_SEQUENCES)) -> list[Any]:
-    """What an iterator of C, or the frame of a generator, refers to of these *kinds*, found without making a frame
-    object or a copy of its variables."""
+    """Return the objects of these *kinds* that an iterator of C, or a generator's frame, refers to, without making a
+    frame object or a copy of its variables."""
     return list({id(one): one for one in gc.get_referents(iterator) if type(one) in kinds}.values())
 
 
 def rest_of_items(iterator: Any) -> Rest | None:
-    """None where the iterator is no one of OVER_SEQUENCES, or has ended. Raises Unreadable."""
+    """Return the rest of one of OVER_SEQUENCES; None for other iterators, and ended ones. Raises Unreadable."""
     if type(iterator) not in OVER_SEQUENCES:
         return None
     found = items_behind(iterator)
@@ -85,9 +86,9 @@ def rest_of_items(iterator: Any) -> Rest | None:
 
 
 def read(items: Any, begin: int = 0, most: int | None = None) -> Rest:
-    """Reads the sample numbers of a list, tuple, range or array from one of its items on.
+    """Return the sample numbers of a list, tuple, range or array from item *begin* on.
 
-    Raises Unreadable where the first one is no number, and no batch of numbers; a later one ends what is read.
+    Raises Unreadable where the first item is neither a number nor a batch of numbers; a later one ends the result.
     """
     most = MOST_NUMBERS if most is None else most
     if type(items) is range:
@@ -137,7 +138,7 @@ def _read_pieces(items: Sequence[Any], begin: int, most: int, *, is_batched: boo
 
 
 def _piece(items: Sequence[Any]) -> tuple[AnyOrder, AnyOrder] | None:
-    """The numbers in some items, and how many there are in each; None where there is anything else."""
+    """Return the numbers in some items, and the count in each; None where there is anything else."""
     kinds = set(map(type, items))
     if kinds == {int}:
         numbers = _array_of(items)

@@ -1,5 +1,5 @@
-"""Lists and arrays that a sampler of the job's own may be going through: those that its iterators, the frames of its
-generators and its attributes refer to. They are read without running code of the job, and within bounds."""
+"""Finds lists and arrays that a sampler of the job's own may be going through: those that its iterators, the frames of
+its generators and its attributes refer to. Reads them without running code of the job, and within bounds."""
 
 import contextlib
 import gc
@@ -15,8 +15,8 @@ from cachefs.hooks.rest import OVER_SEQUENCES, Unreadable, items_behind, read
 from cachefs.publishing.attributes import fields
 from cachefs.publishing.in_memory import is_in_memory
 
-# Objects that are looked at, one behind the other, and items of all sequences together. Batches in a list count as one
-# each: they are read in pieces (cachefs.hooks.rest).
+# Maximum number of objects examined, and of items in all sequences. A batch in a list counts as one item: lists are
+# read in pieces (cachefs.hooks.rest).
 MOST_OBJECTS: Final = 256
 MOST_ITEMS: Final = 4 << 20
 _DEPTH: Final = 8
@@ -24,9 +24,9 @@ _NOT_ENTERED: Final = (ModuleType, FunctionType, CodeType, type)
 
 
 def sequences(iterator: Any, samplers: tuple[Any, ...]) -> Iterator[Any]:
-    """Lists, tuples, ranges, double-ended queues and arrays of integers, each once, of two items or more.
+    """Yield lists, tuples, ranges, double-ended queues and arrays of integers, each once, of two items or more.
 
-    iterator: of a loader's samples or batches; samplers: those that it is of.
+    iterator: of a loader's samples or batches; samplers: those that made it.
     """
     waiting: deque[tuple[Any, int]] = deque((one, 0) for one in (iterator, *samplers))
     seen: dict[int, Any] = {}
@@ -50,7 +50,7 @@ def sequences(iterator: Any, samplers: tuple[Any, ...]) -> Iterator[Any]:
 
 
 def as_sequence(thing: Any) -> Any:
-    """The thing itself, or a copy of it that can be sliced; None where it is no sequence that can be read."""
+    """Return the thing itself, or a copy that can be sliced; None where it is no readable sequence."""
     if type(thing) in (list, tuple, range):
         # Iterators in a tuple are those of an iterator of C.
         return None if type(thing) is tuple and thing and _is_iterator(thing[0]) else thing
@@ -61,7 +61,7 @@ def as_sequence(thing: Any) -> Any:
 
 
 def _behind(thing: Any) -> list[Any]:
-    """What to look at next behind this one."""
+    """Return the objects to examine next behind this one."""
     if type(thing) in OVER_SEQUENCES:
         found = items_behind(thing)
         return [found[0]] if found is not None else []
@@ -75,14 +75,14 @@ def _behind(thing: Any) -> list[Any]:
 
 
 def _is_worth_a_look(thing: Any) -> bool:
-    """Of what a generator's frame refers to."""
+    """Return whether to examine an object that a generator's frame refers to."""
     if as_sequence(thing) is not None or _is_iterator(thing) or type(thing) in (CellType, tuple):
         return True
     return _has(thing, "__iter__") and _is_object(thing)
 
 
 def _is_entered(name: str, thing: Any) -> bool:
-    """Of the attributes of a sampler or an iterator: other iterators and samplers."""
+    """Return whether to examine an attribute of a sampler or an iterator: other iterators and samplers are."""
     return _is_iterator(thing) or ("sampler" in name and _is_object(thing))
 
 
@@ -99,7 +99,7 @@ def _has(thing: Any, method: str) -> bool:
 
 
 def _in_turns(rows: Any) -> Iterator[Any]:
-    """What a zip of iterators over sequences gives, row by row."""
+    """Yield the items of a zip of iterators over sequences, as rows of an array."""
     _, columns = rows.__reduce__()[:2]
     found = [items_behind(one) if type(one) in OVER_SEQUENCES else None for one in columns]
     if len(found) < 2 or None in found:

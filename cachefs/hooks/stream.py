@@ -1,4 +1,4 @@
-"""A loader of an IterableDataset: its shards, where these and their order are known."""
+"""Watches a loader of an IterableDataset: its shards, where these and their order are known."""
 
 import inspect
 import os
@@ -22,26 +22,27 @@ from cachefs.publishing.publication import Publication, close_with
 from cachefs.publishing.run_record import is_quiet
 from cachefs.publishing.tally import Stopwatch
 
-# Shards that are looked at to see whether they are below a mount.
+# Number of shards that are tested for whether they lie below a mount.
 PROBES: Final = 16
-# Containers of a batch that are looked into, one in the other.
+# Maximum depth of nested containers of a batch that are examined.
 _DEPTH: Final = 8
 
 
 def shards_of(dataset: Any) -> Shards | None:
-    """None where the shards are no files, or where their order does not follow from what can be read."""
+    """Return the shards of a dataset; None where they are no files, or their order does not follow from what can be
+    read."""
     return webdataset.shards_of(dataset) or hugging_face.shards_of(dataset) or mds.shards_of(dataset)
 
 
 class Stream:
-    """A loader of an IterableDataset. Where its shards and their order are known, these are what is published: a shard
-    is a sample. Otherwise it alone knows what it reads: that is said, once it reads from a mount."""
+    """A loader of an IterableDataset. Publishes its shards as samples, where they and their order are known. Otherwise
+    publishes a note that its reads are unknown, once it reads from a mount."""
 
     def __init__(self, loader: Any, opening: dict[str, Any]) -> None:
         """opening: of the publication, where there has to be one."""
         self.number = opened.new_number()
         self.stopwatch = Stopwatch()
-        self.epoch_length = 0  # samples; nobody knows
+        self.epoch_length = 0  # samples; unknown
         self._opening = opening
         settings = fields(loader)
         self._workers = settings.get("num_workers") or 0
@@ -53,18 +54,18 @@ class Stream:
         self._publication: Publication | None = None
         self._orders: dict[int, list[int]] = {}  # as published, by epoch
         weakref.finalize(self, opened.note_end, self.number, self._mark, os.getpid())
-        self._files: tuple[str, ...] = ()  # that were published
-        self._is_elsewhere = False  # its files are below no mount
-        self._takes_too_long = False  # to compute their order
-        # Shards whose order is not known are brought one after the other, as who reads one shows.
+        self._files: tuple[str, ...] = ()  # as published
+        self._is_elsewhere = False  # whether its files are below no mount
+        self._takes_too_long = False  # whether computing the order takes too long
+        # Without a known order, shards are fetched one after the other, as the reads show, and no note is needed.
         self._is_told = lists_files_of_a_mount(listing(settings.get("dataset")))
 
     def begin(self, iterator: Any, dataset: Any) -> None:
-        """An epoch begins. dataset: that torch's iterator reads from."""
+        """Begin an epoch. dataset: the one that torch's iterator reads from."""
         number = self._begun
         self._begun += 1
         shards = self._shards(dataset)
-        # A loader that goes on in the middle of an epoch has its workers leave out the shards that were read.
+        # A loader that resumes in the middle of an epoch has its workers skip the shards that were read.
         if shards is None or self._publication is None or skipped(iterator) or self._takes_too_long:
             return
         found = shards.orders(number, self._workers, keeps_workers=self._keeps_workers)
@@ -77,7 +78,8 @@ class Stream:
         self._publication.progress(number, 0)
 
     def _shards(self, dataset: Any) -> Shards | None:
-        """Of the epoch that begins, where they are below a mount. Their files are published the first time."""
+        """Return the shards of the epoch that begins, where they are below a mount. Publishes their files the first
+        time."""
         shards = shards_of(dataset) if not self._is_elsewhere else None
         if shards is None or shards.files == self._files:
             return shards
@@ -96,53 +98,56 @@ class Stream:
         close_with(self, publication)
 
     def drew(self, index: Any, iterator: Any, delivered: int, dataset: Any) -> None:
-        """A batch was asked for."""
+        """Record that a batch was asked for."""
         path = "" if self._files or self._is_told else opened.what_was_opened(self.number, self._mark)
         if path:
             self._is_told = True
             self._publish_as(Publication((), self._opening))
             assert self._publication is not None
             self._publication.note(Unknown.STREAM, path)
-            # Here, since a stream tells the helper nothing after this, and so would not hear it.
+            # Printed here, since a stream sends the helper nothing after this, and so would not receive the helper's
+            # line.
             if not is_quiet():
                 line = words(Unknown.STREAM, self._opening["dataset"], "", self._opening["place"])
                 say_once(f"{line}; {THE_JOB_GOES_ON}")
 
     def samples_in(self, caller: FrameType, drawn: int) -> int | None:
-        """Returns how many samples came, or None where that cannot be seen. Each worker's last batch has fewer than the
-        *drawn* ones that were asked for.
+        """Return how many samples came, or None where that cannot be seen. Each worker's last batch may have fewer than
+        the *drawn* ones.
 
-        caller: torch's function that has the batch."""
+        caller: torch's function with the batch.
+        """
         if self._batch_length is None:
             return drawn
         names = caller.f_locals
         length = self._batch_length.read(names.get("data"), drawn)
         if type(names) is dict and caller.f_code.co_flags & inspect.CO_OPTIMIZED:
-            names.clear()  # a copy, before Python 3.13, which the frame would keep until it is asked for again
+            names.clear()  # a copy, before Python 3.13, which the frame would keep until the next access
         return length
 
     def tell(self) -> None:
-        """The stopwatch has gone on."""
+        """Publish the stopwatch's tally."""
         if self._publication is not None:
             self._publication.tally(self.stopwatch.tally)
 
     def move(self, delivered: int, *, at_end: bool = False) -> None:
-        """So many samples are delivered."""
+        """Has no effect: positions of streams are not published."""
 
 
 class BatchLength:
-    """Reads how many samples the batches of one loader have, of which none has more than were asked for.
+    """Reads the number of samples in the batches of one loader, at most the number that was asked for.
 
-    torch's own collate function leaves nothing but containers of equal length in a batch. What a function of the job
-    makes has a length that was as large as the first full batch; without such a length its samples are not known."""
+    torch's own collate function leaves nothing but containers of equal length in a batch. For a function of the job,
+    the length is the one that equalled the size of the first full batch; without such a length the number is unknown.
+    """
 
     def __init__(self, collate: Any) -> None:
         torch = sys.modules.get("torch")
         self._is_torchs = torch is not None and collate is torch.utils.data.default_collate
-        self._places: list[int] = []  # in `lengths_in`, of the lengths that a full batch has had
+        self._places: list[int] = []  # indices in `lengths_in` of the lengths that a full batch has had
 
     def read(self, batch: Any, asked: int) -> int | None:
-        """Returns the samples of a batch for which so many were *asked*; None where no length says them."""
+        """Return the number of samples of a batch, of which *asked* were requested; None where no length tells."""
         lengths, end = lengths_in(batch)
         if self._is_torchs and lengths and (type(end) in (str, bytes) or _shape_of(end)):
             return min(lengths[-1], asked)
@@ -152,8 +157,8 @@ class BatchLength:
 
 
 def lengths_in(batch: Any) -> tuple[list[int], Any]:
-    """Returns the lengths of a batch, of the first thing in it, of the first in that, and so on; and what is in the
-    last of these. Runs no code of the job."""
+    """Return the lengths of a batch, of its first item, of the first item of that, and so on; and the content of the
+    last one. Runs no code of the job."""
     found: list[int] = []
     for _ in range(_DEPTH):
         kind = type(batch)
@@ -174,7 +179,7 @@ def lengths_in(batch: Any) -> tuple[list[int], Any]:
 
 
 def _shape_of(value: Any) -> tuple[int, ...]:
-    """The shape of an array of numpy, or of a tensor, that is of no class of the job's own; else none."""
+    """Return the shape of a numpy array, or of a tensor; () for classes of the job's own and other values."""
     if type(value) is numpy.ndarray:
         return tuple(value.shape)
     torch = sys.modules.get("torch")

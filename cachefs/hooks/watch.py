@@ -1,8 +1,8 @@
-"""One loader that is watched: what is published of its epochs, and how far it is.
+"""Watches one loader: publishes its epochs, and its position.
 
 An epoch is published when it begins, where its order follows from what can be read, or lies ready in the sampler's
-iterator. What remains is published as it is drawn, in parts, since a loader with workers draws batches ahead. For the
-daemon every part is an epoch of its own; it is told which epoch of the job it is a part of.
+iterator. The rest is published as it is drawn, in parts, since a loader with workers draws batches ahead. The daemon
+handles each part as an epoch of its own, and knows which epoch of the job it is a part of.
 """
 
 import os
@@ -33,46 +33,45 @@ from cachefs.publishing.places import Places
 from cachefs.publishing.publication import Publication, close_with
 from cachefs.publishing.tally import Stopwatch
 
-# Epochs that are published where they follow from a spec: a job does not say how many it will run.
+# Number of epochs published from a spec: a job does not say how many it will run.
 EPOCHS_AHEAD: Final = 1000
-# Characters of a column's name that are told.
+# Maximum length of a column's name in characters.
 MOST_NAME: Final = 100
-# Batches after which an order counts as not known: it is looked for in the first sixteen of an epoch, and in the epoch
-# before.
+# Number of batches after which an order counts as unknown: it is searched for in the first sixteen of an epoch, and in
+# the previous epoch.
 MANY_BATCHES: Final = 32
-# Seconds between two parts of an epoch, at least: each costs the daemon about 1 ms.
+# Minimum seconds between two parts of an epoch: each costs the daemon about 1 ms.
 PART_SECONDS: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of an epoch that was published, or all of it."""
+    """A published part of an epoch, or the whole epoch."""
 
-    # Its number for the daemon, which takes it for an epoch.
+    # Number of the part, which is an epoch for the daemon.
     number: int
-    # Its samples among those of the epoch: the first, and the one after the last.
+    # Range of its samples in the epoch.
     start: int
     end: float
-    # Its samples, where they are a guess.
+    # The samples, where they are guessed.
     guessed: AnyOrder | None = None
-    # How many samples the sampler's iterator had given when the epoch began that it is a part of.
+    # Number of samples that the sampler's iterator had given when the epoch began.
     epoch_start: int = 0
 
 
 class Watch:
-    """One loader, from its first epoch to its end.
+    """Watches one loader, from its first epoch to its end.
 
-    A loader of which nobody knows whether it reads from a mount costs nothing, and publishes nothing, until a file
-    under a mount was opened for one of its samples; its dataset, or an argument of the program, may name a directory of
-    a mount before. It has more attributes than most classes: they are what is known of
-    one loader, and of the epoch that it is in.
+    A loader that is not known to read from a mount costs nothing, and publishes nothing, until a file under a mount is
+    opened for one of its samples. It is known from the start where its dataset, or an argument of the program, names a
+    directory of a mount.
     """
 
     def __init__(
         self, loader: Any, sampler: SamplerOrder, opening: dict[str, Any], files: Sequence[str] | None, found: Listing
     ) -> None:
-        """opening: of the publication; files: of the samples, None where they have to be learned; found: what the
-        dataset lists."""
+        """opening: of the publication; files: of the samples, None where they have to be learned; found: the dataset's
+        listing."""
         self.number = opened.new_number()  # of the loader in this process
         self.stopwatch = Stopwatch()
         self._mark = opened.mark_of(self.number, os.getpid())
@@ -80,40 +79,41 @@ class Watch:
         self._opening = opening
         self._publication: Publication | None = None
         settings = fields(loader)
-        # Batches, drawn before they are read.
+        # Batches that are drawn before they are read.
         self._ahead = max(1, (settings.get("num_workers") or 0) * (settings.get("prefetch_factor") or 0))
-        # Samples of the dataset; None until they are known. One more than the largest number that was drawn until then.
+        # Samples of the dataset; None until they are known. `_largest` is one more than the largest number drawn until
+        # then.
         self._length = len(files) if files is not None else length_of(settings.get("dataset"))
         self._largest = 0
         self._reads_a_mount = files is not None or names_a_mount(found)
-        # What is known of the epoch:
+        # The state of the epoch:
         self._number = -1  # of its latest part
         self._spec: dict[str, Any] | None = None  # as last published
-        self._follows_spec = True  # have all epochs since it is published been those of a spec?
-        self._parts: deque[_Part] = deque()  # those published that are not delivered
-        self._expected: AnyOrder | None = None  # its samples, until it is seen whether they come so
-        self._guesses: list[AnyOrder] = []  # the orders that the next epochs are expected to have
-        # Are guesses published? They are where the last one was right, or nobody else draws from the generator.
+        self._follows_spec = True  # whether all epochs since the publication were those of a spec
+        self._parts: deque[_Part] = deque()  # published parts that are not delivered
+        self._expected: AnyOrder | None = None  # samples of the epoch, until they are compared with the first batch
+        self._guesses: list[AnyOrder] = []  # expected orders of the next epochs
+        # Whether guesses are published: the last one was right, or only the sampler draws from its generator.
         self._trusts = sampler.has_own_generator
         self._begun = 0  # epochs
         self._pass = Passes()
         self._epoch_start = 0  # samples that the sampler's iterator had given when the epoch began
-        self._skipped = 0  # samples of the epoch that came before it was resumed here
+        self._skipped = 0  # samples of the epoch before the point where it was resumed here
         self._drawn = 0  # samples
-        # May the rest of the sampler's list be read? To read what is no numbers once an epoch is enough.
+        # Whether the rest of the sampler's list may be read. One failure in an epoch is enough.
         self._can_read_rest = True
-        # How many samples are drawn when the list is read further, of which the beginning was read.
+        # Number of drawn samples at which the list is read further, of which only the beginning was read.
         self._read_again_at = inf
         self._fresh: list[int] | None = []  # samples drawn and not published; None where they are no numbers
         self._seeming = Guesses(sampler.samplers)
-        # Of the first epoch, while nobody knows whether it is read from a mount: what the sampler will give, and the
-        # samples that it has given first.
+        # Of the first epoch, while it is unknown whether it is read from a mount: the samples that the sampler will
+        # give, and those that it has given first.
         self._foreseen: list[AnyOrder] | None = None
         self._first: list[int] | None = None
-        # Batches, one after the other, that came without anybody knowing what follows; but for those with which an
-        # epoch begins, as many as are drawn ahead anyway: of a short epoch that is all.
+        # Successive batches without a known continuation, except those at the beginning of an epoch that are drawn
+        # ahead anyway: a short epoch has no others.
         self._blind = 0
-        self._unknown = ""  # what was told of it that is not understood
+        self._unknown = ""  # what was reported as not understood
         self._cut_at = 0.0  # when the latest part was published (monotonic seconds)
         weakref.finalize(self, opened.note_end, self.number, self._mark, os.getpid())
         if files is not None:
@@ -123,8 +123,8 @@ class Watch:
 
     @property
     def epoch_length(self) -> int:
-        """Samples of the epoch that begins, as far as anybody knows: as its order says, else as many as its last epoch
-        had, else the rank's part of the dataset."""
+        """The number of samples in the epoch that begins: from its order, else that of the last epoch, else the rank's
+        part of the dataset; 0 where unknown."""
         if self._expected is not None:
             return self._skipped + len(self._expected)
         if self._foreseen:
@@ -132,17 +132,15 @@ class Watch:
         return self.stopwatch.last_length or self._sampler.length or self._length or 0
 
     def tell(self) -> None:
-        """The stopwatch has gone on."""
+        """Publish the stopwatch's tally."""
         if self._publication is not None:
             if not self.stopwatch.tally.epoch_length and self._opening.get("world_size", 1) == 1:
                 self.stopwatch.assume(self._length or 0)
             self._publication.tally(self.stopwatch.tally)
 
     def begin(self, iterator: Any, dataset: Any) -> None:
-        """The sampler's *iterator* is about to be asked for the first time in this epoch.
-
-        dataset: that torch's iterator reads from.
-        """
+        """Begin an epoch, before the first call of the sampler's *iterator*. dataset: the one that torch's iterator
+        reads from."""
         self._begun += 1
         self._skipped = skipped(iterator)
         self._can_read_rest, self._read_again_at = True, inf
@@ -163,7 +161,7 @@ class Watch:
             self._blind = 0
 
     def _foresee(self, iterator: Any) -> list[AnyOrder] | None:
-        """What is left of the epoch that begins, and the orders of those after it, as far as that is known by now."""
+        """Return the rest of the epoch that begins, and the orders of those after it, as far as they are known."""
         foreseen = self._sampler.foresee() if not self._skipped else None
         if foreseen is not None:
             return foreseen
@@ -171,7 +169,7 @@ class Watch:
         return [rest] if rest is not None and len(rest) else None
 
     def _rest_of(self, iterator: Any) -> AnyOrder | None:
-        """What the sampler's *iterator* holds of the samples that it will still give, or the beginning of that."""
+        """Return the remaining samples that the sampler's *iterator* holds, or the beginning of them."""
         if not self._can_read_rest:
             return None
         try:
@@ -184,7 +182,7 @@ class Watch:
         return None if rest is None else rest.samples
 
     def _announce_spec(self) -> bool:
-        """Publish the epoch that begins as one of a spec, where it is one."""
+        """Publish the epoch that begins as one of a spec, if it is one, and return whether it is."""
         if self._publication is None:
             return False
         spec = self._sampler.spec() if self._follows_spec else None
@@ -201,8 +199,8 @@ class Watch:
         return False
 
     def drew(self, index: Any, iterator: Any, delivered: int, dataset: Any) -> None:
-        """*index* was drawn, a sample number or a batch of them, out of *iterator*; *delivered* samples of the epoch
-        are with the job. dataset: that torch's iterator reads from."""
+        """Record that *index*, a sample number or a batch of them, was drawn from *iterator*; *delivered* samples of
+        the epoch are with the job. dataset: the one that torch's iterator reads from."""
         begun = self._drawn
         self._drawn += size_of(index)
         if self._pass.has_begun_another(iterator):
@@ -235,14 +233,14 @@ class Watch:
             self._cut(more, guessed=True)
 
     def _read_further(self, iterator: Any) -> None:
-        """Publish more of the list of which the beginning is published, and half of that drawn."""
+        """Publish more of the list whose beginning is published, after half of that was drawn."""
         rest = self._rest_of(iterator)
         known = int(self._known) - self._drawn
         if rest is not None and 0 <= known < len(rest) and not self._fresh:
             self._cut(rest[known:])
 
     def _begin_pass(self, begun: int) -> None:
-        """The sampler's iterator, which had given so many samples, goes on with what is the job's next epoch."""
+        """Begin another epoch of the job within the sampler's iterator, which had given *begun* samples before."""
         self._begun += 1
         self._epoch_start = begun
         if not self._seeming.is_guessing:
@@ -250,11 +248,11 @@ class Watch:
 
     @property
     def _known(self) -> float:
-        """Samples of the epoch that are published, or came before it was resumed."""
+        """The number of samples of the epoch that are published, or came before it was resumed."""
         return self._parts[-1].end if self._parts else self._skipped
 
     def move(self, delivered: int, *, at_end: bool = False) -> None:
-        """*delivered* samples of the epoch have been delivered. at_end: the sampler has no more."""
+        """Record that *delivered* samples of the epoch were delivered. at_end: the sampler has no more."""
         if self._publication is None:
             return
         delivered += self._skipped
@@ -268,20 +266,21 @@ class Watch:
         if at_end and self._fresh:
             self._cut(self._fresh)
 
-    # --- what is published ----------------------------------------------------------------------------------------
+    # --- publishing
+    # -----------------------------------------------------------------------------------------------------
 
     def _expect(self, current: AnyOrder, following: list[AnyOrder]) -> None:
-        """These are the orders of the epoch that begins, and of those after it."""
+        """Publish the orders of the epoch that begins, and of those after it."""
         guesses, self._guesses = self._guesses, following
         was_right = bool(guesses) and numpy.array_equal(guesses[0], current)
-        said = guesses if self._trusts else []  # what is published of these epochs
+        said = guesses if self._trusts else []  # the published orders of these epochs
         if guesses:
             self._trusts = was_right
         self._number += 1
         self._parts.append(_Part(self._number, self._skipped, self._skipped + len(current)))
         self._expected = current
         orders = [current, *following]
-        # Where the last guesses were wrong, no new ones are published, but in place of those.
+        # Where the last guesses were wrong, new ones are published only in place of them.
         for ahead, samples in enumerate(orders if self._trusts else orders[: max(1, len(said))]):
             if ahead >= len(said) or not numpy.array_equal(said[ahead], samples):
                 before = 0 if ahead else self._skipped
@@ -289,7 +288,7 @@ class Watch:
         self.move(0)
 
     def _compare(self, expected: AnyOrder, index: Any) -> None:
-        """The first batch tells whether the samples come as they were expected."""
+        """Compare the first batch with the expected samples."""
         self._expected = None
         numbers = numbers_in(index)
         if numbers is None or not numpy.array_equal(expected[: len(numbers)], numbers):
@@ -314,8 +313,8 @@ class Watch:
         self.move(delivered)
 
     def _is_worth_a_part(self, fresh: int, delivered: int) -> bool:
-        """The daemon has the part that is read and the next one in its plan: so nothing is published while another part
-        waits to be begun."""
+        """Return whether to publish the drawn samples. The daemon plans the current part and the next one, so nothing
+        is published while another part is not begun."""
         if self._parts and self._parts[-1].start > delivered:
             return False
         if fresh < self._ahead * self._sampler.batch_size // 2:
@@ -323,7 +322,7 @@ class Watch:
         return len(self._parts) == 1 or clock.monotonic() >= self._cut_at + PART_SECONDS
 
     def _retract(self, begun: int, numbers: list[int]) -> None:
-        """What was guessed to come from *begun* on does not come, but these samples."""
+        """Replace the samples guessed from *begun* on by the drawn *numbers*."""
         while self._parts and self._parts[-1].guessed is not None and self._parts[-1].end > begun:
             part = self._parts.pop()
             if part.start <= begun:
@@ -333,7 +332,7 @@ class Watch:
                 self._order(part.number, samples, (self._begun - 1, part.start - part.epoch_start))
 
     def _cut(self, samples: Any, *, guessed: bool = False) -> None:
-        """Publish *samples*, which begin with those that are fresh, as a part."""
+        """Publish *samples*, which begin with the fresh ones, as a part."""
         start = int(max(self._known, self._drawn - len(self._fresh or ())))
         self._number += 1
         self._guesses = []
@@ -344,7 +343,7 @@ class Watch:
         self._cut_at = clock.monotonic()
 
     def _note(self, unknown: str) -> None:
-        """Tell what is not understood of this loader; nothing where it is understood now."""
+        """Publish what is not understood of this loader; "" where it is understood now."""
         if self._publication is not None and unknown != self._unknown:
             self._unknown = unknown
             self._publication.note(unknown)
@@ -355,11 +354,12 @@ class Watch:
         if self._publication is not None:
             self._publication.order(number, samples, part)
 
-    # --- loaders of which the files are not known -----------------------------------------------------------------
+    # --- loaders with unknown files
+    # -------------------------------------------------------------------------------------
 
     def _look_for_length(self, index: Any, iterator: Any, dataset: Any) -> None:
-        """How many samples there are, as the numbers tell that the sampler gives: all of an epoch, where they lie ready
-        in *iterator*, which is None where that was looked at already."""
+        """Find the number of samples from the sampler's numbers: from all of an epoch, where they lie ready in
+        *iterator*, which is None where it was examined already."""
         self._largest = max(self._largest, 1 + max(numbers_in(index) or [-1]))
         if iterator is None or dataset is None:
             return
@@ -374,8 +374,8 @@ class Watch:
             self._publish(listed.files)
 
     def _wake(self, iterator: Any, dataset: Any) -> None:
-        """Begin to publish, if a file under a mount was opened for a sample. What is left of this epoch is published
-        where it lies ready in the sampler's iterator."""
+        """Begin to publish, if a file under a mount was opened for a sample. The rest of this epoch is published where
+        it lies ready in the sampler's iterator."""
         if self._publication is None:
             if dataset is None or not (self._reads_a_mount or opened.was_opened(self.number, self._mark)):
                 return
@@ -398,8 +398,8 @@ class Watch:
             self._cut(held)
 
     def _learn(self, length: int, found: Listing) -> None:
-        """Have the helper find out which files the samples are. length: how many there are; found: what the dataset
-        lists."""
+        """Have the helper learn which files the samples are. length: number of samples; found: the dataset's
+        listing."""
         if length > opened.MAX_SAMPLES:
             return
         opening = {**self._opening, "length": length, "learn": True}
@@ -419,7 +419,7 @@ class Watch:
 
 
 def _tell_columns(publication: Publication, found: Listing, length: int) -> None:
-    """Send what the dataset lists."""
+    """Send the columns that the dataset lists."""
     described, parts = [], []
     for name, values in found.columns(length).items():
         part = values.astype("<i8").tobytes() if isinstance(values, numpy.ndarray) else joined(values)
@@ -434,8 +434,8 @@ def _joined(samples: Any, others: Any) -> AnyOrder:
 
 
 def size_of(index: Any) -> int:
-    """How many samples the loader's sampler has given at once: one, or a batch, for each item of which torch asks the
-    dataset once."""
+    """Return how many samples the loader's sampler has given at once: one, or a batch, for each item of which torch
+    asks the dataset once."""
     kind = type(index)
     for container in (list, tuple, range):
         if issubclass(kind, container):  # a class of the job's own may have a `__len__`, which is not run

@@ -1,6 +1,6 @@
-"""The shards of a WebDataset, and the order in which its epochs open them.
+"""Finds the shards of a WebDataset, and the order in which its epochs open them.
 
-All of it lies in the stages of its pipeline: a list of shards, which splits go to which node and worker, and how the
+Both follow from the stages of its pipeline: a list of shards, how they are split among nodes and workers, and how the
 list is shuffled. The stages have to be the library's own, unchanged. Those that shuffle are run on numbers of shards,
 as copies, where they have a seed; none of them draws from a generator of the job.
 """
@@ -21,12 +21,12 @@ from cachefs.publishing.attributes import fields
 from cachefs.publishing.pure import Versions, is_installed, qualified_name
 
 _WEBDATASET: Final = Versions("webdataset", (0, 2), (1, 1))
-# Shards, and stages of a pipeline, that are looked at.
+# Maximum number of shards, and of stages of a pipeline.
 MOST_SHARDS: Final = 1 << 18
 MOST_STAGES: Final = 16
-# Passes over the shards that are told of an epoch which goes over them again and again.
+# Number of published passes over the shards in an epoch that repeats them.
 PASSES: Final = 2
-# Seconds after which an order is given up, for which the job waits, and shards between two looks at the clock.
+# Maximum seconds for computing an order, for which the job waits, and number of shards between two looks at the clock.
 SECONDS: Final = 0.2
 PIECE: Final = 1 << 12
 _LIST: Final = "webdataset.shardlists.SimpleShardList"
@@ -38,18 +38,18 @@ _SAMPLES: Final = ("tarfile_samples", "tarfile_to_samples")
 
 @dataclass(frozen=True)
 class Shards:
-    """What is read of a pipeline once: it does not change."""
+    """The state of a pipeline, read once, as it does not change."""
 
-    # Paths, as the pipeline names them.
+    # Paths as in the pipeline.
     files: tuple[str, ...]
-    # The order of the list, numbers of shards; and the stages between the list and what opens the shards.
+    # Order of the list, as numbers of shards; and the stages between the list and the one that opens the shards.
     listed: tuple[int, ...]
     stages: tuple[Any, ...]
-    # How often an epoch goes over all shards.
+    # Number of passes of an epoch over all shards.
     passes: int
 
     def orders(self, begun: int, workers: int, *, keeps_workers: bool) -> list[list[int]]:
-        # Workers that begin anew with each epoch have the pipeline as it is here; others have gone on with theirs.
+        # New workers of each epoch have the pipeline in its present state; kept workers have advanced theirs.
         gone = begun if keeps_workers else 0
         deadline = clock.monotonic() + SECONDS
         try:
@@ -60,14 +60,15 @@ class Shards:
             return []
 
     def order(self, workers: int, ahead: int = 0, deadline: float = inf) -> list[int]:
-        """Of the epoch that begins, or the *ahead*-th one of the same workers after it. Raises TooLong."""
+        """Return the order of the epoch that begins, or of the *ahead*-th one of the same workers after it. Raises
+        TooLong."""
         found: list[int] = []
         for one in range(ahead * self.passes, (ahead + 1) * self.passes):
             found += in_turns(self._of_workers(max(1, workers), one, deadline))
         return found
 
     def _of_workers(self, workers: int, ahead: int, deadline: float) -> list[list[int]]:
-        """The shards of each worker. What stands before the workers take turns is the same for all of them."""
+        """Return the shards of each worker. Stages before the workers' split are the same for all workers."""
         shards: Iterable[int] = self.listed
         for number, stage in enumerate(self.stages):
             if stage is sys.modules["webdataset.shardlists"].split_by_worker:
@@ -86,7 +87,7 @@ class Shards:
 
 
 class TooLong(Exception):
-    """The job would wait too long for an order of shards."""
+    """Raised where the job would wait too long for an order of shards."""
 
 
 def _after_all(stages: tuple[Any, ...], shards: Iterable[int], ahead: int, turn: tuple[int, int]) -> Iterable[int]:
@@ -96,7 +97,8 @@ def _after_all(stages: tuple[Any, ...], shards: Iterable[int], ahead: int, turn:
 
 
 def _after(stage: Any, shards: Iterator[int], ahead: int, turn: tuple[int, int]) -> Iterator[int]:
-    """What a stage gives of these shards, in the pass *ahead* of those that it has given. turn: worker, and workers."""
+    """Return the shards that a stage gives for *shards*, *ahead* passes after the present one. turn: worker, and number
+    of workers."""
     kind = qualified_name(type(stage))
     if stage is sys.modules["webdataset.shardlists"].split_by_worker:
         return islice(shards, turn[0], None, turn[1])
@@ -113,7 +115,7 @@ def _after(stage: Any, shards: Iterator[int], ahead: int, turn: tuple[int, int])
 
 
 def _within(deadline: float, shards: Iterable[int]) -> list[int]:
-    """All shards. Raises TooLong where they do not come in time."""
+    """Return all shards. Raises TooLong where they do not come in time."""
     found: list[int] = []
     waiting = iter(shards)
     while part := list(islice(waiting, PIECE)):
@@ -124,8 +126,8 @@ def _within(deadline: float, shards: Iterable[int]) -> list[int]:
 
 
 def shards_of(dataset: Any) -> Shards | None:
-    """None for anything else than a pipeline of WebDataset whose shards are files and come in an order that follows
-    from it."""
+    """Return the shards of a WebDataset pipeline; None for other datasets, where shards are no files, and where their
+    order does not follow from the pipeline."""
     if not is_installed(_WEBDATASET) or "webdataset.compat" not in sys.modules:
         return None
     pipeline_class = sys.modules["webdataset.pipeline"].DataPipeline
@@ -163,7 +165,7 @@ def _opens(stage: Any) -> bool:
 
 
 def _is_known(stage: Any) -> bool:
-    """Is it a stage whose order follows from what it was made with?"""
+    """Return whether the order of a stage follows from its arguments."""
     lists, filters = sys.modules["webdataset.shardlists"], sys.modules["webdataset.filters"]
     if any(stage is one for one in (lists.single_node_only, lists.split_by_node, lists.split_by_worker)):
         return True

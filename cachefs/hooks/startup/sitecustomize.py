@@ -1,6 +1,6 @@
-"""Run by every Python that `cachefs run` starts, before its program (see cachefs.hooks). Standard library only.
+"""Runs in every Python that `cachefs run` starts, before its program (see cachefs.hooks). Standard library only.
 
-It runs in Pythons of all versions, so it is written as for Python 2.7; in those before 3.11 it does nothing.
+Must run in Pythons of all versions, so it is written as for Python 2.7; before Python 3.11 it does nothing.
 """
 # mypy: allow-untyped-defs, allow-untyped-calls
 
@@ -9,21 +9,21 @@ import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 DATALOADER = "torch.utils.data.dataloader"
-# With these names ends the directory of this file in each installation of cachefs.
+# Last parts of the directory of this file in each installation of cachefs.
 ENDING = ["cachefs", "hooks", "startup"]
-# With this ends a module for Pythons of several versions, in those that can load it.
+# Suffix of a module for several versions of Python, in those that can load it.
 ABI = ".abi3.so"
 # Attribute of `sys`: the directory of the installation that watches this process.
 MARK = "_cachefs_hooks"
 # Attribute of `sys`: device and inode of the standard error, as in cachefs.publishing.stderr.
 STDERR = "_cachefs_stderr"
-# Names the directory of the run, and the first Python of the run, as in cachefs.publishing.run_record.
+# Variables with the directory of the run, and with its first Python process, as in cachefs.publishing.run_record.
 RUN_VARIABLE = "CACHEFS_RUN"
 TOP_VARIABLE = "CACHEFS_TOP"
 
 
 class DataLoaderFinder:
-    """Finds torch's DataLoader as the other finders would, and has it watched once it is loaded."""
+    """Finds torch's DataLoader as the other finders would, and watches it once it is loaded."""
 
     def find_spec(self, name, path=None, target=None):
         if name != DATALOADER:
@@ -49,7 +49,7 @@ def watch(dataloader):
         from cachefs.hooks import loader
 
         loader.install(dataloader)
-    except Exception as error:  # whatever this torch lacks
+    except Exception as error:  # this torch may lack anything
         if is_foreign(error):
             raise
         text = "cachefs: cannot watch torch's DataLoader ({!r}); the job goes on unpublished\n"
@@ -66,7 +66,7 @@ def say(line):
 
 
 def is_foreign(error):
-    """Has the job raised it, such as a signal handler of its own?"""
+    """Return whether the job raised the exception, such as by its own signal handler."""
     try:
         from cachefs.publishing import foreign
     except ImportError:
@@ -77,7 +77,7 @@ def is_foreign(error):
 def find_cachefs():
     """Make `import cachefs` mean the package that this file belongs to, also where it is not installed.
 
-    The helper process runs that package too, so that both understand each other's messages.
+    The helper process runs the same package, so that both understand each other's messages.
     """
     if "cachefs" in sys.modules:
         return
@@ -95,7 +95,7 @@ def find_cachefs():
 
 def be_top():
     """Print the summary when this process ends, if it is the first Python of its run."""
-    # A Python that was it may have become another one, such as a `cachefs run` inside the run.
+    # The process with this number may have become another program by exec, such as a `cachefs run` inside the run.
     if RUN_VARIABLE in os.environ and os.environ.get(TOP_VARIABLE) in (None, str(os.getpid())):
         import atexit
 
@@ -104,7 +104,7 @@ def be_top():
 
 
 def say_summary(top):
-    """Before this, everything else that was to run in the end has run. A forked child is not the process."""
+    """Print the summary. Runs after all other exit handlers, and not in a forked child."""
     directory = os.environ.get(RUN_VARIABLE, "")
     if top != str(os.getpid()) or not os.path.isdir(directory):
         return
@@ -118,14 +118,14 @@ def say_summary(top):
 
         last_words.say(top)
     except (Exception, KeyboardInterrupt):
-        pass  # no code of the job is left that could be told of it: Python would only print it
+        pass  # no code of the job is left to handle it: Python would only print it
     finally:
         if getattr(sys, "last_type", None) is KeyboardInterrupt:
             end_as_interrupted()
 
 
 def say_cause(pid):
-    """Say why a read has failed of which this program dies. A forked child is not the process."""
+    """Print why the read failed that ends this program. Does not run in a forked child."""
     error = getattr(sys, "last_value", None)
     if pid != os.getpid() or not isinstance(error, Exception):  # KeyboardInterrupt is none: see end_as_interrupted
         return
@@ -139,8 +139,8 @@ def say_cause(pid):
 
 
 def end_as_interrupted():
-    """Python ends by SIGINT where the last text that it has run was interrupted. Ours has run others since: dataclasses
-    are made in that way."""
+    """End by SIGINT, as Python does where the last source text that it ran was interrupted. Ours has run others since:
+    making a dataclass runs one."""
     try:  # noqa: SIM105  # see above
         exec("raise KeyboardInterrupt")
     except KeyboardInterrupt:
@@ -148,7 +148,7 @@ def end_as_interrupted():
 
 
 def note_stderr():
-    """Lines go there later, as long as it is the same."""
+    """Record the identity of stderr: later lines go there only while it is the same file."""
     try:
         found = os.fstat(2)
     except OSError:
@@ -157,14 +157,15 @@ def note_stderr():
 
 
 def spare_isatty():
-    """Python's open() asks isatty() for each file before 3.14, and so the mount (cachefs/_process.c)."""
+    """Avoid the isatty() of Python's open() for each file before 3.14, which would ask the mount
+    (cachefs/_process.c)."""
     path = os.path.join(os.path.dirname(os.path.dirname(HERE)), "_process" + ABI)
     if sys.version_info >= (3, 14) or not os.path.exists(path):
         return
     from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader
     from importlib.util import module_from_spec, spec_from_file_location
 
-    # A free-threaded Python lays its objects out in another way, and would crash.
+    # A free-threaded Python has another object layout, and would crash.
     if ABI not in EXTENSION_SUFFIXES:
         return
     try:
@@ -178,12 +179,12 @@ def spare_isatty():
 
 
 def is_ours(path):
-    """Is it the directory of this file in any installation?"""
+    """Return whether it is the directory of this file in any installation."""
     return os.path.abspath(path).split(os.sep)[-len(ENDING) :] == ENDING
 
 
 def hand_over():
-    """Run the sitecustomize that Python would have found without this one; where there is none, be none either."""
+    """Run the sitecustomize that Python would have found without this one; where there is none, raise ImportError."""
     others = [path for path in sys.path if not is_ours(path)]
     if sys.version_info < (3, 4):  # noqa: UP036  # see above
         import imp
