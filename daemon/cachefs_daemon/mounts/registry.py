@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -19,6 +20,8 @@ from cachefs_daemon.runtime.boot_clock import Moment, birth_of
 SILENCE: Final = 30.0
 # Seconds from its start within which a mount has requested its datasets.
 STARTING: Final = 5.0
+# The kernel has an entry here for each file system without a disk, as long as anything holds that file system.
+_DEVICES: Final = Path("/sys/class/bdi")
 
 
 class MountRecord(msgspec.Struct, frozen=True):
@@ -213,10 +216,14 @@ class MountRegistry:
         return known is not None and _is_mounted(known)
 
     def seconds_detached(self, mount: str) -> float:
-        """Return the seconds since the living mount with this id was first seen without a mount point; 0 where it has
-        one. An unused one ends within moments."""
+        """Return for how many seconds the mount with this id has lived on, for its open files, without a mount point.
+
+        Return 0 for a mount that has a mount point, and for one that ends since nothing has it any more.
+        """
         known = self._mounts.get(mount)
-        return max(0.0, time.monotonic() - known.detached_at) if known is not None and _is_detached(known) else 0.0
+        if known is None or not _is_detached(known) or not _is_held(known):
+            return 0.0
+        return max(0.0, time.monotonic() - known.detached_at)
 
     def using(self, dataset: str) -> MountReport | None:
         """Return a living mount whose spec names *dataset*. (A mount of `all` follows datasets as they come and go.)"""
@@ -321,6 +328,12 @@ def _is_detached(mount: _Mount) -> bool:
         return False
     mount.detached_at = min(mount.detached_at, time.monotonic())
     return True
+
+
+def _is_held(mount: _Mount) -> bool:
+    """Return whether the kernel still has the mount, for open files or another mount namespace; True where unknown."""
+    connection = mount.report.connection
+    return not connection or (_DEVICES / f"0:{connection}").exists()
 
 
 def _is_mounted(mount: _Mount) -> bool:

@@ -45,7 +45,7 @@ def test_a_mount_whose_process_ended_is_not_alive(process: subprocess.Popen[byte
 
 
 def test_it_is_known_for_how_long_a_mount_has_been_detached(
-    process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+    process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """`dataset rm` waits for a mount that ends, and not for one that goes on for its open files."""
     now = 1000.0
@@ -63,6 +63,12 @@ def test_it_is_known_for_how_long_a_mount_has_been_detached(
     now += 7
     assert mounts.seconds_detached("a") == 7
     assert mounts.seconds_detached("unknown") == 0
+    monkeypatch.setattr(registry, "_DEVICES", tmp_path)
+    (tmp_path / "0:57").mkdir()
+    mounts.report(msgspec.structs.replace(report("a", process.pid), worker_pid=process.pid, connection=57))
+    assert mounts.seconds_detached("a") == 7
+    (tmp_path / "0:57").rmdir()
+    assert mounts.seconds_detached("a") == 0, "nothing has it open any more, so it ends"
 
 
 def test_a_mount_that_was_unmounted_and_lives_on_is_not_the_one_that_is_there_now(
