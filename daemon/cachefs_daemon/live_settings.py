@@ -119,7 +119,7 @@ def changes(before: Config, now: Config) -> Iterator[_Change]:
 
 
 def _with(config: Config, found: list[_Change]) -> Config:
-    """Return the configuration with only these changes."""
+    """Return *config* with only these changes."""
     sections: dict[str, dict[str, Any]] = {}
     for change in found:
         section, key = change.key.split(".")
@@ -130,7 +130,6 @@ def _with(config: Config, found: list[_Change]) -> Config:
 
 
 def _text(value: object) -> str:
-    """Format a value for a message."""
     if isinstance(value, Section):
         return "a table"
     if isinstance(value, tuple):

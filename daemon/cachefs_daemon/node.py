@@ -182,7 +182,6 @@ class Node:
         self._background: list[asyncio.Task[None]] = []
 
     def _waiting_rows(self, attribution: Attribution) -> list[StallRow]:
-        """Return the reads of this node that wait now."""
         now = asyncio.get_running_loop().time()
         return attribution.waiting(
             [
@@ -388,7 +387,6 @@ class Node:
             self.sharing.used.look_soon()
 
     async def _count(self) -> NodeCounters:
-        """Return the counters of this node that other nodes receive."""
         from cachefs_daemon.node_sharing import counters_of
 
         usage = await self.threads.run(self.storage.usage)

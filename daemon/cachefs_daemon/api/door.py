@@ -12,7 +12,7 @@ from cachefs_daemon.caller import Caller
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """Admits calls."""
+    """Checks the identity and the rights of each call's caller."""
 
     identities: Identities
     admission: Admission

@@ -74,8 +74,6 @@ _numbers: Final = itertools.count(1)
 
 @dataclass(slots=True)
 class _User:
-    """The resources of one user."""
-
     uid: int
     connections: int = 0
     # Blocks that were requested and not answered yet, including those of connections that have ended.
@@ -203,8 +201,6 @@ class FetchChannel:
 
 
 class _Connection(asyncio.BufferedProtocol):
-    """The connection of one client."""
-
     def __init__(self, channel: FetchChannel, *, for_peers: bool = False) -> None:
         """for_peers: a peer server of this daemon is at the other end."""
         self.for_peers = for_peers
@@ -261,7 +257,7 @@ class _Connection(asyncio.BufferedProtocol):
                 self._transport.write(b"".join(gathered))
 
     def eof_received(self) -> None:
-        """Ignore the end: `connection_lost` follows."""
+        """The connection then closes, and `connection_lost` follows."""
 
     def pause_writing(self) -> None:
         """Stop reading from a client that does not read its responses."""

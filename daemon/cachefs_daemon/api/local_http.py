@@ -134,7 +134,7 @@ class _Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
 
     def dismiss(self) -> None:
-        """Close it at once."""
+        """Close the connection at once."""
         self._others.pop(self, None)
         if self._transport is not None:
             self._transport.abort()

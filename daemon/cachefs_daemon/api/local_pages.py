@@ -8,7 +8,7 @@ from cachefs_daemon.web.page import WebPage
 
 
 class LocalPages:
-    """Serves the configured pages. Used on the event loop."""
+    """Serves metrics and web page, as far as they are configured. Used on the event loop."""
 
     def __init__(self, node: Node) -> None:
         metrics, web = node.config.metrics.listen, node.config.web.listen

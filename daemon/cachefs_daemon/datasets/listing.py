@@ -54,23 +54,17 @@ class ListingRequest(Message, frozen=True):
 
 
 class _Built(Message, frozen=True, tag=True):
-    """The result of a listing."""
-
     # Path of the snapshot file.
     path: str
 
 
 class _Failed(Message, frozen=True, tag=True):
-    """The error of a listing."""
-
     # Name of the class in cachefs.errors.
     error: str
     message: str
 
 
 class _Progress(Message, frozen=True, tag=True):
-    """The progress of a listing."""
-
     phase: ListingPhase
     # Objects so far, and their bytes.
     objects: int
@@ -144,7 +138,6 @@ def main() -> int:
 
 
 def _build(request: ListingRequest) -> Path:
-    """List and build. Raises CachefsError."""
     origin = open_origin(request.url, request.options, request.settings)
     with contextlib.ExitStack() as stack:
         try:
@@ -186,8 +179,6 @@ def _open_journal(directory: str) -> ListingJournal | None:
 
 
 class _Listing:
-    """One listing in this process."""
-
     def __init__(
         self, request: ListingRequest, origin: Origin, spill: SpillFile, journal: ListingJournal | None
     ) -> None:
@@ -202,7 +193,6 @@ class _Listing:
         self._next_save = 0.0
 
     async def run(self) -> None:
-        """Add all objects to the builder. Raises CachefsError, OSError."""
         reporting = asyncio.create_task(self._report_listing())
         try:
             if self._journal is not None and isinstance(self._origin, ResumableOrigin):

@@ -39,8 +39,6 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class _Followed:
-    """A consumer whose position is known."""
-
     consumer: Consumer
     position: Position
 

@@ -143,7 +143,6 @@ class Consumer:
             self._loader.room.take(self.key, part, size)
 
     def _leave_plan(self) -> None:
-        """Remove the consumer's plan from memory."""
         self._end_before()
         self._plan.remove(self.key)
         self.position = self._own = None
@@ -298,7 +297,6 @@ class Consumer:
 
     @property
     def _oldest(self) -> int:
-        """The first epoch that is still needed."""
         return self.follower.place[0] if self.follower is not None else 0
 
     def note_unshared(self, why: str) -> None:
@@ -490,7 +488,6 @@ class Consumer:
         return problems
 
     def _state(self, now: float) -> tuple[ConsumerState, str]:
-        """Return its state and its problems."""
         problems = self._lasting_problems
         follower = self.follower
         if self.loader is not None and self.loader.learning:

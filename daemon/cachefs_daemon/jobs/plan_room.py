@@ -32,8 +32,6 @@ class Part(Enum):
 
 @dataclass(slots=True)
 class _Held:
-    """A sample map in use."""
-
     sample_map: SampleMap  # a reference, so that no other object gets its id
     size: int  # bytes
     owner: str  # owner of the job that published it
@@ -52,7 +50,7 @@ class PlanRoom:
 
     @property
     def taken(self) -> int:
-        """Bytes in use."""
+        """Bytes in use by all plans and sample maps."""
         return self._sum
 
     def take(self, consumer: str, part: Part, size: int) -> None:
@@ -81,7 +79,7 @@ class PlanRoom:
         held.holders += 1
 
     def release(self, sample_map: SampleMap) -> None:
-        """Count one holder less."""
+        """Release one hold of the map; the last one frees its memory."""
         held = self._maps[id(sample_map)]
         held.holders -= 1
         if not held.holders:
@@ -122,7 +120,6 @@ class PlanRoom:
 
 
 def _owner(consumer: str) -> str:
-    """Return the owner of the consumer with that key."""
     return owner_of(consumer.partition("/")[0])
 
 

@@ -32,8 +32,6 @@ _Process = tuple[int, int, int]  # user, pid namespace, number
 
 @dataclass(slots=True)
 class _Asking:
-    """A helper that asks."""
-
     processes: frozenset[_Process]
     # Time of the last request (monotonic seconds).
     asked: float

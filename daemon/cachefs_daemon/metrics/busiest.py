@@ -29,7 +29,7 @@ class Row:
 
 
 class Busiest:
-    """The counts of the busiest datasets. Used on the event loop."""
+    """Counts blocks and bytes by dataset. Used on the event loop."""
 
     def __init__(self, most: int) -> None:
         """most: datasets with counts of their own."""

@@ -16,7 +16,7 @@ with any version. Beside these there are Prometheus' own `process_*` metrics of 
 
 
 def page() -> str:
-    """Return the whole page."""
+    """Return the text of docs/metrics.md."""
     return "\n".join([_HEAD, *_lines()]) + "\n"
 
 

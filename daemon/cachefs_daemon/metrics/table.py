@@ -23,7 +23,7 @@ class Kind(StrEnum):
 
 
 class Stability(StrEnum):
-    """The promise to users of a metric."""
+    """How long users of a metric may rely on its name, labels and meaning."""
 
     # Name, labels and meaning change with a major version only.
     STABLE = "stable"
@@ -60,7 +60,7 @@ class Metric:
 
 
 def outcome_name(outcome: Outcome) -> str:
-    """Return the label's value."""
+    """Return the value of the label `outcome`."""
     return outcome.name.lower()
 
 

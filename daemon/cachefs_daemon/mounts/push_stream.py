@@ -66,7 +66,7 @@ class PushStream:
 
     @property
     def told_here(self) -> dict[str, int]:
-        """The same counters, since this daemon started."""
+        """The counters of `counters`, since this daemon started."""
         return {name: value - self._earlier[name] for name, value in self.counters.items()}
 
     async def orders(self, request: PushSubscribe) -> AsyncGenerator[PushOrder, None]:

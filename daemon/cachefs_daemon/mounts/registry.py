@@ -37,8 +37,6 @@ class MountRecord(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, eq=False)
 class _Mount:
-    """One mount, from its reports."""
-
     report: MountReport  # the last one of any worker
     seen: float  # monotonic seconds of that report
     # When its process started, which distinguishes it from another process with the same pid; None where the daemon
@@ -82,7 +80,7 @@ class _Mount:
         return total
 
     def told_here(self) -> Counter[str]:
-        """Return the same sums, since this daemon started."""
+        """Return the sums of `counters`, since this daemon started."""
         total = self.counters()
         total.subtract(self.earlier)
         return total
@@ -276,7 +274,6 @@ class MountRegistry:
             self._forget(mount)
 
     def _gone(self) -> list[_Mount]:
-        """Return the mounts whose process and mount point are gone."""
         dead = [mount for mount in self._mounts.values() if not _lives(mount)]
         if not dead:
             return []

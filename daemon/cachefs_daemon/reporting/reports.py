@@ -111,7 +111,7 @@ def _has_read(one: MountReads, new: set[str], dataset: str, snapshots: Collectio
 
 
 class Reports:
-    """Makes reports. Used on the event loop."""
+    """Makes reports while observers ask, and returns changes since a version. Used on the event loop."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
@@ -281,7 +281,6 @@ class Reports:
 
 
 def _snapshot_report(snapshot: Snapshot, counted: ShardBytes | None) -> SnapshotReport:
-    """Return the report on the part of the snapshot on this node."""
     if counted is None:
         return SnapshotReport(snapshot.id, snapshot.bytes, snapshot.files)
     _, memory, ssd = counted.bytes.sum(axis=1).tolist()

@@ -83,7 +83,7 @@ class Residency:
         return snapshot in self._too_large
 
     def forget(self, who: str) -> None:
-        """Remove a client."""
+        """Stop following the client's snapshots."""
         with self._lock:
             self._wanted.pop(who, None)
             self._news.pop(who, None)

@@ -30,7 +30,7 @@ _PORTION: Final = 4096
 
 
 class ShardWarmups:
-    """Runs such warm-ups. Used on the event loop."""
+    """Runs warm-ups for schedulers, each under the id of its command. Used on the event loop."""
 
     def __init__(self, warmups: Warmups, plan: Plan, jobs: JobRegistry, threads: Threads) -> None:
         self._warmups = warmups

@@ -33,7 +33,7 @@ class Moment(msgspec.Struct, frozen=True):
 
     @property
     def unix_time(self) -> float:
-        """The same moment in seconds of unix time, as the clock is set now."""
+        """This moment in seconds of unix time, as the clock is set now."""
         return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - self.seconds)
 
 

@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 
 
 class Caller(Protocol):
-    """A connection."""
+    """A connection, with the address by which it is limited."""
 
     address: str  # the client's address
 

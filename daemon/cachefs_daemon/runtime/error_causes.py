@@ -18,8 +18,6 @@ _URL: Final = re.compile(r"[a-z][a-z0-9]*://[^/]*")
 
 @dataclass(slots=True)
 class _Cause:
-    """The failures of one cause."""
-
     # Unix time of the first and of the last failure.
     first: float
     last: float

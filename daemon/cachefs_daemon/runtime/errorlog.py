@@ -24,8 +24,6 @@ LINES_PER_CAUSE: Final = 3
 
 @dataclass(slots=True)
 class _Failure:
-    """The failures of one subject."""
-
     # Text of the last failure.
     message: str
     # Unix time of the last failure, and of the first.

@@ -231,7 +231,6 @@ class IndexWriter:
             return True
 
     def _look_up(self, keys: Sequence[bytes]) -> list[Location | None]:
-        """Look up blocks that are not cached."""
         mark = self._known.mark
         changed = [self._changed_to(key) for key in keys]
         unchanged = [key for key, one in zip(keys, changed, strict=True) if isinstance(one, Unknown)]

@@ -43,8 +43,6 @@ _DEMOTION_PATIENCE: Final = 2.0
 
 @dataclass(slots=True)
 class _Found:
-    """Blocks to evict."""
-
     missing: int  # bytes of blocks still to be found
     keys: list[bytes] = field(default_factory=list)
 

@@ -35,8 +35,6 @@ Range = tuple[int, int]
 
 @dataclass(slots=True)
 class _Segment:
-    """One segment, as the directory and the index have it."""
-
     # Where its file ends, in bytes.
     end: int
     # The ranges of its file that hold data.

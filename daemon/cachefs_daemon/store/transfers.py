@@ -90,7 +90,6 @@ class Transfers:
         return found
 
     def _fill(self, tier: Tier, blocks: Sequence[NewBlock]) -> list[Location | None]:
-        """Write blocks for which there is room."""
         found: list[Location | None] = [*tier.write_many(blocks)]
         if left := blocks[len(found) :]:
             self._gone([block.key for block in left])
@@ -293,7 +292,6 @@ class _Buffers:
         self._kept: list[bytearray] = []
 
     def take(self, size: int) -> bytearray:
-        """Return a buffer of at least *size* bytes."""
         with suppress(IndexError):
             buffer = self._kept.pop()
             if len(buffer) >= size:

@@ -19,7 +19,7 @@ class _Answer:
 
 
 class Answers:
-    """The cache. Used on the event loop."""
+    """Caches the MOST_KEPT latest responses. Used on the event loop."""
 
     def __init__(self) -> None:
         self._kept: dict[str, _Answer] = {}  # by request, the latest one last

@@ -39,7 +39,7 @@ class RankRow:
 
 @dataclass(frozen=True, slots=True)
 class JobDetail:
-    """All details."""
+    """A job's row, its history and its ranks."""
 
     job: JobRow
     # Seconds between two rows of the history, and its columns (see job_history.Row); empty without a history.

@@ -109,7 +109,7 @@ class ErrorShown:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """The whole overview."""
+    """The state of the node: tiers, totals, mounts, datasets, jobs, cluster, errors and troubles."""
 
     # Unix seconds of this node, and the start of its daemon.
     now: float

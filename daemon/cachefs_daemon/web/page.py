@@ -115,14 +115,11 @@ class WebPage:
 
 
 class _Dataset(msgspec.Struct, frozen=True):
-    """A dataset, and its part on this node."""
-
     dataset: DatasetRow
     shards: ShardMap
 
 
 def _number(query: Mapping[str, str]) -> int:
-    """Return the requested page of a list."""
     text = query.get("page", "0")
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 7 else 0
 

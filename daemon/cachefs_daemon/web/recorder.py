@@ -20,8 +20,6 @@ MOST_CONSUMERS: Final = 16
 
 
 class _Record:
-    """The record of one run of a job."""
-
     def __init__(self, job: Job) -> None:
         self.started = job.started  # another job may get its name
         self.history = JobHistory()
@@ -31,14 +29,14 @@ class _Record:
 
 
 class Recorder:
-    """Records all jobs. Used on the event loop."""
+    """Records the progress of all jobs. Used on the event loop."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self._records: dict[str, _Record] = {}  # by name of the job, the one that began last at the end
 
     def of(self, job: Job) -> JobHistory | None:
-        """Return the job's history; None where many jobs have begun after it."""
+        """Return the job's history; None where it was dropped, after many later jobs."""
         record = self._records.get(job.name)
         return record.history if record is not None and record.started == job.started else None
 

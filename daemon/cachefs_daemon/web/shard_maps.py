@@ -52,7 +52,7 @@ COUNTING: Final = ShardMap(is_counting=True)
 
 
 class ShardMaps:
-    """Makes the maps. Used on the event loop."""
+    """Makes shard maps of datasets that a browser requests. Used on the event loop."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -92,7 +92,6 @@ class ShardMaps:
         return 0 if snapshot.id in self._node.storage.foresight.plan.spaces else snapshot.files
 
     def _begin(self) -> None:
-        """Begin a count when it is due."""
         is_behind = not self._counted.issuperset(self._looked)
         if self._count is None and time.monotonic() >= (self._free if is_behind else self._next):
             self._count = asyncio.create_task(self._work())
