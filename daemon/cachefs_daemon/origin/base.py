@@ -169,7 +169,7 @@ class PreparedOrigin(Protocol):
     """An origin whose first read takes longer than others."""
 
     async def prepare(self) -> None:
-        """Open what the first read would wait for. Raises what a read raises, without retries."""
+        """Open what the first read would wait for. Raises what a read raises, and transient errors, without a retry."""
 
 
 def _file(url: str, options: OriginOptions, settings: OriginSettings) -> Origin:

@@ -20,7 +20,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How to send GETs to one bucket at this moment."""
+    """The parameters of GETs to one bucket at this moment, for another process."""
 
     route: Route
     # None for unsigned requests.

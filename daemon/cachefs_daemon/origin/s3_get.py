@@ -53,7 +53,7 @@ class Doubtful(Exception):
 
 
 class _Way(NamedTuple):
-    """How to send GETs to one bucket at this moment."""
+    """The connections and parameters of GETs to one bucket at this moment."""
 
     server: Server
     pool: HttpPool

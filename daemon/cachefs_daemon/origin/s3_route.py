@@ -35,7 +35,7 @@ class _Revealed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """How to send GETs to one bucket."""
+    """The server, headers and path prefix of GETs to one bucket, and the scope of their signature."""
 
     server: Server
     # Value of the header Host.

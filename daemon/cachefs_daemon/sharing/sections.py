@@ -88,7 +88,7 @@ class OrderRef(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ConsumerFacts(msgspec.Struct, frozen=True):
-    """What one consumer of a job has published, without the large parts."""
+    """The published facts of one consumer of a job, without their large parts."""
 
     job: str  # the full name, with its owner
     consumer: str
