@@ -1,5 +1,5 @@
-"""Learns from the responses of one server how many requests to send at once and how often, which requests are late, and how
-large requests should be.
+"""Learns from the responses of one server how many requests to send at once and how often, which requests are late,
+and how large requests should be.
 
 All origins of one server share one endpoint. The decisions are made in cachefs.planning.requests.
 """
