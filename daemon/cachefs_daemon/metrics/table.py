@@ -23,7 +23,7 @@ class Kind(StrEnum):
 
 
 class Stability(StrEnum):
-    """How long users of a metric may rely on its name, labels and meaning."""
+    """The promise that name, labels and meaning of a metric stay."""
 
     # Name, labels and meaning change with a major version only.
     STABLE = "stable"
