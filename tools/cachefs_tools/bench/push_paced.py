@@ -83,7 +83,7 @@ def _run(node: ScratchNode, source: Path, load: Paced, heartbeats: bool) -> dict
 
 @contextmanager
 def _reader(mount: Path, native: Path, load: Paced, progress: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The reader's process, which waits to be started. It is stopped in the end."""
+    """Start the reader, which waits for a line before it reads; it is stopped at the end."""
     command = [
         *WITH_PARENT, sys.executable, "-m", "cachefs_tools.bench.push_reader", str(mount), str(native),
         "--files", str(load.files), "--size", str(load.size), "--seed", str(SEED), "--epochs", str(load.epochs),
@@ -108,7 +108,7 @@ def _publication(title: str, load: Paced, pid: int) -> JobPublish:
 
 @contextmanager
 def _heartbeats(node: ScratchNode, job: str, progress: Path) -> Iterator[None]:
-    """Tell the daemon ten times a second what the reader has stored in the file *progress*."""
+    """Send the reader's progress, from the file *progress*, to the daemon ten times a second."""
     over = threading.Event()
 
     def tell() -> None:
@@ -128,7 +128,7 @@ def _heartbeats(node: ScratchNode, job: str, progress: Path) -> Iterator[None]:
 
 
 def _epochs(reader: subprocess.Popen[bytes], title: str) -> list[dict[str, Any]]:
-    """Start the reader and wait until it has ended. Returns what it printed about each epoch."""
+    """Start the reader and wait for its end. Returns its document of each epoch."""
     try:
         output, errors = reader.communicate(b"go\n", timeout=TIMEOUT_SECONDS)
     except subprocess.TimeoutExpired:
@@ -154,7 +154,7 @@ def _requests(load: Paced, before: dict[str, int], after: dict[str, int]) -> dic
 
 
 def _residency(resident: list[int], after: dict[str, int]) -> dict[str, Any]:
-    """What was in the page cache. Empty where this was not measured."""
+    """Return the bytes in the page cache; empty if not measured."""
     if not resident:
         return {}
     budget = after.get("push_budget", 0)

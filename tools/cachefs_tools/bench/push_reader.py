@@ -1,8 +1,8 @@
 """A job that reads one sample at a time from a mount and from a native copy, and computes between samples.
 
-Each sample is read from both trees. They take turns at being first, since the second read finds the processor awake.
-The order of an epoch is a permutation drawn by `numpy.random.RandomState(seed + epoch)`. The job starts when it is
-given a line on standard input, and prints one JSON object per epoch. It stores its progress into the file --progress,
+Each sample is read from both trees, which alternate in being first, since the second read finds the processor awake.
+The order of an epoch is a permutation drawn by `numpy.random.RandomState(seed + epoch)`. The job starts when it
+receives a line on standard input, and prints one JSON object per epoch. It stores its progress in the file --progress,
 as two 64-bit numbers: the epoch, and the number of samples delivered.
 """
 
@@ -33,10 +33,10 @@ class Tree:
         self._paths = [os.fsencode(f"{root}/{sample_name(number)}") for number in range(files)]
         self._size = size
         self._buffer = memoryview(mmap.mmap(-1, size))
-        self.nanoseconds = array("q")  # what each read took: open, read to the end, close
+        self.nanoseconds = array("q")  # duration of each read: open, read to the end, close
 
     def read(self, number: int) -> None:
-        """Read a sample and note how long it took."""
+        """Read a sample and record the duration."""
         path, buffers = self._paths[number], [self._buffer]
         begin = time.perf_counter_ns()
         fd = os.open(path, os.O_RDONLY)
@@ -47,11 +47,11 @@ class Tree:
             self._buffer[:8] = bytes(8)
 
     def holds(self, number: int) -> bool:
-        """Whether the last read delivered sample *number*, undamaged."""
+        """Return whether the last read delivered sample *number*, undamaged."""
         return is_sample(self._buffer, number)
 
     def report(self) -> dict[str, float]:
-        """Seconds of all reads together, and microseconds of one read by quantile."""
+        """Return the seconds of all reads together, and microseconds per read by quantile."""
         microseconds = numpy.array(self.nanoseconds) / 1e3
         p50, p99 = numpy.quantile(microseconds, (0.5, 0.99))
         return {"seconds": sum(self.nanoseconds) / 1e9, "p50_us": round(p50, 1), "p99_us": round(p99, 1),
@@ -59,7 +59,7 @@ class Tree:
 
 
 def read_epoch(epoch: int, order: Sequence[int], options: argparse.Namespace, progress: mmap.mmap) -> dict[str, Any]:
-    """Read the samples in this order. Returns what is printed about the epoch."""
+    """Read the samples in this order. Returns the epoch's document."""
     mount, native = (Tree(str(root), options.files, options.size) for root in (options.mount, options.native))
     turns = ((mount, native), (native, mount))
     damaged = 0
@@ -70,7 +70,7 @@ def read_epoch(epoch: int, order: Sequence[int], options: argparse.Namespace, pr
         ready = time.perf_counter() + options.compute
         PROGRESS.pack_into(progress, 0, epoch, delivered + 1)
         damaged += not mount.holds(number)
-        # Both trees are checked, since the check changes what the processor's caches hold.
+        # Check both trees, since the check changes the processor's caches.
         native.holds(number)
         time.sleep(max(0.0, ready - time.perf_counter()))
     return {"epoch": epoch, "samples": len(order), "seconds": time.perf_counter() - begin, "damaged": damaged,

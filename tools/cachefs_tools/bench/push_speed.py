@@ -1,4 +1,4 @@
-"""Files per second of a job that does nothing but read, with pushing and without it. All else is equal.
+"""Measures files per second of a job that only reads, with pushing and without; all else is equal.
 
 The reader is hotread.c. Its orders are known beforehand (see bench.hotread.first_round), so they can be published.
 """
@@ -26,7 +26,7 @@ from cachefs_tools.kernel_pages import forget_pages
 from cachefs_tools.sample_data import sample_name, write_samples
 from cachefs_tools.scratch_node import ScratchNode
 
-# The first epoch is cold. The others find all pages in the kernel if the pages fit.
+# The first epoch is cold. Later epochs find all pages in the kernel if the pages fit.
 EPOCHS: Final = 3
 READERS: Final = (1, 2)
 
@@ -45,21 +45,21 @@ class FullSpeed:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What all turns have in common."""
+    """Data shared by all turns."""
 
     load: FullSpeed
     node: ScratchNode
     source: Path  # the native copy
     hotread: HotRead
-    orders: Sequence[NDArray[numpy.uint32]]  # for each epoch an array of shape (files,): the numbers of the samples
+    orders: Sequence[NDArray[numpy.uint32]]  # for each epoch an array of shape (files,): sample numbers
 
     def files_per_s(self, root: Path, readers: int, epoch: int) -> list[float]:
-        """Read a tree once, in the order of the epoch, with so many processes."""
+        """Read a tree once, in the order of the epoch, with *readers* processes."""
         return [line["files_per_s"] for line in self.hotread.run(root, procs=readers, seed=epoch)]
 
 
 def measure(work: Path, load: FullSpeed) -> list[dict[str, Any]]:
-    """A document for each number of readers. *work* is an empty directory."""
+    """Return a document for each number of readers. *work* is an empty directory."""
     source = work / "native"
     write_samples(source, load.files, load.size)
     names = [sample_name(number) for number in range(load.files)]
@@ -89,7 +89,7 @@ def _by_readers(bench: Bench, readers: int) -> dict[str, Any]:
 def _turn(bench: Bench, readers: int, way: Way) -> dict[str, Any]:
     """Read all epochs on a new mount, each after the same epoch on the native copy.
 
-    The native copy is as cold as the mount when the turn begins. So both get their pages in the same minute, and out of
+    The native copy is as cold as the mount when the turn begins, so both get their pages in the same minute and out of
     the same memory (see load_pages_alike).
     """
     node, load, source = bench.node, bench.load, bench.source
@@ -120,7 +120,7 @@ def _turn(bench: Bench, readers: int, way: Way) -> dict[str, Any]:
 
 
 def _publications(load: FullSpeed, readers: int) -> list[JobPublish]:
-    """The job's consumers, one for each reader."""
+    """Return the job's consumers, one for each reader."""
     spec = SamplerSpec(kind="explicit", size=load.files)
     return [
         JobPublish(
@@ -132,7 +132,7 @@ def _publications(load: FullSpeed, readers: int) -> list[JobPublish]:
 
 
 def _publish_orders(bench: Bench, readers: int) -> None:
-    """Tell the daemon which samples each reader reads in each epoch."""
+    """Publish the samples of each reader in each epoch."""
     for epoch, order in enumerate(bench.orders):
         for rank in range(readers):
             share = order[rank::readers].tobytes()

@@ -1,4 +1,4 @@
-"""A program for any Python from 3.6 on: how fast does it open, read and close files, in the ways of training code?
+"""Measures how fast Python (3.6 or later) opens, reads and closes files, in the ways of training code.
 
     python pyread.py LIST ROUNDS NATIVE_DIR MOUNT_DIR
 
@@ -15,7 +15,8 @@ import typing
 
 
 def by_open(path: str) -> int:
-    """As PIL, torchvision, json and pickle do. Before Python 3.14 it asks isatty() of each file, which is an ioctl."""
+    """Read like PIL, torchvision, json and pickle. Before Python 3.14, open() calls isatty(), an ioctl, for each
+    file."""
     with open(path, "rb") as file:
         return len(file.read())
 
@@ -25,7 +26,7 @@ def by_path(path: str) -> int:
 
 
 def by_buffer(path: str) -> int:
-    """With a size of buffer, open() does not ask isatty()."""
+    """Read with a buffer size, with which open() does not call isatty()."""
     with open(path, "rb", buffering=65536) as file:
         return len(file.read())
 
@@ -42,7 +43,7 @@ WAYS = {"open": by_open, "path": by_path, "buffer": by_buffer, "raw": by_raw}
 
 
 def measure(read: typing.Callable[[str], int], names: "list[str]", rounds: int, roots: "list[str]") -> "list[float]":
-    """The best microseconds per file of each root."""
+    """Return the best microseconds per file of each root."""
     best = [float("inf")] * len(roots)
     trees = [[os.path.join(root, name) for name in names] for root in roots]
     for _ in range(rounds):

@@ -1,6 +1,6 @@
-"""The least that a client in Python can do for a GET: the limit to which the daemon's own client is compared.
+"""The least that a Python client can do for a GET: the limit for the daemon's own client.
 
-It does not sign, checks nothing, expects a status line, a length and as many bytes, and gives up on anything else.
+It neither signs nor checks, expects a status line, a length and as many bytes, and fails on anything else.
 """
 
 import asyncio
@@ -15,17 +15,17 @@ _HEAD_ROOM: Final = 8 << 10
 
 
 class RawConnection(asyncio.BufferedProtocol):
-    """A connection that gets one thing at a time."""
+    """A connection that makes one request at a time."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[int] | None = None
         self._view = memoryview(b"")
         self._filled = 0
-        self._end = 0  # of the answer in the buffer; 0: not known yet
+        self._end = 0  # end of the response in the buffer; 0: not known yet
 
     async def get(self, request: bytes, room: int) -> int:
-        """Bytes of the body. room: of a body, at most."""
+        """Send a request, and return the number of body bytes. room: largest body."""
         assert self._transport is not None
         self._view = memoryview(bytearray(_HEAD_ROOM + room))
         self._filled = self._end = 0
@@ -64,13 +64,13 @@ class RawConnection(asyncio.BufferedProtocol):
 
 
 class RawClient:
-    """Gets URLs of one server, on as many connections as are needed at once."""
+    """Gets URLs of one server, on as many connections as there are concurrent requests."""
 
     def __init__(self) -> None:
         self._free: list[RawConnection] = []
 
     async def get(self, url: str, room: int, span: str = "") -> int:
-        """Bytes of the answer. span: which bytes of the object, as the header Range has it; empty: all."""
+        """Return the number of body bytes. span: byte range of the object, as in the Range header; empty: all."""
         parts = urlsplit(url)
         if self._free:
             connection = self._free.pop()

@@ -1,8 +1,8 @@
-"""Warm reads through the mount beside the local disk, and reads that the memory tier answers.
+"""Compares warm reads through the mount with the local disk, and measures reads from the memory tier.
 
 In the warm passes every page is in the kernel, so no request reaches the mount process. They are made by a program in C
-(hotread.c), and by Python as training code reads (pyread.py), alone and under `cachefs run`. Before each pass over the
-memory tier the kernel's pages are dropped, so each file is one FUSE request, which the memory tier answers.
+(hotread.c), and by Python in the way of training code (pyread.py), alone and under `cachefs run`. Before each pass over
+the memory tier the kernel's pages are dropped, so each file is one FUSE request to the memory tier.
 """
 
 import json
@@ -33,17 +33,17 @@ ROUNDS_IN_TURN = 5
 
 @dataclass(frozen=True, slots=True)
 class WarmReads:
-    """What is read."""
+    """The files to read, and how often."""
 
     files: int
     size: int  # bytes of each file
     rounds: int  # passes over each tree
-    # Interpreters that read as training code does.
+    # Interpreters for reads in the way of training code.
     pythons: tuple[str, ...] = (sys.executable,)
 
 
 def measure(work: Path, load: WarmReads) -> dict[str, Any]:
-    """The figures, as a JSON-serialisable document. *work* is an empty directory."""
+    """Return the figures as a JSON-serialisable document. *work* is an empty directory."""
     source, mount = work / "native", work / "mount"
     names = write_files(source, load)
     hotread = compile_hotread(work, names)
@@ -64,7 +64,7 @@ def measure(work: Path, load: WarmReads) -> dict[str, Any]:
 
 
 def write_files(directory: Path, load: WarmReads) -> list[str]:
-    """Write the files, with random content. Returns their paths relative to *directory*."""
+    """Write files with random content. Returns their paths relative to *directory*."""
     rng = random.Random(0)
     names = [f"class{number % DIRECTORIES:02}/{number:06}.bin" for number in range(load.files)]
     for name in names:
@@ -88,7 +88,7 @@ def in_turns(hotread: HotRead, native: Path, mount: Path, rounds: int, procs: in
 
 
 def as_python_does(python: str, listing: Path, native: Path, mount: Path) -> dict[str, Any]:
-    """Microseconds per file below each tree, and their ratio, for each way in which a Python program reads."""
+    """Return microseconds per file below each tree, and their ratio, for each way in which Python programs read."""
     command = [python, str(PYREAD), str(listing), str(ROUNDS_IN_TURN), str(native), str(mount)]
     under_run = environment(os.environ, command, "bench", None)
     measured = {"alone": timed(command, None), "cachefs_run": timed(command, under_run)}
@@ -113,7 +113,7 @@ def timed(command: list[str], variables: dict[str, str] | None) -> dict[str, tup
 
 
 def tier_passes(client: DaemonClient, hotread: HotRead, mount: Path, names: list[str]) -> dict[str, Any]:
-    """Read the mount several times with no page of it in the kernel, by one process."""
+    """Read the mount several times with one process, each time without its pages in the kernel."""
     speeds = []
     before = requests(client)
     for _ in range(ROUNDS_IN_TURN):
@@ -125,11 +125,11 @@ def tier_passes(client: DaemonClient, hotread: HotRead, mount: Path, names: list
 
 
 def requests(client: DaemonClient) -> int:
-    """FUSE requests that the mount has received. Waits until the mount has reported all of them."""
+    """Return the number of FUSE requests of the mount, after waiting for its last report."""
     time.sleep(2.5)
     return sum(mount.counters["requests"] for mount in client.call(STATUS, Empty()).mounts)
 
 
 def ioctls(client: DaemonClient) -> int:
-    """FUSE requests of this kind that the mount has reported so far."""
+    """Return the number of ioctl requests that the mount has reported so far."""
     return sum(mount.counters["ioctl"] for mount in client.call(STATUS, Empty()).mounts)

@@ -1,7 +1,7 @@
-"""Counts what `cachefs run` costs at the origin: bytes fetched, beside the least possible and beside the mount alone.
+"""Counts bytes that `cachefs run` fetches from the origin, next to the least possible and to the mount alone.
 
-A cell is one combination of tiers, page cache, options and jobs. It is run twice on an empty node: as a user would run
-the job without a word to cachefs, and under `cachefs run`. All figures are counts, and none is a time.
+A cell is one combination of tiers, page cache, options and jobs. It runs twice on an empty node: with the job
+unmodified, and under `cachefs run`. All figures are counts; none is a time.
 """
 
 import itertools
@@ -35,24 +35,24 @@ from cachefs_tools.scratch_node import WITH_PARENT, mounted, running
 # Bytes of a file: one block.
 SIZE: Final = BLOCK_SIZE
 BATCH: Final = 2
-# Of the dataset: what tiers that are too small hold, a page cache that is too small, and a small budget of the pusher.
+# Shares of the dataset: capacity of small tiers, of a small page cache, and of a small budget of the pusher.
 SMALL_TIERS, SMALL_PAGE_CACHE, SMALL_BUDGET = 0.5, 0.4, 0.15
 JOB_SECONDS: Final = 600.0
 
 
 class Tiers(StrEnum):
-    """Which tiers the node has."""
+    """The tiers of the node."""
 
     MEMORY = "memory"
-    SSD = "ssd"  # and as little memory as a node can have
+    SSD = "ssd"  # with the smallest possible memory tier
     BOTH = "both"
 
 
 class PageCache(StrEnum):
-    """What the kernel's page cache has room for."""
+    """The capacity of the kernel's page cache."""
 
     ALL = "all"  # the whole dataset
-    PART = "part"  # less than that: a control group limits it
+    PART = "part"  # less, limited by a control group
     NONE = "none"  # the program drops what it has read
 
 
@@ -63,15 +63,15 @@ class Cell:
     tiers: Tiers = Tiers.MEMORY
     hold_all: bool = False  # the tiers have room for the dataset
     page_cache: PageCache = PageCache.ALL
-    small_budget: bool = False  # `page_cache_budget` is small; else it is the default
+    small_budget: bool = False  # a small `page_cache_budget` instead of the default
     push: bool = True
     jobs: int = 1
-    distributed: bool = False  # a DistributedSampler, and not shuffle=True
+    distributed: bool = False  # a DistributedSampler instead of shuffle=True
     workers: int = 4
 
     @property
     def title(self) -> str:
-        """In a few words."""
+        """A short description."""
         budget = "no_push" if not self.push else "budget small" if self.small_budget else "budget default"
         sampler = "distributed" if self.distributed else "shuffle"
         room = "> data" if self.hold_all else "< data"
@@ -80,7 +80,7 @@ class Cell:
         )
 
 
-# What each field of a cell may be.
+# Possible values of each field of a cell.
 VALUES: Final[dict[str, tuple[Any, ...]]] = {
     "tiers": tuple(Tiers), "hold_all": (False, True), "page_cache": tuple(PageCache), "small_budget": (False, True),
     "push": (True, False), "jobs": (1, 2), "distributed": (False, True), "workers": (4, 0),
@@ -89,15 +89,15 @@ VALUES: Final[dict[str, tuple[Any, ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What the jobs of all cells read."""
+    """The reads of each job."""
 
     files: int
     epochs: int
-    rate: float  # samples a second of each job
+    rate: float  # samples per second of each job
 
 
 def all_cells() -> Iterator[Cell]:
-    """Every combination; a budget counts only where pages are pushed."""
+    """Yield every combination; a budget counts only if pages are pushed."""
     for values in itertools.product(*VALUES.values()):
         cell = Cell(**dict(zip(VALUES, values, strict=True)))
         if cell.push or not cell.small_budget:
@@ -105,8 +105,8 @@ def all_cells() -> Iterator[Cell]:
 
 
 def chosen_cells() -> list[Cell]:
-    """Some combinations: each kind of tiers that are too small with each page cache, pushed to or not, and a few more,
-    so that every two values of two fields meet."""
+    """Return a selection: each kind of small tiers with each page cache, with and without pushing, and further cells so
+    that every two values of two fields meet."""
     chosen = [
         Cell(tiers, page_cache=page_cache, push=push, small_budget=small)
         for tiers, page_cache in itertools.product(Tiers, PageCache)
@@ -128,16 +128,16 @@ def _pairs(cell: Cell) -> set[tuple[tuple[str, Any], tuple[str, Any]]]:
 def measure(
     work: Path, load: Load, cells: Sequence[Cell], tell: Callable[[str], None], *, bare: bool = True
 ) -> dict[str, Any]:
-    """Run all cells. *work* is an empty directory; *tell* is told how far it is; bare: run the mount alone, too.
+    """Run all cells. Raises CachefsError if a job fails, or no control group can be created.
 
-    Raises CachefsError where a job fails, or no control group can be made.
+    *work* is an empty directory; *tell* receives progress messages; bare: run the mount alone, too.
     """
     source = work / "files"
     _write(source, load.files)
     rows = []
     alone: dict[Cell, _Result] = {}
     for number, cell in enumerate(cells):
-        # What is pushed, and how much, makes no difference where nothing is published.
+        # Push options make no difference if nothing is published.
         unpublished = replace(cell, push=True, small_budget=False)
         if bare and unpublished not in alone:
             alone[unpublished] = _run(work, source, load, unpublished, run=False)
@@ -148,8 +148,8 @@ def measure(
 
 
 def measured(work: Path, source: Path, load: Load, cell: Cell, alone: "_Result | None") -> dict[str, Any]:
-    """One cell: datasets fetched by the mount alone and under `cachefs run`, the least possible, and reads that waited
-    for the origin."""
+    """Run one cell. Returns the datasets fetched by the mount alone and under `cachefs run`, the least possible, and
+    the reads that waited for the origin."""
     run = _run(work, source, load, cell, run=True)
     capacity = load.files if cell.hold_all or cell.page_cache is PageCache.ALL else round(SMALL_TIERS * load.files)
     least = belady_reads(_merged(run.orders), capacity) / load.files
@@ -164,8 +164,8 @@ def measured(work: Path, source: Path, load: Load, cell: Cell, alone: "_Result |
 class _Result:
     fetched: float  # datasets
     waited: int  # reads that waited for the origin
-    waited_later: int  # the same, after the first epoch of a job that was followed
-    orders: list[list[int]]  # by job: the samples that it has read
+    waited_later: int  # the same, after the first epoch of a followed job
+    orders: list[list[int]]  # by job: the samples it has read
 
 
 def _figures(result: _Result) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def _figures(result: _Result) -> dict[str, Any]:
 
 
 def _merged(orders: Sequence[Sequence[int]]) -> "numpy.typing.NDArray[numpy.int64]":
-    """The reads of jobs that read side by side at one pace."""
+    """Interleave the reads of jobs that read at one pace."""
     return numpy.array(orders, numpy.int64).T.reshape(-1)
 
 

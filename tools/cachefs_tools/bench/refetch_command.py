@@ -1,4 +1,4 @@
-"""`cachefs-bench refetch`: bytes that are fetched, without and with `cachefs run`."""
+"""`cachefs-bench refetch`: fetched bytes, without and with `cachefs run`."""
 
 import json
 import tempfile
@@ -44,7 +44,7 @@ def refetch_command(every: bool, only: str, as_json: bool, directory: Path | Non
 
 
 def table(document: dict[str, Any]) -> Table:
-    """The counts, a row per cell."""
+    """Return a table of the counts, a row per cell."""
     found = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     found.add_column("datasets fetched")
     for title in ("least", "mount", "run", "of least", "of mount", "waited: mount", "run", "after epoch 1"):

@@ -1,7 +1,7 @@
-"""A training script as people write it, for `cachefs-bench refetch`: it reads whole files, in an order of its own.
+"""A typical training script for `cachefs-bench refetch`: reads whole files in an order of its own.
 
-It does not know cachefs. It writes the order in which it got its samples to a file, so that the least possible number
-of fetches can be computed.
+It does not know cachefs. It writes the order of its samples to a file, from which the least possible number of fetches
+is computed.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, RandomSamp
 
 
 class Files(Dataset[int]):
-    """Item *i* is *i*, once file *i* was read."""
+    """Item *i* is *i*, after file *i* has been read."""
 
     def __init__(self, root: str, seconds: float, *, drop: bool) -> None:
         self.files = sorted(glob.glob(f"{root}/*/*.bin"))

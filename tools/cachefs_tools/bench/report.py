@@ -1,4 +1,4 @@
-"""The table and the summaries of `cachefs-bench train`, for people to read."""
+"""The table and the summaries of `cachefs-bench train`."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ NODE_COLUMNS = ("on node\nafter 1st", "origin\nMB", "of the\nleast", "busy\ncore
 
 
 def table(documents: list[dict[str, Any]]) -> Table:
-    """A table with a row per job. The row of the first job of a run also holds what concerns the whole node."""
+    """Return a table with a row per job. The first job's row of a run also has the node's figures."""
     result = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     result.add_column("", no_wrap=True)
     for heading in (*JOB_COLUMNS, *NODE_COLUMNS):
@@ -33,7 +33,7 @@ def table(documents: list[dict[str, Any]]) -> Table:
 
 
 def summary(document: dict[str, Any]) -> str:
-    """One run in one line, by its first job."""
+    """Summarise a run in one line, by its first job."""
     job = document["jobs"][0]
     return (
         f"  utilisation {job['utilisation']:.3f}, stalled {job['stall_seconds']:.1f} s of {job['seconds']:.1f} s, "

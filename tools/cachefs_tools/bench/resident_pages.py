@@ -1,4 +1,4 @@
-"""How many bytes of files are in the kernel's page cache, over time."""
+"""Measures the bytes of files in the kernel's page cache, over time."""
 
 import threading
 import time

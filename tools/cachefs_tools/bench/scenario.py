@@ -1,4 +1,4 @@
-"""What `cachefs-bench train` runs: one training job or several, and an origin that is as slow as it is told to be."""
+"""Scenarios of `cachefs-bench train`: one training job or several, and an origin of limited speed."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -15,27 +15,27 @@ STAGGER: Final = 30.0
 
 
 class Loader(StrEnum):
-    """What reads for a job."""
+    """The reader of a job."""
 
     TORCH = "torch"  # a DataLoader of torch
     PLAIN = "plain"  # a loop over threads
 
 
 class Publishing(StrEnum):
-    """How a job says what it will read."""
+    """How a job publishes what it will read."""
 
-    NONE = "none"  # it does not
-    RUN = "run"  # `cachefs run` stands before its command
-    SPEC = "spec"  # it sends a sampler spec to the daemon
+    NONE = "none"  # not at all
+    RUN = "run"  # by `cachefs run` in front of its command
+    SPEC = "spec"  # by a sampler spec sent to the daemon
 
 
 class Lie(StrEnum):
-    """What is wrong with the spec that a job publishes."""
+    """The error in the spec that a job publishes."""
 
-    NO = ""  # nothing
-    SEED = "seed"  # it names another seed
-    HALF = "half"  # it names half of the dataset
-    RANGE = "range"  # it names samples that do not exist
+    NO = ""  # none
+    SEED = "seed"  # another seed
+    HALF = "half"  # half of the dataset
+    RANGE = "range"  # samples that do not exist
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class TrainingJob:
 
     seed: int = 0  # of its sampler
     start: float = 0  # seconds after the start of the first job
-    batches: int = 0  # it stops after so many batches; 0: after its last epoch
+    batches: int = 0  # batches after which the job stops; 0: after its last epoch
     lie: Lie = Lie.NO
 
 
@@ -57,7 +57,7 @@ class Shape:
     epochs: int = 3
     batch_size: int = 32  # samples
     workers: int = 4
-    prefetch: int = 2  # batches that each worker reads ahead
+    prefetch: int = 2  # batches that each worker loads ahead
     demand: float = 150  # samples per second that the accelerator of one job takes
 
     @property
@@ -73,7 +73,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
-    """How much of the dataset the tiers hold."""
+    """The share of the dataset that the tiers hold."""
 
     capacity: float = 1.0  # share of the dataset that all tiers hold together
     memory: float = 0.5  # the memory tier's share of the capacity
@@ -91,22 +91,22 @@ class Scenario:
     tiers: Tiers = field(default_factory=Tiers)
     limits: Limits = field(default_factory=Limits)
     jobs: tuple[TrainingJob, ...] = (TrainingJob(),)
-    keep_pages: bool = False  # the kernel keeps what was read, so only the first read of a sample reaches the mount
+    keep_pages: bool = False  # the kernel keeps pages, so only the first read of a sample reaches the mount
 
     def sampler_spec(self, job: TrainingJob) -> SamplerSpec:
-        """The order in which the job really reads."""
+        """Return the order in which the job really reads."""
         kind = "torch-distributed" if self.loader == Loader.TORCH else "numpy"
         return SamplerSpec(kind=kind, size=self.shape.files, seed=job.seed, epochs=self.shape.epochs)
 
 
 def preset(name: str, base: Scenario) -> list[Scenario]:
-    """The runs of a preset, all over one dataset. They have the loader and latency of *base*, and its shape, but for
-    what the preset says."""
+    """Return the runs of a preset, all over one dataset, with the loader, latency and shape of *base* unless the preset
+    says otherwise."""
     return list(_PRESETS[name](base))
 
 
 def _fast_origin(base: Scenario) -> Iterator[Scenario]:
-    """The origin is fast enough. Does anything still wait for it?"""
+    """An origin that is fast enough: shows remaining waits."""
     yield from _published_and_not(base, 1.5)
 
 
@@ -117,18 +117,18 @@ def _published_and_not(base: Scenario, share: float) -> Iterator[Scenario]:
 
 
 def _slow_origin(base: Scenario) -> Iterator[Scenario]:
-    """Epoch 1 cannot be faster than the origin. Do later epochs wait for anything?"""
+    """An origin that is too slow for epoch 1: shows waits of later epochs."""
     yield from _published_and_not(base, 0.5)
 
 
 def _small_tiers(base: Scenario) -> Iterator[Scenario]:
-    """The tiers hold only a part of the dataset: origin bytes and stalls by policy.
+    """Tiers that hold only a part of the dataset: origin bytes and stalls by policy.
 
     The origin can deliver three quarters of the demand. From epoch 2 on this is enough for a policy that fetches no
-    more than it must, and fetches it in time.
+    more than it must, in time.
 
-    The jobs publish a spec, which says how many epochs there are. The sampler of a hooked script has no end, so bytes
-    would be fetched, and counted, for an epoch that never comes.
+    The jobs publish a spec, which has the number of epochs. The sampler of a hooked script has no end, so bytes would
+    be fetched, and counted, for an epoch that never comes.
     """
     scenario = _limited(base, 0.75)
     for share in (0.35, 0.5, 0.8):
@@ -144,9 +144,9 @@ def _small_tiers(base: Scenario) -> Iterator[Scenario]:
 
 
 def _two_jobs(base: Scenario) -> Iterator[Scenario]:
-    """Two jobs read one dataset in different orders. Half of the dataset fits into the tiers.
+    """Two jobs that read one dataset in different orders. Half of the dataset fits into the tiers.
 
-    A sampler adds the epoch to its seed, so with seeds 1 and 2 the one would read what the other has read before.
+    A sampler adds the epoch to its seed, so with seeds 1 and 2 one job would repeat the other's orders.
     """
     jobs = (TrainingJob(seed=1), TrainingJob(seed=1001, start=STAGGER))
     scenario = replace(_limited(base, 1.5), jobs=jobs, tiers=replace(base.tiers, capacity=0.5))
@@ -155,7 +155,7 @@ def _two_jobs(base: Scenario) -> Iterator[Scenario]:
 
 
 def _wrong_sequences(base: Scenario) -> Iterator[Scenario]:
-    """Jobs do not read what they have published."""
+    """Jobs that do not read what they have published."""
     plain = replace(_limited(base, 1.5), loader=Loader.PLAIN, tiers=replace(base.tiers, capacity=0.5))
     scenario = replace(plain, publishing=Publishing.SPEC)
     shape = base.shape
@@ -166,14 +166,14 @@ def _wrong_sequences(base: Scenario) -> Iterator[Scenario]:
     yield replace(scenario, title="half the dataset", jobs=(TrainingJob(lie=Lie.HALF),))
     yield replace(scenario, title="out of range", jobs=(TrainingJob(lie=Lie.RANGE),))
     yield replace(scenario, title="stops in the middle", jobs=(TrainingJob(batches=stops),))
-    # A job does not publish how fast it reads. This one wants ten times what the origin was made for, and waits for it.
+    # Jobs do not publish their rate. This one wants ten times what the origin was made for, and waits for it.
     hasty = replace(scenario, shape=replace(shape, demand=10 * shape.demand))
     yield replace(hasty, title="ten times faster")
     yield replace(hasty, title="the same, not published", publishing=Publishing.NONE)
 
 
 def _fast_reader(base: Scenario) -> Iterator[Scenario]:
-    """The accelerator takes ten times as many samples per second, and the dataset is four times as large."""
+    """An accelerator that takes ten times as many samples per second, and a dataset four times as large."""
     shape = replace(base.shape, files=4 * base.shape.files, demand=10 * base.shape.demand)
     yield from _published_and_not(replace(base, shape=shape), 1.5)
 
@@ -186,10 +186,10 @@ PRESETS: Final = tuple(_PRESETS)
 
 
 def _limited(base: Scenario, share: float) -> Scenario:
-    """The same with an origin that delivers *share* times the demand of one job."""
+    """Return the scenario with an origin that delivers *share* times the demand of one job."""
     return replace(base, limits=replace(base.limits, bandwidth=share * base.shape.demand_bytes))
 
 
 def best_publishing(loader: Loader) -> Publishing:
-    """How a job with this loader publishes with the least work for its user."""
+    """Return the way of publishing that takes the user of this loader the least work."""
     return Publishing.RUN if loader == Loader.TORCH else Publishing.SPEC

@@ -1,4 +1,4 @@
-"""`cachefs-bench slurm`: what hints cost a real Slurm."""
+"""`cachefs-bench slurm`: the cost of hints in a real Slurm."""
 
 import json
 import tempfile

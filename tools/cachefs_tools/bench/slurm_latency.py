@@ -1,7 +1,7 @@
-"""What job_submit.lua and its hint file cost whoever submits a job, and the controller.
+"""Measures the cost of job_submit.lua and its hint file for submissions and the controller.
 
-Two Slurms run at once, one of them without the Lua files, and get jobs in turns. The jobs are held, so what is measured
-is the submission: the time of a whole sbatch, and what sdiag says that the controller took.
+Two Slurms run at once, one of them without the Lua files, and get jobs in turns. The jobs are held, so only the
+submission is measured: the time of a whole sbatch, and the controller's time according to sdiag.
 """
 
 import re
@@ -20,22 +20,22 @@ from cachefs_scheduler.slurm.levels import levels_of
 from cachefs_tools.lab.slurm import Slurm, running_slurm
 
 _COMMENT: Final = "--comment=cachefs:{dataset}"
-# Of sdiag: microseconds of all submissions, from the request to its answer, so with the plugin and the wait for locks.
+# From sdiag: microseconds of all submissions, from request to response, including the plugin and waits for locks.
 _TOTAL: Final = re.compile(r"REQUEST_SUBMIT_BATCH_JOB .*total_time:(\d+)")
 _SCRIPT: Final = "#!/bin/sh\n#CACHEFS dataset={dataset}\n" + "# a comment in a script\n" * 200 + "sleep 1\n"
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmLoad:
-    """What is submitted."""
+    """The submissions, and the size of the hint file."""
 
     jobs: int  # of each kind
     datasets: int  # in the hint file
-    nodes: int  # that each of them is on, in the hint file
+    nodes: int  # nodes of each dataset in the hint file
 
 
 def measure(work: Path, load: SlurmLoad) -> dict[str, Any]:
-    """The figures. Raises CachefsError where Slurm is missing."""
+    """Return the figures. Raises CachefsError if Slurm is missing."""
     with ExitStack() as stack:
         places = {name: work / name for name in ("plain", "lua")}
         for place in places.values():
@@ -57,7 +57,7 @@ def measure(work: Path, load: SlurmLoad) -> dict[str, Any]:
         }
         taken: dict[str, list[float]] = {kind: [] for kind in kinds}
         inside: dict[str, list[float]] = {kind: [] for kind in kinds}
-        for turn in range(-5, load.jobs):  # the first few are not counted
+        for turn in range(-5, load.jobs):  # the first five are not counted
             for kind, (slurm, options, text) in kinds.items():
                 before, begun = _inside(slurm), time.perf_counter()
                 last = slurm.submit("--hold", *options, script=text)
@@ -82,7 +82,7 @@ def _write_lua(place: Path, hints: Path) -> None:
 
 
 def _hints(load: SlurmLoad) -> str:
-    """Each dataset is on so many nodes, of which some hold more than others."""
+    """Return hints with each dataset on *load.nodes* nodes, in decreasing parts."""
     nodes = {f"n{number}": 1 - number / (2 * load.nodes) for number in range(load.nodes)}
     levels = levels_of(nodes, [])
     sets = {f"dataset-{number}": levels for number in range(load.datasets)}
@@ -90,13 +90,13 @@ def _hints(load: SlurmLoad) -> str:
 
 
 def _inside(slurm: Slurm) -> int:
-    """Microseconds that the controller has spent with submissions so far."""
+    """Return the microseconds that the controller has spent on submissions so far."""
     found = _TOTAL.search(slurm.run("sdiag"))
     return int(found[1]) if found is not None else 0
 
 
 def _preferred(slurm: Slurm, job: int) -> str:
-    """That hints were in effect."""
+    """Return the job's preference, as evidence that hints were in effect."""
     shown = slurm.run("scontrol", "show", "job", str(job))
     return next((line.strip() for line in shown.splitlines() if "Prefer=" in line), "")
 

@@ -1,4 +1,4 @@
-"""One job of `cachefs-bench`: a process that reads through a mount, and has published what, where it should."""
+"""One job of `cachefs-bench`: a process that reads through a mount, and publishes its reads if told to."""
 
 import os
 import signal
@@ -19,27 +19,25 @@ from cachefs_tools.scratch_node import WITH_PARENT, wait
 
 
 class JobNode(Protocol):
-    """What a job must know of its node."""
+    """The attributes of a node that a job needs."""
 
     @property
     def client(self) -> DaemonClient:
-        """The daemon."""
+        """Client of the daemon."""
 
     @property
     def socket(self) -> Path:
-        """The daemon's socket."""
+        """Path of the daemon's socket."""
 
     @property
     def mountpoint(self) -> Path:
-        """Where the dataset is mounted."""
+        """Mount point of the dataset."""
 
 
 @contextmanager
 def started_job(scenario: Scenario, job: TrainingJob, node: JobNode, name: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """The job's process, running; it has published where it should. It and its workers are stopped in the end.
-
-    The files of the job are *name* with a suffix.
-    """
+    """Run the job's process, after publishing if the scenario asks for it. The process and its workers are stopped at
+    the end. The job's files are *name* with a suffix."""
     with name.with_suffix(".log").open("wb") as log:
         process = subprocess.Popen(
             _command(scenario, job, node, name), stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True,
@@ -73,7 +71,7 @@ def _command(scenario: Scenario, job: TrainingJob, node: JobNode, name: Path) ->
 
 
 def _publication(scenario: Scenario, job: TrainingJob, name: str, pid: int) -> JobPublish:
-    """What the job says about itself, with the lie that it is to tell."""
+    """Return the job's publication, with its lie."""
     shape = scenario.shape
     spec = scenario.sampler_spec(job)
     if job.lie == Lie.SEED:

@@ -1,7 +1,5 @@
-"""nginx over a directory: it answers GETs with an ETag and ranges, and so quickly that the client is what is measured.
-
-It looks at no signature.
-"""
+"""nginx over a directory: answers GETs with ETag and ranges so quickly that the client is the bottleneck. It ignores
+signatures."""
 
 import os
 import shutil
@@ -35,18 +33,18 @@ http {{
 
 
 def find_nginx() -> str | None:
-    """The program, where it is installed."""
+    """Return the path of nginx, or None."""
     return shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
 
 
 @contextmanager
 def static_server(program: str, root: Path, work: Path) -> Iterator[str]:
-    """nginx over the directory *root*, with files of its own in *work*. Yields its URL."""
+    """Run nginx over the directory *root*, with its own files in *work*. Yields its URL."""
     work.mkdir()
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    # As root it would change to a user who may not look into temporary directories.
+    # As root, nginx would switch to a user without access to temporary directories.
     user = "user root;" if os.geteuid() == 0 else ""
     configuration = work / "nginx.conf"
     configuration.write_text(_CONFIGURATION.format(user=user, work=work, port=port, root=root))

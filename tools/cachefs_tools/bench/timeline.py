@@ -1,4 +1,4 @@
-"""What a node did, and when: its counters, taken four times a second while jobs run."""
+"""Samples a node's counters four times a second while jobs run."""
 
 import bisect
 import threading
@@ -21,7 +21,7 @@ PERIOD: Final = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Counters of the node at one moment, or their growth between two moments."""
+    """Counters of the node at one moment, or their growth between two."""
 
     when: float  # seconds of CLOCK_MONOTONIC
     hits: int  # reads that found their block on the node, as the mount last reported them
@@ -40,14 +40,14 @@ class Moment:
 
 @dataclass(slots=True)
 class Timeline:
-    """The moments in the order of time, and what the processors did meanwhile."""
+    """The moments in order of time, and processor use over the whole time."""
 
     moments: list[Moment] = field(default_factory=list)
     cpu_seconds: dict[str, float] = field(default_factory=dict)  # by process, over the whole time
     busy_cores: float = 0.0  # of the whole machine, on average
 
     def at(self, when: float) -> Moment:
-        """The last moment at or before *when*, or the first moment if there is none."""
+        """Return the last moment at or before *when*, or the first moment if there is none."""
         number = bisect.bisect_right(self.moments, when, key=lambda moment: moment.when)
         return self.moments[max(0, number - 1)]
 
@@ -67,7 +67,7 @@ def recorded(node: TrainingNode) -> Iterator[Timeline]:
     thread.start()
     try:
         yield timeline
-        # The mount reports within a second what it has done by now.
+        # The mount reports its work within a second.
         time.sleep(1.5)
     finally:
         over.set()
@@ -99,11 +99,11 @@ def _cpu_seconds(node: TrainingNode) -> dict[str, float]:
 
 
 def _cpu_seconds_of(process: psutil.Process) -> float:
-    """Processor seconds of the process and its children, since a mount works in its children."""
+    """Return the processor seconds of the process and its children, where a mount does its work."""
     return sum(sum(one.cpu_times()[:2]) for one in (process, *process.children()))
 
 
 def _busy_seconds() -> float:
-    """Processor seconds of all processes of the machine since it started."""
+    """Return the processor seconds of all processes of the machine since its start."""
     times = psutil.cpu_times()
     return float(sum(times[:8]) - times.idle - times.iowait)

@@ -1,6 +1,6 @@
-"""A training script as people write it: an image folder, a DistributedSampler, a DataLoader with workers.
+"""A typical training script: an image folder, a DistributedSampler, a DataLoader with workers.
 
-The script does not know cachefs. It measures its reads and checks the bytes, but only for the benchmark.
+The script does not know cachefs. It measures its reads and checks the bytes only for the benchmark.
 """
 
 from typing import Any
@@ -12,7 +12,7 @@ from cachefs_tools.training_loop import Batch, arguments, list_samples, read_sam
 
 
 class ImageFolder(Dataset[tuple[torch.Tensor, bool, int]]):
-    """Each item is ((when its read began, seconds it took), whether the bytes were right, class number)."""
+    """Items are ((begin of the read, its seconds), whether the bytes were right, class number)."""
 
     def __init__(self, root: str, keep_pages: bool) -> None:
         self.samples = list_samples(root)

@@ -1,4 +1,4 @@
-"""`cachefs-bench train`: options become runs, and what they measured becomes a table, JSON and a plot."""
+"""`cachefs-bench train`: turns options into runs, and results into a table, JSON and a plot."""
 
 import json
 import sys
@@ -20,7 +20,7 @@ from cachefs_tools.lab.slow_link import Limits
 from cachefs_tools.lab.throttle import throttled
 from cachefs_tools.sample_data import sample_name
 
-# The proxy must be able to do this many times what it lets through. If it is slower, it is part of what is measured.
+# The unlimited proxy must be this many times faster than its limits; otherwise it is part of the measurement.
 HEADROOM: Final = 2.0
 CEILING_FILES: Final = 64
 DEFAULT: Final = Shape()
@@ -174,7 +174,7 @@ def train_command(
 
 
 def _measure(shape: Shape, runs: list[Scenario], endpoint: str | None, directory: Path | None) -> dict[str, Any]:
-    """Do all runs over one dataset. Returns the JSON document."""
+    """Make all runs over one dataset. Returns the JSON document."""
     documents = []
     with tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=directory) as name:
         work = Path(name)
@@ -191,7 +191,7 @@ def _measure(shape: Shape, runs: list[Scenario], endpoint: str | None, directory
 
 
 def _base(options: dict[str, Any]) -> Scenario:
-    """The run that the options describe, without the options that may be given several times."""
+    """Return the run that the options describe, without options that may be repeated."""
     shape = Shape(**{name: options[name] for name in Shape.__dataclass_fields__})
     limits = Limits(
         latency=options["latency"] / 1e3, latency_p99=options["latency_p99"] / 1e3,
@@ -211,7 +211,7 @@ def _base(options: dict[str, Any]) -> Scenario:
 
 
 def _variants(base: Scenario, options: dict[str, Any]) -> list[Scenario]:
-    """A run for every combination of the options that may be given several times."""
+    """Return a run for every combination of the options that may be repeated."""
     ways = [Publishing(way) for way in options["publishing"]] or [Publishing.NONE, best_publishing(base.loader)]
     return [
         replace(
@@ -223,7 +223,7 @@ def _variants(base: Scenario, options: dict[str, Any]) -> list[Scenario]:
 
 
 def _measure_ceiling(work: Path, server: OriginServer, runs: list[Scenario]) -> dict[str, float]:
-    """How fast the proxy is without limits. Warns where the runs need nearly as much."""
+    """Measure the proxy without limits. Warns if the runs need nearly as much."""
     shape = runs[0].shape
     paths = [f"{BUCKET}/{sample_name(number)}" for number in range(min(CEILING_FILES, shape.files))]
     with throttled(server.endpoint, Limits(), work / "ceiling.log") as throttle:

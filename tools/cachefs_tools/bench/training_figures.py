@@ -1,4 +1,4 @@
-"""What a run of `cachefs-bench train` measured, as one JSON-serialisable document.
+"""The results of a run of `cachefs-bench train`, as one JSON-serialisable document.
 
 Utilisation is defined as in MLPerf Storage: seconds of computing, as the batches should take, over seconds of wall
 clock, from the moment the job asks for its first batch to the end of its last epoch.
@@ -23,19 +23,19 @@ from cachefs_tools.training_loop import EpochReport
 
 @dataclass(frozen=True, slots=True)
 class JobResult:
-    """What one job has reported."""
+    """The reports of one job."""
 
     job: TrainingJob
     epochs: list[EpochReport]  # at least one
 
     @property
     def first_batch(self) -> float:
-        """When the job had its first batch, in seconds of CLOCK_MONOTONIC."""
+        """Time of the job's first batch, in seconds of CLOCK_MONOTONIC."""
         return self.epochs[0].batches[0]
 
 
 def run_document(scenario: Scenario, capacity: int, jobs: list[JobResult], timeline: Timeline) -> dict[str, Any]:
-    """The figures of one run. The capacity is in samples."""
+    """Return the figures of one run. capacity: in samples."""
     first, last = timeline.moments[0], timeline.moments[-1]
     origin = last - first
     since_first_batch = last - timeline.at(min(job.first_batch for job in jobs))
@@ -61,7 +61,8 @@ def run_document(scenario: Scenario, capacity: int, jobs: list[JobResult], timel
 
 
 def view_document(view: JobView) -> dict[str, Any]:
-    """The daemon's view of a job. The number of known epochs replaces their list: a hooked sampler has no end."""
+    """Return the daemon's view of a job. The number of known epochs replaces their list: a hooked sampler has no
+    end."""
     document: dict[str, Any] = msgspec.to_builtins(view)
     for consumer in document["consumers"]:
         consumer["known_epochs"] = len(consumer["known_epochs"])
@@ -69,10 +70,10 @@ def view_document(view: JobView) -> dict[str, Any]:
 
 
 def merged_sequence(scenario: Scenario, jobs: list[JobResult]) -> tuple[NDArray[numpy.int64], NDArray[numpy.int64]]:
-    """The samples that all jobs read, in the order in which their reads began; and of each read, which was the first of
+    """Return the samples that all jobs read, in the order in which reads began; and for each read, the first read of
     its job. Two int64 arrays of shape (reads,).
 
-    The order in which batches came is another one: a loader reads all that it has room for as an epoch begins.
+    The order of batches differs: a loader reads as much as it has room for when an epoch begins.
     """
     orders, times, starts = [], [], []
     for job in jobs:
@@ -108,7 +109,8 @@ def _job_document(scenario: Scenario, job: JobResult) -> dict[str, Any]:
 
 
 def _later_epochs(scenario: Scenario, epochs: Sequence[EpochReport]) -> dict[str, float]:
-    """Of the epochs after the first: seconds of stall per second of computing, and the share of slow reads."""
+    """Return, for the epochs after the first, the seconds of stall per second of computing, and the share of slow
+    reads."""
     samples = sum(epoch.samples for epoch in epochs)
     stalled = sum(sum(epoch.waits) for epoch in epochs)
     return {
@@ -135,7 +137,7 @@ def _epoch_document(scenario: Scenario, epoch: EpochReport) -> dict[str, Any]:
 
 
 def _node_epochs(epochs: Sequence[EpochReport], timeline: Timeline) -> list[dict[str, int]]:
-    """What the node did during each epoch of the first job. The mount reports its counters a moment late."""
+    """Return the node's work during each epoch of the first job. The mount reports its counters a moment late."""
     edges = [timeline.moments[0], *(timeline.at(epoch.end) for epoch in epochs[:-1]), timeline.moments[-1]]
     return [
         {"origin_bytes": (end - begin).origin_bytes, "hits": (end - begin).hits, "misses": (end - begin).misses}
@@ -144,10 +146,10 @@ def _node_epochs(epochs: Sequence[EpochReport], timeline: Timeline) -> list[dict
 
 
 def _expected(scenario: Scenario, capacity: int, jobs: list[JobResult]) -> dict[str, float]:
-    """How many samples must be fetched from the origin.
+    """Return how many samples must be fetched from the origin.
 
-    Belady's MIN is computed for what the jobs read, in the order in which they read it; where there are several, also
-    for one who knows of no job before it begins. The closed forms are given for one job that runs to its end.
+    Belady's MIN is computed for the jobs' reads, in their order; for several jobs, also with the knowledge that a job
+    exists only once it has begun. The closed forms are given for one job that runs to its end.
     """
     files, epochs = scenario.shape.files, scenario.shape.epochs
     samples, known = merged_sequence(scenario, jobs)

@@ -1,4 +1,5 @@
-"""A whole node for one run of `cachefs-bench train`: a throttled S3 server, a daemon with small tiers, and a mount."""
+"""A complete node for one run of `cachefs-bench train`: a throttled S3 server, a daemon with small tiers, and a
+mount."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,7 +21,7 @@ from cachefs_tools.lab.throttle import Throttle, throttled
 from cachefs_tools.scratch_config import NodeSettings, TierSettings
 from cachefs_tools.scratch_node import daemon, memory_directory, mounted
 
-# The daemon asks for room for one block of the largest size, whatever the sizes of the files are.
+# The daemon requires room for one block of the largest size, whatever the sizes of the files.
 BLOCK_SIZE: Final = 256 << 10
 LEAST_TIER: Final = BLOCK_SIZE + (64 << 10)
 SEGMENT_SIZE: Final = 16 << 20
@@ -38,26 +39,26 @@ class TrainingNode:
 
 
 def budget_for(size: int) -> int:
-    """The budget of a tier that takes blocks of *size* bytes in all.
+    """Return the budget of a tier for blocks of *size* bytes in all.
 
-    The tier keeps 1/128 of its budget for the file system (see cachefs_daemon.store.capacity.metadata_reserve).
+    The tier reserves 1/128 of its budget for the file system (see cachefs_daemon.store.capacity.metadata_reserve).
     """
     return size + max(metadata_reserve(0), size // 127 + 1) if size else 0
 
 
 def samples_held(scenario: Scenario) -> int:
-    """How many samples the tiers hold together."""
+    """Return the number of samples that the tiers hold together."""
     return round(scenario.tiers.capacity * scenario.shape.files)
 
 
 def node_settings(scenario: Scenario) -> NodeSettings:
-    """The daemon's settings for tiers of the capacity. Raises CachefsError where the daemon would refuse them."""
+    """Return settings with tiers of the capacity. Raises CachefsError if the daemon would refuse them."""
     record = span(scenario.shape.size)
     if scenario.shape.size > BLOCK_SIZE:
         raise CachefsError(f"files of {scenario.shape.size} bytes are more than one block of {BLOCK_SIZE}")
     held = samples_held(scenario)
     in_memory = round(scenario.tiers.memory * held)
-    # Tiers that hold everything need not be exact. Some spare room keeps the budgets from having any effect.
+    # Tiers that hold everything need not be exact. Spare room keeps the budgets from having any effect.
     spare = 32 << 20 if scenario.tiers.capacity >= 1 else 0
     memory_budget, ssd_budget = (budget_for(blocks * record) + spare for blocks in (in_memory, held - in_memory))
     if memory_budget < LEAST_TIER or 0 < ssd_budget < LEAST_TIER:
@@ -68,7 +69,7 @@ def node_settings(scenario: Scenario) -> NodeSettings:
 
 @contextmanager
 def training_node(work: Path, server: OriginServer, scenario: Scenario) -> Iterator[TrainingNode]:
-    """A new, empty node with the dataset listed and mounted. The origin is throttled after the listing."""
+    """Run a new, empty node with the dataset listed and mounted. The origin is throttled after the listing."""
     settings = node_settings(scenario)
     mountpoint = work / "mnt"
     with ExitStack() as stack:
@@ -77,7 +78,7 @@ def training_node(work: Path, server: OriginServer, scenario: Scenario) -> Itera
         node = stack.enter_context(daemon(work, memory, settings, server.account))
         options = OriginOptions(endpoint_url=throttle.endpoint, region="us-east-1", addressing_style="path")
         list_dataset(node.client, f"s3://{BUCKET}", options)
-        # Jobs that drop the pages they have read would also drop the pages that were pushed.
+        # Jobs that drop the pages they have read would also drop pushed pages.
         pushing = "push" if scenario.keep_pages else "no_push"
         stack.enter_context(mounted(DATASET, mountpoint, node.socket, work / "mount.log", [pushing]))
         throttle.limit(scenario.limits)

@@ -1,4 +1,4 @@
-"""One run of `cachefs-bench train`: training jobs read through the mount of a new, empty node whose origin is slow."""
+"""One run of `cachefs-bench train`: training jobs read through the mount of a new, empty node with a slow origin."""
 
 import time
 from contextlib import ExitStack
@@ -19,16 +19,13 @@ from cachefs_tools.bench.training_figures import JobResult, run_document, view_d
 from cachefs_tools.bench.training_node import TrainingNode, training_node
 from cachefs_tools.training_loop import read_report
 
-# Jobs that have not ended after this time hang. It is more than a job takes even if the origin delivers one file at a
-# time.
+# Seconds after which jobs count as hung: more than a job takes even if the origin delivers one file at a time.
 TIMEOUT_SECONDS: Final = 1800.0
 
 
 def run(scenario: Scenario, server: OriginServer, work: Path) -> dict[str, Any]:
-    """Do one run. Returns what it measured, as a JSON-serialisable document.
-
-    *work* is an empty directory. Raises CachefsError where a job fails.
-    """
+    """Make one run. Returns its results as a JSON-serialisable document. *work* is an empty directory. Raises
+    CachefsError if a job fails."""
     try:
         with training_node(work, server, scenario) as node:
             with recorded(node) as timeline:
@@ -44,7 +41,7 @@ def run(scenario: Scenario, server: OriginServer, work: Path) -> dict[str, Any]:
 
 
 def _run_jobs(scenario: Scenario, node: TrainingNode, work: Path) -> tuple[list[JobResult], list[JobView]]:
-    """Run all jobs. Returns their results, and what the daemon said about them shortly before they ended."""
+    """Run all jobs. Returns their results, and the daemon's views of them shortly before they ended."""
     begin = time.monotonic()
     views: dict[str, JobView] = {}
     with ExitStack() as stack:

@@ -1,6 +1,6 @@
 """The child's side of `asking`: `python -m cachefs_tools.doctor.answering MODULE` gathers facts and prints them.
 
-It reads its argument as JSON from stdin. Whoever started it may have gone, or may kill it at any time.
+It reads its argument as JSON from stdin. The parent may end, or kill this process, at any time.
 """
 
 import importlib
@@ -12,12 +12,12 @@ import msgspec
 
 
 def main() -> None:
-    logging.disable()  # what libraries log is not an answer
+    logging.disable()  # keep log lines out of the answer
     argument = msgspec.json.decode(sys.stdin.buffer.read())
     answer = importlib.import_module(f"cachefs_tools.doctor.{sys.argv[1]}").gather(argument)
     with os.fdopen(1, "wb") as out:
         out.write(msgspec.json.encode(answer))
-    # A thread that hangs in the kernel keeps what the process has open.
+    # A thread that hangs in the kernel keeps the process's descriptors open.
     os.close(2)
     os._exit(0)
 

@@ -1,7 +1,7 @@
-"""Facts are gathered by children of this process, each with a deadline after which it is given up.
+"""Gathers facts in child processes, each with a deadline.
 
-A thread would not do: a process with a thread that hangs in the kernel, at a dead mount or NFS server, does not end.
-A child that does not die when it is killed is left to the kernel.
+Threads would not do: a process with a thread that hangs in the kernel, at a dead mount or NFS server, cannot end. A
+child that survives SIGKILL is left to the kernel.
 """
 
 import contextlib
@@ -17,27 +17,27 @@ import msgspec
 
 Facts = TypeVar("Facts")
 
-# Bytes of an answer. More than any has; it keeps a child that has gone mad from filling memory.
+# Most bytes of an answer; keeps a runaway child from filling memory.
 MOST_BYTES: Final = 16 << 20
-# Seconds that a child may take to end once it has said all.
+# Seconds that a child may take to end after its answer.
 _LEAVE_SECONDS: Final = 1.0
-# Seconds in which a child that does nothing must have ended.
+# Seconds in which a child that only imports must have ended.
 _TRY_SECONDS: Final = 10.0
 _PIECE: Final = 1 << 16
 _MODULE: Final = "cachefs_tools.doctor.answering"
-# Characters of what a child says on stderr that are told.
+# Characters of a child's stderr that are reported.
 _LAST_WORDS: Final = 300
 
 
 class Account(msgspec.Struct, frozen=True):
-    """In whose name a child runs: numbers of a user and of groups."""
+    """The user and groups of a child, as numbers."""
 
     user: int
     group: int
     groups: list[int]
 
     def can_ask(self) -> bool:
-        """Can this user run a child? Python, or cachefs, may be where only root may read."""
+        """Return whether this user can run a child: Python, or cachefs, may be readable by root only."""
         try:
             done = subprocess.run(
                 [sys.executable, "-P", "-c", f"import {_MODULE}"], stdin=subprocess.DEVNULL, capture_output=True,
@@ -49,18 +49,18 @@ class Account(msgspec.Struct, frozen=True):
 
 
 def _of(account: Account | None) -> dict[str, Any]:
-    """As subprocess takes it."""
+    """Return the arguments of subprocess for an account."""
     if account is None:
         return {}
     return {"user": account.user, "group": account.group, "extra_groups": account.groups}
 
 
 class NoAnswer(Exception):
-    """A child has not answered; the text says why."""
+    """A child has not answered, for the reason in the text."""
 
 
 class Asked(Generic[Facts]):
-    """A child that gathers facts: `module.gather(argument)`, whose result has the type *kind*."""
+    """A child that runs `module.gather(argument)`, whose result has the type *kind*."""
 
     def __init__(
         self,
@@ -71,8 +71,16 @@ class Asked(Generic[Facts]):
         environment: Mapping[str, str] | None = None,
         account: Account | None = None,
     ) -> None:
-        """Start it. module: of cachefs_tools.doctor. argument: anything that JSON can hold. environment: variables for
-        the child beside those of this process. account: whose child it is; None: this user's."""
+        """Start the child.
+
+        Args:
+            module: of cachefs_tools.doctor.
+            argument: any JSON value.
+            kind: type of the result.
+            seconds: deadline.
+            environment: variables in addition to this process's.
+            account: the child's user; None: this process's.
+        """
         self._kind = kind
         self._seconds = seconds
         self._deadline = time.monotonic() + seconds
@@ -92,7 +100,7 @@ class Asked(Generic[Facts]):
             pipe.write(msgspec.json.encode(argument))
 
     def answer(self) -> Facts:
-        """Raises NoAnswer."""
+        """Wait for the facts. Raises NoAnswer."""
         try:
             out, errors = self._heard()
             if self._ended(bool(out)):
@@ -107,7 +115,7 @@ class Asked(Generic[Facts]):
             self.give_up()
 
     def give_up(self) -> None:
-        """End the child, and do not wait for it: it may hang in the kernel."""
+        """Kill the child without waiting: it may hang in the kernel."""
         if self._child.poll() is None:
             self._child.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -117,7 +125,7 @@ class Asked(Generic[Facts]):
                 pipe.close()
 
     def _ended(self, has_answered: bool) -> int:
-        """Its exit status; 0 where it has answered and a thread of its own hangs in the kernel."""
+        """Return the exit status; 0 if the child has answered but a thread of it hangs in the kernel."""
         try:
             return self._child.wait(_LEAVE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -126,7 +134,7 @@ class Asked(Generic[Facts]):
             raise
 
     def _heard(self) -> tuple[bytes, bytes]:
-        """What it writes to stdout and stderr until both are closed."""
+        """Return stdout and stderr of the child, once both are closed."""
         out, errors = bytearray(), bytearray()
         with selectors.DefaultSelector() as selector:
             for pipe, heard in ((self._child.stdout, out), (self._child.stderr, errors)):

@@ -1,4 +1,4 @@
-"""The machine's clock: is it synchronised, and does it jump?"""
+"""Checks that the machine's clock is synchronised and does not jump."""
 
 import ctypes
 import time
@@ -11,7 +11,7 @@ from cachefs_tools.doctor.finding import Finding, note, ok, warning
 
 _UNSYNCHRONISED: Final = 0x40  # STA_UNSYNC (adjtimex(2))
 _ERROR: Final = 5  # TIME_ERROR
-# Seconds by which a clock that is only slewed does not move against the steady one while doctor runs.
+# Largest movement in seconds of a slewed clock against the monotonic one while doctor runs.
 _STEP: Final = 0.25
 # S3 refuses requests whose time differs by 15 min. A clock that is behind refuses new certificates.
 _LONG: Final = 60.0
@@ -32,13 +32,13 @@ class _Timex(ctypes.Structure):
 
 
 class ClockFacts(msgspec.Struct, frozen=True):
-    """What was found."""
+    """Facts about the clock."""
 
-    # What the kernel says: synchronised by ntpd, chronyd or the like. None where it does not tell.
+    # Whether ntpd, chronyd or the like synchronise it, according to the kernel; None: unknown.
     is_synchronised: bool | None
-    # Seconds by which it may be wrong at most, as the kernel reckons.
+    # Largest error in seconds, as estimated by the kernel.
     error: float
-    # Seconds since the epoch, less seconds of the steady clock.
+    # Unix time minus monotonic time.
     offset: float
 
 
@@ -54,7 +54,7 @@ def _offset() -> float:
 
 
 def findings(facts: ClockFacts, offset_now: float) -> Iterator[Finding]:
-    """offset_now: as of the facts, some seconds later."""
+    """Yield findings. offset_now: `offset` some seconds later."""
     moved = offset_now - facts.offset
     if abs(moved) > _STEP:
         yield warning(

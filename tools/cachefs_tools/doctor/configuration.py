@@ -1,6 +1,6 @@
-"""The daemon's configuration: does it hold, and what does it say about directories and origins?
+"""Checks the daemon's configuration, and finds its directories.
 
-It is read in a child as well: a configuration is checked against its directories, whose disks may hang.
+It is read in a child too: the check accesses the directories, whose disks may hang.
 """
 
 import os
@@ -16,27 +16,27 @@ from cachefs_tools.doctor.finding import Finding, note, ok, problem, warning
 
 
 class ConfigFacts(msgspec.Struct, frozen=True):
-    """What was found."""
+    """Facts about the configuration."""
 
     file: str
     is_there: bool
-    # A package of the daemon that is not installed; empty where all are. Then nothing else is known.
+    # A package of the daemon that is missing (nothing else is known then); empty if all are installed.
     lacking: str = ""
     problems: Sequence[str] = ()
     remarks: Sequence[str] = ()
-    # What it says, where there is no problem.
+    # The configured directories, if there is no problem.
     places: Sequence[Place] = ()
     socket: str = ""
-    # Seconds that connecting to an origin and waiting for its bytes may take.
+    # Seconds for connecting to an origin, and for waiting for its bytes.
     connect_timeout: float = 5.0
     read_timeout: float = 20.0
 
 
 def gather(argument: object) -> ConfigFacts:
-    """argument: (path of the file, socket of the daemon). The socket is empty where the user has named the file.
+    """Gather facts. argument: (path of the file, socket of the daemon); the socket is empty if the user named the file.
 
-    Else the file that the listening daemon was started with is read in place of the one that is given, where this user
-    may read it; a file that nothing names need not be there.
+    Otherwise the running daemon's configuration file is read instead, if this user may read it; the default file need
+    not exist.
     """
     path, socket = msgspec.convert(argument, tuple[str, str])
     in_use = file_in_use(listening_process(Path(socket)) or 0) if socket else ""
@@ -62,7 +62,7 @@ def gather(argument: object) -> ConfigFacts:
 
 
 def file_in_use(process: int) -> str:
-    """Returns the file that a daemon was started with (`--config FILE`); "" if there is none that can be read here."""
+    """Return the file that a daemon was started with (`--config FILE`); "" if none can be read."""
     proc = Path("/proc") / str(process)
     try:
         words = (proc / "cmdline").read_text(errors="surrogateescape").split("\0")
@@ -76,7 +76,7 @@ def file_in_use(process: int) -> str:
 
 
 def _notes(config: object) -> Iterator[str]:
-    """What is told of directories to root, who may look at them."""
+    """Yield remarks about directories, for root only."""
     from cachefs_daemon.config import Config
     from cachefs_daemon.store import config_check
     from cachefs_daemon.store_settings import store_config

@@ -1,4 +1,4 @@
-"""Credentials for S3: where they come from, and when they expire. They themselves are never part of an answer."""
+"""Checks where S3 credentials come from, and when they expire. The credentials are never part of an answer."""
 
 import time
 from collections.abc import Iterator
@@ -9,9 +9,9 @@ import msgspec
 from cachefs.counts import duration
 from cachefs_tools.doctor.finding import Finding, note, ok, problem, warning
 
-# Seconds before their end within which somebody should know. botocore renews those that can be renewed before that.
+# Seconds before expiry from which a warning is due. botocore renews renewable ones earlier.
 _SOON: Final = 600.0
-# Where botocore finds them, in words.
+# botocore's sources, in words.
 _WHERE: Final = {
     "env": "environment variables",
     "shared-credentials-file": "~/.aws/credentials",
@@ -26,20 +26,20 @@ _WHERE: Final = {
 
 
 class CredentialFacts(msgspec.Struct, frozen=True):
-    """What was found."""
+    """Facts about credentials."""
 
-    # Of ~/.aws; empty: the default.
+    # Profile of ~/.aws; empty: the default.
     profile: str = ""
-    # botocore's name for where they were found; empty where there are none.
+    # botocore's name of the source; empty if there are no credentials.
     method: str = ""
-    # Seconds until they end; None where they do not, or it is not known.
+    # Seconds until they expire; None: never, or unknown.
     seconds_left: float | None = None
     is_renewed: bool = False
     error: str = ""
 
 
 def gather(profile: object) -> CredentialFacts:
-    """profile: empty for the default one."""
+    """Gather facts. profile: empty for the default one."""
     import botocore.session
 
     assert isinstance(profile, str)
@@ -49,7 +49,7 @@ def gather(profile: object) -> CredentialFacts:
         session.set_config_variable("metadata_service_num_attempts", 1)
         found: Any = session.get_credentials()
     except Exception as error:
-        # Its text may repeat what a program has printed, so only its kind is told.
+        # The text may repeat the output of a credential program, so only the type is reported.
         return CredentialFacts(profile, error=type(error).__name__)
     if found is None:
         return CredentialFacts(profile)
@@ -59,7 +59,7 @@ def gather(profile: object) -> CredentialFacts:
 
 
 def findings(facts: CredentialFacts, whose: str) -> Iterator[Finding]:
-    """whose: whose environment was looked at, for people."""
+    """Yield findings. whose: whose environment was used, in words."""
     profile = f" of profile {facts.profile}" if facts.profile else ""
     refused = "requests to S3 are refused, unless datasets are added with --anonymous"
     if facts.error:

@@ -1,4 +1,4 @@
-"""The file systems that the tiers and the daemon's state are on."""
+"""Checks the file systems of the tiers and of the daemon's state."""
 
 import os
 import shutil
@@ -30,9 +30,9 @@ _OF_OTHERS: Final = (
     "afs",
     "glusterfs",
 )
-# Room that the daemon's state needs beside snapshots: the index of 10^7 blocks.
+# Room for the daemon's state apart from snapshots: the index of 10^7 blocks.
 _STATE_ROOM: Final = 2 << 30
-# A tier keeps a little of its budget back.
+# A tier reserves a small part of its budget.
 _NEARLY: Final = 0.95
 
 
@@ -42,35 +42,35 @@ class Place(msgspec.Struct, frozen=True):
     # `memory`, `ssd` or `state`.
     name: str
     directory: str
-    # Bytes that the tier may take, that it takes now, and that it leaves free; 0 for the state. None: unknown.
+    # The tier's budget, its present bytes, and the bytes it leaves free (None: unknown); 0 for the state.
     budget: int = 0
     used: int = 0
     min_free: int | None = 0
 
 
 class DiskFacts(msgspec.Struct, frozen=True):
-    """What was found about a place."""
+    """Facts about a directory's file system."""
 
     place: Place
-    # The directory, or where it is not there, the nearest above it that is.
+    # The directory, or its nearest existing parent.
     nearest: str
-    # Kind of its file system, such as `ext4`; `?` where nobody can tell.
+    # Kind of file system, such as `ext4`; `?`: unknown.
     kind: str
-    # Bytes of it, and free for ordinary users.
+    # Size in bytes, and bytes free for ordinary users.
     size: int
     free: int
-    # Names the file system: two places with one number share it.
+    # Identifies the file system.
     device: int
     is_root_disk: bool
     is_read_only: bool
-    # A mount point of /etc/fstab above the directory on which nothing is mounted; empty: there is none.
+    # A mount point of /etc/fstab above the directory that is not mounted; empty: none.
     missing_mount: str = ""
-    # Why it cannot be looked at; empty where it can.
+    # Why the directory cannot be examined; empty if it can.
     error: str = ""
 
 
 def gather(argument: object) -> DiskFacts:
-    """argument: a Place."""
+    """Gather facts. argument: a Place."""
     place = msgspec.convert(argument, Place)
     directory = Path(place.directory)
     try:
@@ -106,7 +106,7 @@ def findings(facts: DiskFacts) -> Iterator[Finding]:
 
 
 def shared(facts: Sequence[DiskFacts]) -> Iterator[Finding]:
-    """Findings about places that share a file system."""
+    """Yield findings about directories that share a file system."""
     found = {each.place.name: each for each in facts if not each.error}
     state, ssd = found.get(STATE), found.get(SSD)
     if state is None or ssd is None or state.device != ssd.device:

@@ -1,4 +1,4 @@
-"""All checks, in an order in which none disturbs another, and each with a deadline of its own."""
+"""Runs all checks, each with a deadline, in an order in which none disturbs another."""
 
 import os
 import time
@@ -26,26 +26,26 @@ from cachefs_tools.doctor import (
 from cachefs_tools.doctor.asking import Account, Asked, NoAnswer
 from cachefs_tools.doctor.finding import Finding, note, problem
 
-# That of the daemon (cachefs_daemon.config), which may not be installed here.
+# The daemon's default (cachefs_daemon.config), which may not be installed here.
 DEFAULT_CONFIG: Final = Path("/etc/cachefs/cachefsd.toml")
-# Seconds that a check may take. Most take a tenth of one.
+# Deadline of a check in seconds. Most take 0.1 s.
 SECONDS: Final = 10.0
 _SPEED_SECONDS: Final = 8.0
 _NODE_SECONDS: Final = 60.0
 _CREDENTIAL_SECONDS: Final = 30.0
 _MOST_PROFILES: Final = 4
 
-Report = Callable[[str], None]  # told what is looked at now
+Report = Callable[[str], None]  # receives the subject that is being examined
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is to be looked at."""
+    """The subjects to examine."""
 
     socket: Path
-    # Configuration file of the daemon; None: that of the daemon that listens, else the system's, or the defaults.
+    # The daemon's configuration file; None: that of the running daemon, else the system's, or the defaults.
     config: Path | None
-    # Datasets whose origins are asked; every one where `all_origins` says so.
+    # Datasets whose origins are tested.
     datasets: Sequence[str] = ()
     all_origins: bool = False
     fstab: Path = fstab.FSTAB
@@ -53,7 +53,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """In whose name origins are asked: in words, with which variables, and as which user (None: this one)."""
+    """The identity used for origins: in words, its variables, and its user (None: this process's)."""
 
     words: str
     variables: Mapping[str, str]
@@ -70,7 +70,7 @@ class Examination:
     _children: list[Asked[Any]] = field(default_factory=list)
 
     def run(self) -> list[Finding]:
-        """All findings, in the order of the checks. No child goes on afterwards, also where it is interrupted."""
+        """Return all findings, in the order of the checks. All children are ended, even after an interruption."""
         try:
             self._run()
         finally:
@@ -125,7 +125,7 @@ class Examination:
 
     def _node(self, config: configuration.ConfigFacts) -> node.NodeFacts:
         given = self.wanted.socket
-        # A configuration file that was named says where the daemon is, unless the user has said it.
+        # A named configuration file determines the socket, unless the user has set one.
         if self.wanted.config is not None and given == DEFAULT_SOCKET and config.socket:
             given = Path(config.socket)
         question = node.Question(str(given), list(self.wanted.datasets), self.wanted.all_origins)
@@ -139,7 +139,7 @@ class Examination:
         return facts
 
     def _start(self, facts: node.NodeFacts, places: Sequence[disks.Place]) -> dict[str, Asked[Any]]:
-        """Checks that do not disturb each other, all at once."""
+        """Start all checks that do not disturb each other."""
         started: dict[str, Asked[Any]] = {
             "kernel": self._ask("kernel", None, kernel.KernelFacts, SECONDS),
             "limits": self._ask("limits", facts.pid, limits.LimitFacts, SECONDS),
@@ -152,7 +152,7 @@ class Examination:
         return started
 
     def _answers(self, started: dict[str, Asked[Any]], facts: node.NodeFacts, budget: int) -> list[disks.DiskFacts]:
-        """Findings of what was started. Returns what is known of the places."""
+        """Add the findings of the started checks. Returns the facts about directories."""
         names = {each.name for each in facts.datasets} if facts.status is not None else None
         views = facts.status.mounts if facts.status is not None else None
         made: dict[str, Callable[[Any], Iterator[Finding]]] = {
@@ -246,7 +246,7 @@ class Examination:
 
 
 def _places(config: configuration.ConfigFacts, status: Status | None) -> Iterator[disks.Place]:
-    """What the daemon says where it answers, else what is configured. min_free is in the configuration only."""
+    """Yield directories from the daemon, or else from the configuration. Only the configuration has min_free."""
     if status is None:
         yield from config.places
         return
@@ -257,11 +257,11 @@ def _places(config: configuration.ConfigFacts, status: Status | None) -> Iterato
 
 
 def asking_as(daemon: int) -> Name:
-    """Where it can be, in the name of the daemon. daemon: its process; 0: it is not there."""
+    """Return the daemon's identity if it can be used, else the user's. daemon: its process id; 0: not running."""
     variables = node.environment_of(daemon) if daemon else {}
     if variables and os.geteuid() == 0:
-        # What the daemon's user may not read is of no use to the daemon; and a program that its variables or files
-        # name must not run as root.
+        # Files that the daemon's user cannot read are of no use to the daemon; and a program that its variables or
+        # files name must not run as root.
         account = node.account_of(daemon)
         if account is not None and (account.user == 0 or account.can_ask()):
             return Name("with the daemon's environment", variables, account if account.user else None)

@@ -1,4 +1,4 @@
-"""What a check has found: a level, the consequence for whoever uses the node, and the way out."""
+"""Results of checks: a level, the consequence for users of the node, and the remedy."""
 
 from enum import StrEnum
 
@@ -6,25 +6,25 @@ import msgspec
 
 
 class Level(StrEnum):
-    """How bad a finding is, worst first."""
+    """Severity of a finding, worst first."""
 
     PROBLEM = "problem"  # something does not work, or soon will not
-    WARNING = "warning"  # it works, but worse than it could, or not after the next restart
-    NOTE = "note"  # good to know; or a check that could not be made
+    WARNING = "warning"  # it works, but badly, or not after the next restart
+    NOTE = "note"  # information, or a check that could not be made
     OK = "ok"
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One finding. Texts are single lines of plain words."""
+    """The result of one check. Texts are single lines in plain words."""
 
-    # Stable name of the check, as in `kernel.fuse_device`; what is before the point is its group.
+    # Stable name of the check, as in `kernel.fuse_device`; the part before the dot is its group.
     id: str
     level: Level
-    # What was found.
+    # The observation.
     found: str
-    # What follows from that for the node or its users; empty where nothing is wrong.
+    # The consequence for the node or its users; empty if nothing is wrong.
     consequence: str = ""
-    # What to do; empty where there is nothing to do.
+    # The remedy; empty if there is nothing to do.
     way_out: str = ""
 
     @property

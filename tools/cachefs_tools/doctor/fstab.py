@@ -1,4 +1,4 @@
-"""Lines of /etc/fstab that mount cachefs."""
+"""Checks lines of /etc/fstab that mount cachefs."""
 
 import os
 import shlex
@@ -22,18 +22,18 @@ _SERVICE: Final = "cachefsd.service"
 
 
 class FstabFacts(msgspec.Struct, frozen=True):
-    """What was found."""
+    """Facts about fstab."""
 
-    # (number, text) of the lines that mount cachefs.
+    # (number, text) of lines that mount cachefs.
     lines: Sequence[tuple[int, str]] = ()
-    # Is there a command that mount(8) can run?
+    # Whether mount(8) finds the mount helper.
     has_helper: bool = False
-    # Those of the lines' directories that are there.
+    # Existing directories of these lines.
     directories: Sequence[str] = ()
 
 
 def gather(path: object) -> FstabFacts:
-    """path: of the table."""
+    """Gather facts. path: of the table."""
     assert isinstance(path, str)
     try:
         text = Path(path).read_text(errors="surrogateescape")
@@ -41,13 +41,13 @@ def gather(path: object) -> FstabFacts:
         return FstabFacts()
     lines = our_lines(text)
     places = [fields[1] for _, line in lines if len(fields := line.split()) > 1]
-    # Found without asking the mount that may be there already.
+    # From the parent directory, since a mount there may hang.
     there = [place for place in places if _name_in_parent(Path(_unescaped(place)))]
     return FstabFacts(lines, os.access(HELPER, os.X_OK), there)
 
 
 def our_lines(text: str) -> list[tuple[int, str]]:
-    """(number, text) of the lines that mount cachefs, or seem to."""
+    """Return (number, text) of lines that mount cachefs, or seem to."""
     found = []
     for number, line in enumerate(text.splitlines(), 1):
         fields = line.split()
@@ -59,7 +59,7 @@ def our_lines(text: str) -> list[tuple[int, str]]:
 
 
 def findings(facts: FstabFacts, datasets: Collection[str] | None) -> Iterator[Finding]:
-    """datasets: names of those that the daemon knows; None: no daemon answers."""
+    """Yield findings. datasets: names known to the daemon; None: no daemon answers."""
     found = [finding for number, line in facts.lines for finding in _of_line(number, line, facts, datasets)]
     yield from found
     if facts.lines and not facts.has_helper:

@@ -1,4 +1,4 @@
-"""The kernel, and what it can do for FUSE mounts of ours."""
+"""Checks the kernel's support for FUSE mounts."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from cachefs_tools.doctor.finding import Finding, Level, note, ok, problem, warn
 _SYS_ADMIN: Final = 21  # CAP_SYS_ADMIN (linux/capability.h)
 _CONNECTIONS: Final = Path("/sys/fs/fuse/connections")
 _PARAMETERS: Final = Path("/sys/module/fuse/parameters")
-# By version of the kernel: what an older one lacks, and what follows.
+# By kernel version: the feature that older kernels lack, and the consequence.
 _FEATURES: Final[tuple[tuple[tuple[int, int], str, str, str], ...]] = (
     (
         (5, 1),
@@ -31,29 +31,29 @@ _FEATURES: Final[tuple[tuple[tuple[int, int], str, str, str], ...]] = (
     ),
     ((6, 9), "resend", "FUSE_NOTIFY_RESEND", "when a worker of a mount dies, reads that it had in hand fail"),
 )
-# Requests of readahead that a mount asks for, as cachefs.mount.session has it.
+# Background requests of a mount, as in cachefs.mount.session.
 _WANTED_BACKGROUND: Final = 2048
 
 
 class KernelFacts(msgspec.Struct, frozen=True):
-    """What was found."""
+    """Facts about the kernel."""
 
-    # As `uname -r` prints it.
+    # As printed by `uname -r`.
     release: str
-    # Of /dev/fuse: `ok`, `missing` or `denied`.
+    # State of /dev/fuse: `ok`, `missing` or `denied`.
     device: str
-    # Kinds of file systems that the kernel knows now, of these: fuse, fusectl, overlay.
+    # The file systems among fuse, fusectl and overlay that the kernel has loaded.
     known: Sequence[str]
-    # Are the control files of FUSE connections there? May this process mount them, if not?
+    # Whether the control files of FUSE connections are mounted, and whether this process may mount them.
     has_control: bool
     may_mount: bool
     is_root: bool
-    # fusermount3; empty where it is not installed.
+    # Path of fusermount3; empty if it is not installed.
     fusermount: str = ""
     user_allow_other: bool = False
-    # Requests of readahead that mounts of ordinary users may have under way; 0: unknown.
+    # Most background requests of mounts of ordinary users; 0: unknown.
     most_background: int = 0
-    # What is missing for mounts on the side of Python; empty where nothing is.
+    # The missing Python part of mounts; empty if there is none.
     lacking: str = ""
 
 
@@ -92,7 +92,7 @@ def findings(facts: KernelFacts) -> Iterator[Finding]:
 
 
 def version(release: str) -> tuple[int, int]:
-    """The first two numbers of a release; (0, 0) where it has none."""
+    """Return the first two numbers of a release; (0, 0) if there are none."""
     found = re.match(r"(\d+)\.(\d+)", release)
     return (int(found[1]), int(found[2])) if found else (0, 0)
 

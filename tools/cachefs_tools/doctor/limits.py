@@ -1,4 +1,4 @@
-"""What this process and its control groups may use: open files, memory."""
+"""Checks limits of this process and its control groups: open files, memory."""
 
 import contextlib
 import os
@@ -14,18 +14,18 @@ from cachefs_tools.doctor.finding import Finding, Level, note, ok, warning
 
 # The daemon opens segments, snapshots and connections; mounts open segments and clones of the device.
 ENOUGH_FILES: Final = 65536
-# As many are enough for a node with some datasets and jobs.
+# Enough for a node with a few datasets and jobs.
 FEW_FILES: Final = 16384
 _HEADROOM: Final = 256 << 20
 
 
 class LimitFacts(msgspec.Struct, frozen=True):
-    """What was found."""
+    """Facts about limits."""
 
-    # The hard limit of open files, of the daemon where it could be seen, else of this process.
+    # Hard limit of open files, of the daemon if visible, else of this process.
     files: int
     files_of_daemon: bool
-    # Bytes of memory that the machine has, and that are available.
+    # Bytes of the machine's memory: total and available.
     memory: int
     available: int
     processors: int
@@ -34,10 +34,10 @@ class LimitFacts(msgspec.Struct, frozen=True):
 
 
 def gather(daemon: object) -> LimitFacts:
-    """daemon: its process number; 0: there is none."""
+    """Gather facts. daemon: its process id; 0: not running."""
     files, seen = resource.getrlimit(resource.RLIMIT_NOFILE)[1], False
     if isinstance(daemon, int) and daemon > 0:
-        with contextlib.suppress(OSError, ValueError):  # not ours to see
+        with contextlib.suppress(OSError, ValueError):  # not visible to this user
             files, seen = resource.prlimit(daemon, resource.RLIMIT_NOFILE)[1], True
     page = os.sysconf("SC_PAGE_SIZE")
     return LimitFacts(
@@ -51,7 +51,7 @@ def gather(daemon: object) -> LimitFacts:
 
 
 def findings(facts: LimitFacts, memory_budget: int) -> Iterator[Finding]:
-    """memory_budget: bytes that the memory tier may take; 0: unknown."""
+    """Yield findings. memory_budget: of the memory tier in bytes; 0: unknown."""
     whose = "the daemon" if facts.files_of_daemon else "this shell"
     shown = f"{facts.files:,}" if facts.files < 1 << 60 else "any number of"
     if facts.files < ENOUGH_FILES:

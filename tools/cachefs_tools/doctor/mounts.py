@@ -1,4 +1,4 @@
-"""The mounts of this machine: do they answer, and does the daemon know them?"""
+"""Checks that the mounts of this machine respond, and that the daemon knows them."""
 
 import errno
 import os
@@ -14,22 +14,22 @@ from cachefs.mount_table import mount_points
 from cachefs_tools.doctor.finding import Finding, note, ok, problem, warning
 from cachefs_tools.names import escape
 
-# Seconds that all mounts have to answer, and how many are asked.
+# Seconds for all mounts to respond, and most mounts that are tested.
 ANSWER_SECONDS: Final = 4.0
 MOST: Final = 256
 ANSWERS: Final = "answers"
 DEAD: Final = "dead"
 HANGS: Final = "hangs"
-# Findings of one kind that are listed; more of them are counted.
+# Findings of one kind that are listed; the rest is counted.
 _LISTED: Final = 8
 
 
 class MountFacts(msgspec.Struct, frozen=True):
-    """A mount of the kernel's table."""
+    """A mount in the kernel's table."""
 
     path: str
     spec: str
-    # `answers`, `dead`, `hangs`, or what the kernel says.
+    # `answers`, `dead`, `hangs`, or the kernel's error.
     state: str
 
 
@@ -54,7 +54,7 @@ def gather(_: object) -> list[MountFacts]:
 
 
 def findings(found: Sequence[MountFacts], known: Sequence[MountView] | None, version: str) -> Iterator[Finding]:
-    """known: what the daemon says; None: no daemon answers. version: of cachectl."""
+    """Yield findings. known: the daemon's mounts; None: no daemon answers. version: of cachectl."""
     yield from _limited([finding for each in found for finding in _of_mount(each)])
     living = sum(each.state == ANSWERS for each in found)
     if living:

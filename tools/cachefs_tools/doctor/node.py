@@ -1,4 +1,4 @@
-"""The daemon of this node: is it there, does it answer, and may this user ask it?"""
+"""Checks that the daemon of this node runs and responds, and that this user may use it."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,47 +20,47 @@ from cachefs_tools.names import escape
 
 CALL_SECONDS: Final = 5.0
 SHOW_SECONDS: Final = 30.0
-# Datasets of which the options are asked for: each takes the daemon a walk over the dataset's blocks.
+# Most datasets whose options are requested: each costs the daemon a walk over the dataset's blocks.
 MOST_DATASETS: Final = 16
-# Lines of what nodes of the cluster say.
+# Most lines with problems of other nodes.
 MOST_LINES: Final = 8
-# Errors of the last hour, which count as of now.
+# Seconds for which an error counts as current.
 _RECENT: Final = 3600.0
-# Variables by which the daemon finds credentials, authorities and proxies. A check that asks in its place needs them.
+# Variables with which the daemon finds credentials, CAs and proxies; checks in its place need them.
 _OF_ORIGINS: Final = ("AWS_", "GOOGLE_", "AZURE_", "HF_", "REQUESTS_CA_BUNDLE", "SSL_CERT_", "HOME", "CURL_CA_BUNDLE")
 _PROXIES: Final = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
 
 
 class Question(msgspec.Struct, frozen=True):
-    """What is asked for."""
+    """The request to this check."""
 
     socket: str
-    # Names of datasets whose options are wanted.
+    # Datasets whose options are wanted.
     datasets: Sequence[str] = ()
-    # Those of all datasets are.
+    # Whether the options of all datasets are wanted.
     all_datasets: bool = False
 
 
 class NodeFacts(msgspec.Struct, frozen=True):
-    """What was found."""
+    """Facts about the daemon."""
 
     socket: str
-    # Why nobody can be asked there; empty where somebody listens and this user may ask.
+    # Why the socket cannot be used; empty if a daemon listens and this user may connect.
     refusal: str = ""
-    # The daemon's process; 0: unknown.
+    # The daemon's process id; 0: unknown.
     pid: int = 0
     is_stopped: bool = False
-    # None: it has not answered; then `error` says why.
+    # None: it has not answered; `error` says why.
     status: Status | None = None
     datasets: Sequence[DatasetView] = ()
     options: Mapping[str, OriginOptions] = {}
     error: str = ""
-    # What nodes of the cluster say that is wrong with its datasets, each line with the node's name.
+    # Problems that nodes of the cluster report, each line with the node's name.
     cluster: Sequence[str] = ()
 
 
 def gather(argument: object) -> NodeFacts:
-    """argument: a Question."""
+    """Gather facts. argument: a Question."""
     wanted = msgspec.convert(argument, Question)
     socket = Path(wanted.socket)
     if reason := refusal(socket):
@@ -94,7 +94,7 @@ def _cluster_problems(client: DaemonClient) -> list[str]:
 
 
 def environment_of(process: int) -> dict[str, str]:
-    """Variables of the daemon that say how it reaches origins. Empty where this user may not see them."""
+    """Return the daemon's variables for access to origins; empty if this user may not see them."""
     try:
         content = Path(f"/proc/{process}/environ").read_bytes()
     except OSError:
@@ -104,7 +104,7 @@ def environment_of(process: int) -> dict[str, str]:
 
 
 def account_of(process: int) -> Account | None:
-    """Whose the process is; None where it is gone."""
+    """Return the user of a process; None if it is gone."""
     try:
         lines = Path(f"/proc/{process}/status").read_text().splitlines()
     except OSError:
@@ -114,7 +114,7 @@ def account_of(process: int) -> Account | None:
 
 
 def findings(facts: NodeFacts, version: str, now: float) -> Iterator[Finding]:
-    """version: of cachectl. now: seconds since the epoch."""
+    """Yield findings. version: of cachectl. now: Unix time."""
     if facts.status is None:
         yield _absent(facts)
         return
@@ -191,7 +191,7 @@ def _absent(facts: NodeFacts) -> Finding:
 
 
 def without_datasets(names: Sequence[str], facts: NodeFacts) -> Iterator[Finding]:
-    """Datasets that were named and are not there."""
+    """Yield findings for named datasets that do not exist."""
     known = {each.name for each in facts.datasets}
     for name in names:
         if facts.status is not None and name not in known:

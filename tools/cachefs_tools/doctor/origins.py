@@ -1,4 +1,5 @@
-"""Does the origin of a dataset answer, how quickly, and if not, why? This costs requests, so it is made on demand."""
+"""Tests the origin of a dataset: response, speed, and the cause of a failure. Costs requests, so it runs on demand
+only."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,31 +22,31 @@ _SLOW: Final = 0.5
 
 
 class Question(msgspec.Struct, frozen=True):
-    """Which dataset."""
+    """The dataset to test."""
 
     dataset: str
-    # Its snapshot's file.
+    # Path of its snapshot file.
     snapshot: str
     options: OriginOptions
-    # Of the daemon's configuration: seconds, and directories of which one must have a file:// dataset in it.
+    # The daemon's timeouts in seconds.
     connect_timeout: float = 5.0
     read_timeout: float = 10.0
     look: Look = LOOK
 
 
 class OriginFacts(msgspec.Struct, frozen=True):
-    """What was found."""
+    """Facts about an origin."""
 
     dataset: str
     url: str = ""
     endpoint: str = ""
     speed: OriginSpeed = OriginSpeed()
-    # Why nothing was asked; empty where it was.
+    # Why the origin was not tested; empty if it was.
     error: str = ""
 
 
 def gather(argument: object) -> OriginFacts:
-    """argument: a Question."""
+    """Gather facts. argument: a Question."""
     from cachefs_daemon.origin.base import OriginSettings
 
     wanted = msgspec.convert(argument, Question)
@@ -63,7 +64,7 @@ def gather(argument: object) -> OriginFacts:
 
 
 def findings(facts: OriginFacts, whose: str) -> Iterator[Finding]:
-    """whose: whose credentials were used, for people."""
+    """Yield findings. whose: whose credentials were used, in words."""
     speed, dataset = facts.speed, f"dataset {escape(facts.dataset)}"
     if facts.error:
         yield note("origin.skipped", f"{dataset}: its origin was not asked: {escape(facts.error)}")

@@ -1,6 +1,6 @@
-"""How fast a tier's directory is written and read at this moment: a short look, with few bytes.
+"""Measures the present write and read speed of a tier's directory, briefly and with few bytes.
 
-The file has no name (O_TMPFILE), so nothing is left behind, however the look ends.
+The file has no name (O_TMPFILE), so nothing is left behind, however the check ends.
 """
 
 import os
@@ -16,23 +16,23 @@ from cachefs_tools.doctor.finding import Finding, note, ok, warning
 MOST_BYTES: Final = 64 << 20
 MOST_SECONDS: Final = 1.0
 _PIECE: Final = 1 << 20
-# Bytes per second below which a tier is hardly worth having: what one connection to an object store brings.
+# Bytes per second below which a tier is hardly useful: the speed of one connection to an object store.
 _SLOW: Final = {MEMORY: 500e6}
 _SLOW_DISK: Final = 100e6
 
 
 class SpeedFacts(msgspec.Struct, frozen=True):
-    """What was found. Speeds are bytes per second; 0 where nothing was measured."""
+    """Measured speeds in bytes per second; 0: not measured."""
 
     written: float = 0.0
     read: float = 0.0
     bytes: int = 0
-    # Why nothing was measured; empty where it was.
+    # Why nothing was measured; empty if it was.
     error: str = ""
 
 
 def gather(directory: object) -> SpeedFacts:
-    """directory: a path."""
+    """Gather facts. directory: a path."""
     assert isinstance(directory, str)
     try:
         descriptor = os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)

@@ -1,7 +1,7 @@
-"""A network of hosts with a bridge between them: as fast as the kernel, with limits, losses and cuts.
+"""A bridged network of hosts at the kernel's full speed, with limits, losses and cuts.
 
-The bridge is on a host of its own, the *hub*, where what all nodes use has its place: the origin, etcd. Limits are tbf
-towards a host, as a switch has them. Losses and cuts are rules of nftables on the bridge; all rules are set at once.
+The bridge is on a host of its own, the *hub*, which also runs the shared services: the origin, etcd. Limits are tbf
+queues towards a host, as in a switch. Losses and cuts are nftables rules on the bridge, which are replaced together.
 """
 
 import fcntl
@@ -19,52 +19,53 @@ from cachefs_tools.lab.host import Host, require_root, started_host
 _NETWORK: Final = "10.77.0"
 _HUB: Final = 254
 MOST_HOSTS: Final = 64
-# Bytes that a switch's port holds before it drops, and that pass at once.
+# Bytes of a switch port's queue, and of a burst.
 QUEUE: Final = 256 << 10
 _BURST: Final = 128 << 10
-# linux/sockios.h, linux/ethtool.h: segmentation and receive offload. With them one packet that is lost is up to 64 KB.
+# linux/sockios.h, linux/ethtool.h: segmentation and receive offload. With offload, one lost packet is up to 64 KB.
 _SIOCETHTOOL: Final = 0x8946
 _OFFLOADS: Final = (0x1F, 0x24, 0x2C)  # ETHTOOL_STSO, ETHTOOL_SGSO, ETHTOOL_SGRO
 
 
 @dataclass(slots=True)
 class Bridge:
-    """The network. What is set of it holds until it is set anew."""
+    """A bridged network. Settings hold until they are changed."""
 
     hub: Host
     hosts: Sequence[Host]
     _cut: dict[int, bool] = field(default_factory=dict)  # host -> whether it is cut from the hub, too
-    _loss: dict[int, float] = field(default_factory=dict)  # host -> share of packets, each way
+    _loss: dict[int, float] = field(default_factory=dict)  # host -> share of packets lost, each way
 
     def limit(self, number: int, megabits: float, queue: int = QUEUE) -> None:
-        """So many megabits a second towards host *number*; what does not fit into *queue* bytes is dropped."""
+        """Limit the link towards host *number* to *megabits* per second; what does not fit into *queue* bytes is
+        dropped."""
         self.hub.run(
             "tc", "qdisc", "replace", "dev", _port(number), "root", "tbf",
             "rate", f"{round(megabits * 1000)}kbit", "burst", str(_BURST), "limit", str(queue),
         )  # fmt: skip
 
     def unlimit(self, number: int) -> None:
-        """No limit any more."""
+        """Remove the limit of host *number*."""
         self.hub.run("tc", "qdisc", "delete", "dev", _port(number), "root")
 
     def lose(self, number: int, share: float) -> None:
-        """This share of all packets between host *number* and the others, but not the hub, is lost, each way:
-        0 to 1, in thousandths."""
+        """Drop this share (0 to 1, in thousandths) of all packets between host *number* and the others except the hub,
+        each way."""
         self._loss[number] = share
         self._apply()
 
     def cut(self, number: int, hub: bool = True) -> None:
-        """Nothing reaches host *number*, and nothing comes from it. hub: not even the hub."""
+        """Cut host *number* from all others. hub: from the hub, too."""
         self._cut[number] = hub
         self._apply()
 
     def heal(self) -> None:
-        """Nothing is lost or cut any more."""
+        """End all losses and cuts."""
         self._cut, self._loss = {}, {}
         self._apply()
 
     def offload(self, on: bool) -> None:
-        """Let hosts and ports segment packets late and join them early, as a network card does, or not."""
+        """Switch segmentation and receive offload of hosts and ports."""
         for host in self.hosts:
             host.within(lambda: _offload("eth0", on=on))
         ports = [_port(number) for number in range(len(self.hosts))]
@@ -93,7 +94,7 @@ class Bridge:
 
 @contextmanager
 def bridge_network(hosts: int) -> Iterator[Bridge]:
-    """A network of so many hosts, at 10.77.0.1 and so on, and its hub at 10.77.0.254."""
+    """Create a network of *hosts* hosts, at 10.77.0.1 and so on, and its hub at 10.77.0.254."""
     require_root()
     if not 1 <= hosts <= MOST_HOSTS:
         raise ValueError(f"{hosts} hosts: expected 1 to {MOST_HOSTS}")
@@ -119,12 +120,12 @@ def bridge_network(hosts: int) -> Iterator[Bridge]:
 
 
 def batch(host: Host, lines: Sequence[str]) -> None:
-    """Have `ip` do all of it on the host. Raises CachefsError."""
+    """Run a batch of `ip` commands on the host. Raises CachefsError."""
     host.run("ip", "-batch", "-", text="\n".join(lines) + "\n")
 
 
 def _port(number: int) -> str:
-    """The bridge's end of the link of a host."""
+    """Return the name of the bridge's end of a host's link."""
     return f"port{number + 1}"
 
 

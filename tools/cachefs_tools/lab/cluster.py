@@ -1,4 +1,4 @@
-"""Several nodes that know of each other: on hosts of a network, or all on loopback."""
+"""Several nodes that form a cluster: on hosts of a network, or all on loopback."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -12,37 +12,37 @@ from cachefs_tools.lab.node import Node, made_node
 from cachefs_tools.scratch_config import NodeSettings
 from cachefs_tools.scratch_node import SCRATCH, Account
 
-# Of a node's data plane; its control endpoint has the next one.
+# Port of a node's data plane; its control endpoint has the next one.
 PORT: Final = 7380
 Source = Literal["none", "static", "etcd"]
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """What all nodes are told alike."""
+    """Settings shared by all nodes."""
 
     node: NodeSettings
-    source: Source = "static"  # who says who is a member; none: each node is alone
+    source: Source = "static"  # source of the membership; none: each node is alone
     # Further keys of [cluster].
     keys: Mapping[str, object] = field(default_factory=dict)
-    # Zones of the nodes, which they have in turns; none: they have none.
+    # Zones that nodes have in turns; empty: no zones.
     zones: Sequence[str] = ()
-    # By name of the node, its weight in a static list; 1 for the others.
+    # Weights in a static list by node name; 1 for the others.
     weights: Mapping[str, float] = field(default_factory=dict)
 
 
 class Cluster:
-    """Nodes, of which some may run. Nodes count from 0."""
+    """Nodes, some of which may run, numbered from 0."""
 
     def __init__(self, nodes: Sequence[Node], hub: Host, etcd: Etcd | None, settings: ClusterSettings) -> None:
         self.nodes = nodes
-        self.hub = hub  # where there is room for what all nodes use
+        self.hub = hub  # host of shared services
         self.etcd = etcd
         self.settings = settings
         self._ports = {node.name: _port(node.host) for node in nodes}
 
     def start(self, numbers: Iterable[int] | None = None) -> None:
-        """Start these nodes (None: all) at once, and wait until they answer. A static list has these, and no other."""
+        """Start these nodes (None: all) at once, and wait until they respond. A static list has exactly these."""
         chosen = [self.nodes[number] for number in (range(len(self.nodes)) if numbers is None else numbers)]
         self._members = [self._listed(node) for node in chosen]
         for node in chosen:
@@ -55,14 +55,14 @@ class Cluster:
         return zones[self.nodes.index(node) % len(zones)] if zones else ""
 
     def _listed(self, node: Node) -> str:
-        """The node, as a list has it."""
+        """Return the node's entry of a static list."""
         zone = self._zone(node)
         weight = self.settings.weights.get(node.name)
         line = f"{node.name}={node.host.address}:{self._ports[node.name]}" + (f",zone={zone}" if zone else "")
         return line if weight is None else f"{line},weight={weight:g}"
 
     def settings_of(self, node: Node) -> NodeSettings:
-        """What a node is told."""
+        """Return the settings of a node."""
         if self.settings.source == "none":
             return self.settings.node
         address = f"{node.host.address}:{self._ports[node.name]}"
@@ -81,7 +81,7 @@ class Cluster:
 def made_cluster(
     work: Path, settings: ClusterSettings, hosts: Sequence[Host], hub: Host = LOOPBACK, account: Account = SCRATCH
 ) -> Iterator[Cluster]:
-    """A node on each of the hosts, none of which runs yet; etcd runs on the hub where membership wants it."""
+    """Create a node on each host without starting it; etcd runs on the hub if the membership needs it."""
     with ExitStack() as stack:
         etcd = stack.enter_context(running_etcd(hub, work / "etcd")) if settings.source == "etcd" else None
         nodes = [
@@ -92,5 +92,5 @@ def made_cluster(
 
 
 def _port(host: Host) -> int:
-    """Two ports in a row are free there: nothing else is on a host of a lab, but anything on loopback."""
+    """Return the first of two free ports in a row: any port on a lab's host, a free one on loopback."""
     return PORT if host.pid else host.free_ports(2)[0]

@@ -1,4 +1,4 @@
-"""What the nodes of a cluster and its origin have done by a moment, and between two."""
+"""Counters of a cluster's nodes and its origin, at one moment or between two."""
 
 import time
 from collections import Counter
@@ -14,25 +14,25 @@ from cachefs.rpc import CLUSTER, STALL_LIST
 from cachefs_tools.lab.node import Node
 from cachefs_tools.lab.throttle import Throttle
 
-# What a stall waited for begins with this where it was another node.
+# Prefix of a stall's cause that was another node.
 _PEER: Final = "peer"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeCounters:
-    """Of one node since its daemon started, or their growth."""
+    """Counters of one node since its daemon started, or their growth."""
 
     hits_memory: int = 0  # reads of its mount
     hits_ssd: int = 0
     misses: int = 0
-    peer_blocks: int = 0  # that came from other nodes
+    peer_blocks: int = 0  # received from other nodes
     peer_bytes: int = 0
-    given_blocks: int = 0  # that other nodes got
+    given_blocks: int = 0  # sent to other nodes
     given_bytes: int = 0
     stalls: int = 0  # reads that waited
-    stalls_peer: int = 0  # those of them that waited for another node
-    given_fetched: int = 0  # of the blocks given, those that were brought from the origin for that
-    filled: int = 0  # blocks that came from other nodes to fill it up, and for nobody who read them
+    stalls_peer: int = 0  # those that waited for another node
+    given_fetched: int = 0  # those of the given blocks that were fetched from the origin for it
+    filled: int = 0  # blocks received to fill the tier, without a reader
 
     def __sub__(self, before: "NodeCounters") -> "NodeCounters":
         return _each(self, before, -1)
@@ -43,7 +43,7 @@ class NodeCounters:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """The counters of all nodes together, and of the origin."""
+    """The counters of all nodes, and of the origin."""
 
     when: float
     nodes: dict[str, NodeCounters]  # by name
@@ -66,7 +66,7 @@ class Moment:
 
 
 def take(nodes: Iterable[Node], throttle: Throttle) -> Moment:
-    """The counters now, of the nodes that run and answer."""
+    """Return the present counters of the nodes that run and respond."""
     proxy = throttle.counters()
     found = {}
     for node in nodes:
@@ -79,7 +79,7 @@ def take(nodes: Iterable[Node], throttle: Throttle) -> Moment:
 
 
 def counters_of(node: Node) -> NodeCounters:
-    """Raises DaemonUnavailable."""
+    """Return the counters of one node. Raises DaemonUnavailable."""
     status = node.status()
     mounts: Counter[str] = Counter()
     for mount in status.mounts:
@@ -96,7 +96,7 @@ def counters_of(node: Node) -> NodeCounters:
 
 
 def held_in_ssd(node: Node) -> int:
-    """Blocks in the SSD tier of a node."""
+    """Return the number of blocks in the SSD tier of a node."""
     return sum(tier.blocks for tier in node.status().tiers if tier.name == TIER_NAMES[SSD])
 
 

@@ -17,7 +17,7 @@ _INSTALL: Final = "etcd is missing; install it with: apt-get install etcd-server
 
 
 class Etcd:
-    """It runs, until it is stopped; it can be started again with what it knew."""
+    """A one-member etcd that can be stopped, and restarted with its data."""
 
     def __init__(self, host: Host, work: Path) -> None:
         self._work = work
@@ -26,7 +26,7 @@ class Etcd:
         self._process: Child | None = None
 
     def start(self) -> None:
-        """Start it, and wait until it answers. Raises CachefsError with the end of its log."""
+        """Start etcd, and wait until it responds. Raises CachefsError with the end of its log."""
         log = self._work / "etcd.log"
         with log.open("wb") as output:
             self._process = subprocess.Popen(
@@ -36,7 +36,7 @@ class Etcd:
         wait_until(lambda: _READY in log.read_bytes(), self._process, log)
 
     def stop(self) -> None:
-        """End it at once."""
+        """Kill etcd."""
         if self._process is not None:
             self._process.send_signal(signal.SIGKILL)
             wait(self._process)
@@ -45,7 +45,7 @@ class Etcd:
 
 @contextmanager
 def running_etcd(host: Host, work: Path) -> Iterator[Etcd]:
-    """An etcd on the host; its data is in *work*, which is made."""
+    """Run an etcd on the host; its data is in the new directory *work*."""
     work.mkdir(parents=True, exist_ok=True)
     etcd = Etcd(host, work)
     try:

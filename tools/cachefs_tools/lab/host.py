@@ -1,7 +1,7 @@
 """A host of the lab: a network namespace and a mount namespace, which live as long as a process that only waits.
 
-What runs on a host is started by this machine with a prefix (`Host.enter`). Its mounts are seen by what runs on the
-host, and from outside below `Host.root`.
+Programs are started on a host by a command prefix (`Host.enter`). The host's mounts are visible on the host, and from
+outside through `Host.seen`.
 """
 
 import ctypes
@@ -21,41 +21,42 @@ from cachefs_tools.lab.ports import free_ports
 from cachefs_tools.scratch_node import WITH_PARENT, wait
 
 _NEW_NET: Final = 0x40000000  # CLONE_NEWNET
-# Seconds within which a program that sets up the network ends.
+# Deadline in seconds of a program that configures the network.
 _SECONDS: Final = 20.0
 _BACKLOG: Final = 1024
-# It ends with its standard input, so with the process that started it even where the signal of that was missed.
+# Ends with its standard input, and so with its parent, even if the signal for that is missed.
 _WAIT: Final = ("unshare", "--net", "--mount", "--", "sh", "-c", "echo ready; exec cat")
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A place for processes."""
+    """An execution environment for processes."""
 
     name: str
     address: str
-    pid: int = 0  # of the process in whose namespaces it is; 0: in ours
+    pid: int = 0  # of the process that holds the namespaces; 0: this process's namespaces
 
     @property
     def enter(self) -> tuple[str, ...]:
-        """Stands before a command that is to run on the host. The process that is started becomes the command."""
+        """Words before a command that run it on the host. The started process becomes the command."""
         return ("nsenter", f"--net=/proc/{self.pid}/ns/net", f"--mount=/proc/{self.pid}/ns/mnt") if self.pid else ()
 
     def seen(self, path: Path) -> Path:
-        """An absolute path of the host, with its mounts, as this process can open it."""
+        """Return an absolute path of the host, including its mounts, as this process can open it."""
         return Path(f"/proc/{self.pid}/root", *path.parts[1:]) if self.pid else path
 
     def listen(self) -> socket.socket:
-        """A socket that listens on a free port of the host's address. Any process of the machine may accept from it."""
+        """Return a socket that listens on a free port of the host's address. Any process of the machine may accept from
+        it."""
         return self.within(lambda: socket.create_server((self.address, 0), backlog=_BACKLOG))
 
     def free_ports(self, count: int) -> range:
-        """Return *count* ports in a row that are free on the host. Raises CachefsError where there are none."""
+        """Return *count* free ports in a row on the host. Raises CachefsError if there are none."""
         return self.within(lambda: free_ports(count, self.address))
 
     def within(self, work: Callable[[], Result]) -> Result:
-        """What *work* returns, which runs in a thread that is in the network of the host."""
+        """Run *work* in a thread within the host's network, and return its result."""
         return _in_network_of(self.pid, work) if self.pid else work()
 
     def start(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> "subprocess.Popen[Any]":
@@ -68,7 +69,7 @@ class Host:
             )  # fmt: skip
 
     def run(self, *command: str, text: str = "") -> str:
-        """Run a command on the host, with *text* as its input. Returns what it prints. Raises CachefsError."""
+        """Run a command on the host, with *text* as its input. Returns its output. Raises CachefsError."""
         return run([*self.enter, *command], text)
 
 
@@ -78,7 +79,7 @@ LOOPBACK: Final = Host("loopback", "127.0.0.1")
 
 @contextmanager
 def started_host(name: str, address: str) -> Iterator[Host]:
-    """A new host, whose network is empty. All of it goes when nothing runs on it any more."""
+    """Create a host with an empty network, which vanishes with its last process."""
     process = subprocess.Popen(
         [*WITH_PARENT, *_WAIT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         start_new_session=True,
@@ -95,13 +96,14 @@ def started_host(name: str, address: str) -> Iterator[Host]:
 
 
 def require_root() -> None:
-    """Raises CachefsError, which says what to do."""
+    """Raise CachefsError with the remedy, unless this process is root."""
     if os.geteuid() != 0:
         raise CachefsError("nodes in network namespaces need root: run this with sudo, or in a container as root")
 
 
 def run(command: list[str], text: str = "") -> str:
-    """What a command prints that has *text* as its input. Raises CachefsError with its first words where it fails."""
+    """Run a command with *text* as its input, and return its output. Raises CachefsError with the begin of its error
+    output."""
     try:
         done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except FileNotFoundError as error:
@@ -114,7 +116,7 @@ def run(command: list[str], text: str = "") -> str:
 
 
 def until(reached: Callable[[], bool], seconds: float, what: str) -> None:
-    """Wait. Raises CachefsError where it is not reached in time: *what* did not happen."""
+    """Wait for a condition. Raises CachefsError that *what* did not happen in time."""
     deadline = time.monotonic() + seconds
     while not reached():
         if time.monotonic() > deadline:
@@ -123,7 +125,7 @@ def until(reached: Callable[[], bool], seconds: float, what: str) -> None:
 
 
 def _in_network_of(pid: int, work: Callable[[], Result]) -> Result:
-    """The network is of the thread, so this one is new and ends. What it has opened stays in that network."""
+    """Run *work* in a new thread within the network namespace. What it opens stays in that network."""
     results: list[Result] = []
     errors: list[BaseException] = []
 

@@ -1,4 +1,4 @@
-"""A job of the lab: a reader on each of its nodes, which has published what it will read."""
+"""A job of the lab: a reader on each of its nodes, which publishes its sequence."""
 
 import json
 import subprocess
@@ -30,15 +30,15 @@ class JobSettings:
     files: int  # of the dataset
     epochs: int
     seed: int = 0
-    rate: float = 100.0  # samples a second of each rank
+    rate: float = 100.0  # samples per second of each rank
     threads: int = 4
     publish: bool = True
-    torch: Script | None = None  # it trains with torch under `cachefs run`, which publishes what it reads
+    torch: Script | None = None  # trains with torch under `cachefs run`, which publishes the sequence
 
 
 @dataclass(slots=True)
 class Progress:
-    """What a reader has said by now."""
+    """The reports of a reader so far."""
 
     ready: bool = False
     epoch: int = 0
@@ -78,8 +78,8 @@ class Rank:
         self._listener.start()
 
     def publish(self) -> None:
-        """Tell the node what will be read, and from which epoch on, unless the job does so itself. It may be told
-        again, as after a restart."""
+        """Publish the sequence from the reader's first epoch on, unless the job does so itself. May be repeated, for
+        instance after a restart."""
         job = self._job
         if not job.publish or job.torch is not None:
             return
@@ -94,7 +94,7 @@ class Rank:
             self.node.client.call(JOB_PROGRESS, progress)
 
     def ready(self) -> None:
-        """Wait until it has found its files."""
+        """Wait until the reader has found its files."""
         until(lambda: self.progress.ready or not self.runs, _START_SECONDS, f"{self._log.name} is ready")
         self._require_running()
 
@@ -103,21 +103,21 @@ class Rank:
         return self._process.poll() is None
 
     def go(self, word: str = "go") -> None:
-        """Let it read an epoch; `on`: all that are left."""
+        """Let the reader read an epoch; `on`: all remaining ones."""
         self._require_running()
         assert self._process.stdin is not None
         self._process.stdin.write(word.encode() + b"\n")
         self._process.stdin.flush()
 
     def done(self, epoch: int) -> bool:
-        """Has it read that epoch? Raises CachefsError where it has ended without."""
+        """Return whether the reader has read an epoch. Raises CachefsError if it has ended before."""
         if any(result.epoch == epoch for result in self.progress.results):
             return True
         self._require_running()
         return False
 
     def stop(self, kill: bool = False) -> None:
-        """End it: after the reads that are under way, or at once."""
+        """End the reader: after its current reads, or at once."""
         assert self._process.stdin is not None
         if kill:
             self._process.kill()
@@ -153,7 +153,7 @@ class Job:
         self.ranks = ranks
 
     def epoch(self, number: int, seconds: float, ranks: Sequence[Rank] | None = None) -> None:
-        """Let these ranks (None: all) read that epoch, each its part. Returns when all have."""
+        """Let these ranks (None: all) read an epoch, and wait until all have."""
         self.begin(ranks)
         self.join(number, seconds, ranks)
 
@@ -163,12 +163,12 @@ class Job:
             rank.go()
 
     def join(self, number: int, seconds: float, ranks: Sequence[Rank] | None = None) -> None:
-        """Wait until these ranks (None: all) have read that epoch."""
+        """Wait until these ranks (None: all) have read an epoch."""
         waiting = self.ranks if ranks is None else ranks
         until(lambda: all(rank.done(number) for rank in waiting), seconds, f"all ranks have read epoch {number}")
 
     def replace(self, rank: Rank, first: int) -> Rank:
-        """A new reader in the place of one that has ended, which begins with epoch *first*."""
+        """Replace a reader that has ended by a new one, which begins with epoch *first*."""
         anew = Rank(self.settings, rank.node, rank.rank, len(self.ranks), first)
         anew.progress.results = rank.progress.results
         anew.progress.troubles = rank.progress.troubles
@@ -178,13 +178,13 @@ class Job:
         return anew
 
     def results(self, since: int = 0) -> list[EpochResult]:
-        """Of all ranks, from that epoch on."""
+        """Return the results of all ranks from epoch *since* on."""
         return [result for rank in self.ranks for result in rank.progress.results if result.epoch >= since]
 
 
 @contextmanager
 def started_job(settings: JobSettings, nodes: Sequence[Node]) -> Iterator[Job]:
-    """A job with a rank on each of the nodes. All have published and found their files; none has read yet."""
+    """Start a job with a rank on each node. All ranks have published and found their files; none has read yet."""
     with ExitStack() as stack:
         job = Job(settings, [])
         stack.callback(_stop, job)
@@ -203,5 +203,5 @@ def _stop(job: Job) -> None:
 
 
 def epoch_seconds(job: JobSettings, ranks: int) -> float:
-    """Seconds of an epoch that waits for nothing."""
+    """Return the seconds of an epoch without waits."""
     return job.files / ranks / job.rate

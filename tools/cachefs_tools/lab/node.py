@@ -1,7 +1,7 @@
-"""A node of the lab: a daemon and a mount on a host, which can be killed, stopped and started again.
+"""A node of the lab: a daemon and a mount on a host, which can be killed, suspended and restarted.
 
-What must outlive the daemon (its state, the SSD tier, its logs) is in one directory. A memory tier is in /dev/shm, and
-is empty again after `Node.reboot`.
+What must outlive the daemon (its state, the SSD tier, its logs) is in one directory. The memory tier is in /dev/shm,
+and is emptied by `Node.reboot`.
 """
 
 import shutil
@@ -34,23 +34,23 @@ from cachefs_tools.scratch_node import (
     wait_until,
 )
 
-# Seconds that a daemon may take to end: it hands over what it holds alone, if it is told to drain.
+# Seconds that a daemon may take to end: when draining, it hands over blocks that only it holds.
 STOP_SECONDS: Final = 30.0
-# Seconds: other programs' namespaces may keep a mount that was detached, and its process.
+# Grace in seconds: other programs' namespaces may keep a detached mount and its process alive.
 _GRACE: Final = 5
-# Nothing stands between readers and tiers: those of the lab drop pages that were pushed, and send no ioctls.
+# Readers of the lab drop pushed pages, and send no ioctls.
 MOUNT_OPTIONS: Final = ("no_push", "shield=off")
 
 
 class Node:
-    """One node. It is made stopped; `made_node` ends it whatever has happened."""
+    """One node, initially stopped; `made_node` ends it in any case."""
 
     def __init__(self, name: str, host: Host, work: Path, memory: Path, account: Account = SCRATCH) -> None:
         self.name = name
         self.host = host
         self.work = work  # holds its socket, state, SSD tier, configuration, logs and mount point
         self.memory = memory
-        self.client: DaemonClient  # since the first start
+        self.client: DaemonClient  # set by the first start
         self._account = account
         self._daemon: Child | None = None
         self._mount: Child | None = None
@@ -65,33 +65,33 @@ class Node:
 
     @property
     def mountpoint(self) -> Path:
-        """Where the dataset is, on the host."""
+        """Mount point of the dataset, on the host."""
         return self.work / "mnt"
 
     @property
     def seen(self) -> Path:
-        """Where this process finds the dataset."""
+        """Path of the dataset for this process."""
         return self.host.seen(self.mountpoint)
 
     @property
     def runs(self) -> bool:
-        """Is there a daemon?"""
+        """Return whether the daemon's process runs."""
         return self._daemon is not None and self._daemon.poll() is None
 
     @property
     def pid(self) -> int:
-        """Of the daemon."""
+        """Process id of the daemon. Raises CachefsError if it was never started."""
         if self._daemon is None:
             raise CachefsError(f"{self.name} does not run")
         return self._daemon.pid
 
     def start(self, settings: NodeSettings) -> None:
-        """Start the daemon, and wait until it answers. Raises CachefsError with the end of its log."""
+        """Start the daemon, and wait until it responds. Raises CachefsError with the end of its log."""
         self.spawn(settings)
         self.ready()
 
     def spawn(self, settings: NodeSettings) -> None:
-        """Start the daemon, and do not wait."""
+        """Start the daemon without waiting."""
         config = self.work / "cachefsd.toml"
         config.write_text(configuration(self.work, self.memory, settings))
         self.socket.unlink(missing_ok=True)
@@ -99,62 +99,62 @@ class Node:
         self._daemon = self._run(command, self.log)
 
     def ready(self) -> None:
-        """Wait until a daemon that was spawned answers."""
+        """Wait until a spawned daemon responds."""
         assert self._daemon is not None
         wait_until(self.socket.exists, self._daemon, self.log)
         self.client = DaemonClient(self.socket)
         self.client.call(STATUS, Empty(), timeout=START_SECONDS)
 
     def mount(self, dataset: str, options: Sequence[str] = MOUNT_OPTIONS) -> None:
-        """Mount the dataset, and wait until it can be read."""
+        """Mount the dataset, and wait until it is readable."""
         self.mountpoint.mkdir(exist_ok=True)
         log = self.work / "mount.log"
         command = [
             program("mount.cachefs"), dataset, str(self.mountpoint), "-f", "-o",
             ",".join((f"socket={self.socket}", f"grace={_GRACE}", *options)),
         ]  # fmt: skip
-        said = log.stat().st_size if log.exists() else 0  # by those that were mounted there before
+        said = log.stat().st_size if log.exists() else 0  # length of the log of earlier mounts
         self._mount = self._run(command, log)
         wait_until(lambda: MOUNTED in log.read_bytes()[said:], self._mount, log)
 
     def status(self) -> Status:
-        """What `cachectl status` shows. Raises DaemonUnavailable."""
+        """Return the status as shown by `cachectl status`. Raises DaemonUnavailable."""
         return self.client.call(STATUS, Empty(), timeout=10)
 
     def kill(self) -> None:
-        """Daemon and mount end without a word, and all that they have started."""
+        """Kill daemon and mount with all their children."""
         for process in self._processes():
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         self._ended()
 
     def kill_daemon(self) -> None:
-        """The daemon ends without a word (SIGKILL); the mount goes on, and `spawn` starts another daemon."""
+        """Kill the daemon (SIGKILL); the mount goes on, and `spawn` starts another daemon."""
         if self._daemon is not None:
             self._daemon.kill()
             self._daemon.wait()
 
     def reboot(self) -> None:
-        """As `kill`, and what was in memory is lost."""
+        """Kill the node, and erase its memory tier."""
         self.kill()
         for path in self.memory.iterdir():
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def suspend(self) -> None:
-        """Daemon and its processes stand still, as on a machine that is stuck. The mount goes on."""
+        """Suspend the daemon and its children, as on a stuck machine. The mount goes on."""
         for process in self._daemon_processes():
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """They go on."""
+        """Resume the daemon and its children."""
         for process in self._daemon_processes():
             with suppress(psutil.NoSuchProcess):
                 process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
-        """End mount and daemon in good order. Raises CachefsError where the daemon does not end."""
-        # A mount process that is told to end would wait for this process, where it has read the mount.
+        """Stop mount and daemon in order. Raises CachefsError if the daemon does not end."""
+        # A mount process that receives SIGTERM would wait for this process, if this process has read the mount.
         if self._mount is not None and self._mount.poll() is None:
             self._unmount()
         for process in (self._mount, self._daemon):
@@ -168,7 +168,7 @@ class Node:
         self._ended()
 
     def last_words(self) -> str:
-        """The end of the daemon's log."""
+        """Return the end of the daemon's log."""
         return self.log.read_text(errors="replace")[-1500:].strip() if self.log.exists() else "(no log)"
 
     def _processes(self) -> list[psutil.Process]:
@@ -192,7 +192,7 @@ class Node:
         self._mount = self._daemon = None
 
     def _unmount(self) -> None:
-        """Detach the mount from its directory, where it is there."""
+        """Detach the mount, if there is one."""
         with suppress(CachefsError, OSError):
             if self.host.pid:
                 run([*self.host.enter, "umount", "--lazy", str(self.mountpoint)])
@@ -205,7 +205,7 @@ class Node:
 
 @contextmanager
 def made_node(name: str, host: Host, work: Path, account: Account = SCRATCH) -> Iterator[Node]:
-    """A node that does not run yet. *work* is made; nothing runs or is mounted in the end."""
+    """Create a stopped node in the new directory *work*. At the end nothing of it runs or is mounted."""
     work.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         memory = stack.enter_context(memory_directory(MEMORY_PREFIX))
@@ -217,12 +217,12 @@ def made_node(name: str, host: Host, work: Path, account: Account = SCRATCH) -> 
 
 
 def unavailable(node: Node, error: DaemonUnavailable) -> CachefsError:
-    """What to say where a daemon that should answer does not."""
+    """Return an error for a daemon that should respond and does not."""
     return CachefsError(f"{node.name}: {error}; its log ends: {node.last_words()}")
 
 
 def _family(pid: int) -> list[psutil.Process]:
-    """A process and all below it, children last: who would replace them goes first."""
+    """Return a process and its descendants, children last: a supervisor must go first."""
     try:
         parent = psutil.Process(pid)
         return [parent, *parent.children(recursive=True)]

@@ -1,8 +1,8 @@
-"""Chooses ports for servers that cannot be asked for port 0, since their configuration names the port.
+"""Chooses ports for servers that cannot use port 0, since their configuration names the port.
 
-A port that is merely free may be given to two processes that ask at the same time, and to any connection that is made
-before the server listens. So a port is claimed until the process ends, in a file that all processes of a user share,
-and is outside the range from which the kernel takes ports itself.
+A merely free port may be given to two processes at the same time, and to any connection made before the server listens.
+So a port is claimed until the process ends, in a file shared by all processes of a user, and is outside the range from
+which the kernel takes ports.
 """
 
 import fcntl
@@ -14,26 +14,26 @@ from typing import Final
 
 from cachefs.errors import CachefsError
 
-# One for all processes of a user. The lock of the byte N is the claim of port N.
+# Shared by all processes of a user. The lock of byte N is the claim of port N.
 _CLAIMS: Final = Path(tempfile.gettempdir()) / f"cachefs-ports-{os.getuid()}.lock"
 _KERNEL_RANGE: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST: Final = 10_000
 _LAST: Final = 30_000
-_claims = -1  # descriptor of the file: closing any one of this process would give up all claims
-_next = 0  # ports that were tried so far
+_claims = -1  # descriptor of the file: closing any descriptor of the file in this process would drop all claims
+_next = 0  # number of ports tried so far
 
 
 def free_port() -> int:
-    """Return a loopback port that is free, and claimed by this process."""
+    """Return a free loopback port, claimed by this process."""
     return free_ports(1)[0]
 
 
 def free_ports(count: int, address: str = "127.0.0.1") -> range:
-    """Return *count* ports in a row that are free on *address*, and claimed. Raises CachefsError."""
+    """Return *count* free ports in a row on *address*, claimed by this process. Raises CachefsError."""
     global _next
     ports = _range()
     for _ in range(len(ports)):
-        # Runs that begin at the same time look at different places.
+        # Concurrent processes start at different ports.
         first = ports[(os.getpid() * 97 + _next) % (len(ports) - count)]
         _next += 1
         if all(_claim(port) and _is_free(address, port) for port in range(first, first + count)):
@@ -44,12 +44,12 @@ def free_ports(count: int, address: str = "127.0.0.1") -> range:
 
 def _range() -> range:
     low = int(_KERNEL_RANGE.read_text().split()[0])
-    # Where the kernel uses all of them, the claims still keep servers apart.
+    # If the kernel uses the whole range, claims still keep servers apart.
     return range(_FIRST, min(_LAST, low)) if low > _FIRST + 1000 else range(_FIRST, _LAST)
 
 
 def _claim(port: int) -> bool:
-    """Claim the port for this process. A process may claim one again that it has; a fork inherits no claim."""
+    """Claim the port for this process, which may claim a port repeatedly; a fork inherits no claim."""
     global _claims
     if _claims < 0:
         try:

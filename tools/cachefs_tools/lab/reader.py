@@ -1,9 +1,9 @@
-"""One rank of a job: reads its samples through a mount at a fixed rate, checks each byte, and says what came of it.
+"""One rank of a job: reads its samples through a mount at a fixed rate, checks each byte, and reports the results.
 
-The order is that of torch's DistributedSampler. What was read is dropped from the page cache, so the next read of it
-reaches the mount. It waits for a line on its standard input before an epoch: `go` begins one, `on` all that are left,
-and the end of the input ends it. It writes JSON lines: an `epoch` as it ends, what went wrong as it happens, and about
-once a second how far it is. Times are seconds of CLOCK_MONOTONIC.
+The order is that of torch's DistributedSampler. Pages that were read are dropped, so the next read of the sample
+reaches the mount. Before an epoch it waits for a line on its standard input: `go` begins one, `on` all remaining ones,
+and the end of the input ends the reader. It writes JSON lines: an `epoch` as it ends, troubles as they happen, and its
+position about once a second. Times are seconds of CLOCK_MONOTONIC.
 """
 
 import argparse
@@ -23,24 +23,24 @@ from cachefs.planning.sequences.sampler import epoch_order
 from cachefs.planning.sequences.sampler_spec import SamplerSpec
 from cachefs_tools.sample_data import is_sample, sample_name
 
-# Seconds. Reads that take longer have waited for something that is not in the memory of this node.
+# Seconds. Longer reads have waited for something outside this node's memory.
 SLOW: Final = 0.01
-# Seconds. Reads that take longer are named one by one.
+# Seconds. Longer reads are reported one by one.
 LONG: Final = 0.5
-# Seconds that a reader which was held up makes up for.
+# Seconds of delay that a reader catches up on.
 _BEHIND: Final = 1.0
 _SAY_EVERY: Final = 1.0
-# What a script that trains with torch does: it sets the epoch of its sampler, does not (so that each epoch is the same
-# as the first one), or also has a loader for a validation after each epoch.
+# Kinds of torch scripts: sets its sampler's epoch, does not (so all epochs are equal), or has a validation loader after
+# each epoch.
 Script = Literal["set-epoch", "no-set-epoch", "validation"]
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A read that took long, failed, or was wrong."""
+    """A slow, failed or wrong read."""
 
     kind: str  # long, error, wrong
-    when: float  # it began
+    when: float  # begin of the read
     seconds: float
     sample: int
     reason: str = ""
@@ -48,7 +48,7 @@ class Trouble:
 
 @dataclass(slots=True)
 class EpochResult:
-    """What came of an epoch."""
+    """The results of an epoch."""
 
     epoch: int
     begin: float
@@ -70,7 +70,7 @@ class EpochResult:
         self._seconds.append(seconds)
 
     def as_line(self) -> dict[str, float]:
-        """Without the single reads."""
+        """Return the totals, without the single reads."""
         if len(self._seconds) > 1:
             quantiles = statistics.quantiles(self._seconds, n=100)
             self.p50, self.p99, self.longest = quantiles[49], quantiles[98], max(self._seconds)
@@ -78,17 +78,17 @@ class EpochResult:
 
 
 class Reader:
-    """Reads with some threads, which take turns in the order of the epoch."""
+    """Reads with several threads, which take samples in the order of the epoch."""
 
     def __init__(self, root: str, spec: SamplerSpec, rate: float, threads: int) -> None:
         self._root, self._spec, self._rate, self._threads = root, spec, rate, threads
         self._lock = threading.Lock()
         self._due = 0.0
         self._said = 0.0
-        self._over = threading.Event()  # nobody listens any more
+        self._over = threading.Event()  # set when the parent has gone
 
     def read(self, epoch: int) -> None:
-        """Read an epoch, and say what came of it."""
+        """Read an epoch, and report the results."""
         order = deque(epoch_order(self._spec, epoch).tolist())
         result = EpochResult(epoch, time.monotonic())
         self._due = max(self._due, result.begin - _BEHIND)
@@ -137,7 +137,7 @@ class Reader:
                 self.say({"trouble": asdict(trouble)})
 
     def say(self, line: object) -> None:
-        """Tell who started this, if anybody listens."""
+        """Report a line to the parent; note if it has gone."""
         try:
             say(line)
         except BrokenPipeError:
@@ -145,12 +145,12 @@ class Reader:
 
 
 def say(line: object) -> None:
-    """Tell who started this. Whole lines: a pipe takes that many bytes at once. Raises BrokenPipeError."""
+    """Write a whole line, which a pipe takes at once. Raises BrokenPipeError."""
     os.write(sys.stdout.fileno(), json.dumps(line).encode() + b"\n")
 
 
 def content(path: str) -> bytes:
-    """All bytes of the file, which are not left in the page cache."""
+    """Return a file's bytes, and drop its pages."""
     file = os.open(path, os.O_RDONLY)
     try:
         size = os.fstat(file).st_size
@@ -168,7 +168,7 @@ def content(path: str) -> bytes:
 
 
 def epochs_asked_for(first: int, epochs: int) -> Iterator[int]:
-    """Those that the lines on standard input ask for."""
+    """Yield the epochs that standard input asks for."""
     going_on = False
     for epoch in range(first, epochs):
         if not going_on:
@@ -180,7 +180,7 @@ def epochs_asked_for(first: int, epochs: int) -> Iterator[int]:
 
 
 def arguments() -> argparse.ArgumentParser:
-    """What every reader of the lab is told."""
+    """Return the parser of the arguments shared by all readers of the lab."""
     parser = argparse.ArgumentParser()
     parser.add_argument("root")
     for name in ("files", "epochs", "rank", "replicas", "seed", "threads", "first"):

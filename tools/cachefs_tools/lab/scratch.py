@@ -1,7 +1,7 @@
-"""A directory for a lab, which is removed even where the process that made it is killed.
+"""A temporary directory of a lab, which is removed even if the process that created it is killed.
 
-A child waits for the end of a pipe that only its parent holds. Where the directory is still there then, it detaches
-what is mounted below it and removes it, and a minute later the memory tiers that nobody holds any more.
+A child waits for the end of a pipe that only its parent holds. If the directory still exists then, the child unmounts
+what is below it and removes it, and a minute later removes memory tiers without users.
 """
 
 import os
@@ -20,16 +20,16 @@ from cachefs.mount import kernel
 from cachefs.mount_table import mount_points
 from cachefs_tools.scratch_node import LOCKED_WITHIN, remove_left_ones
 
-# Of the directories of memory tiers in /dev/shm.
+# Prefix of memory tiers' directories in /dev/shm.
 MEMORY_PREFIX: Final = "cachefs-lab-"
-# Processes of the lab write for a moment after the one that made it has ended.
+# Processes of the lab may write for a moment after their parent has ended.
 _TRIES: Final = 20
 _PAUSE: Final = 0.5
 
 
 @contextmanager
 def scratch_directory(prefix: str, parent: Path | None = None) -> Iterator[Path]:
-    """A new directory in *parent* (None: the usual place for temporary files)."""
+    """Create a directory in *parent* (None: the usual place for temporary files)."""
     directory = tempfile.TemporaryDirectory(prefix=prefix, dir=parent)
     command = [sys.executable, "-m", "cachefs_tools.lab.scratch", directory.name]
     try:

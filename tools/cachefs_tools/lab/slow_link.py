@@ -1,4 +1,4 @@
-"""A model of a slow link to an object store: how long an answer takes to begin, and how fast it then arrives.
+"""Models a slow link to an object store: the delay of a response, and its rate.
 
 The model does no I/O. All times are seconds of one clock, which the caller chooses.
 """
@@ -8,8 +8,8 @@ import random
 from dataclasses import dataclass
 from typing import Final
 
-# Capacity that was not used during the last so many seconds may be used later. The proxy sometimes wakes up late, and
-# what it loses by that must not lower its rate.
+# Capacity unused during the last CATCH_UP seconds may be used later: the proxy sometimes wakes up late, which must not
+# lower its rate.
 CATCH_UP: Final = 0.05
 # 99 % of a standard normal distribution lie below this.
 Z_99: Final = 2.3263
@@ -17,15 +17,15 @@ Z_99: Final = 2.3263
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the link to the origin allows. 0 means that there is no limit."""
+    """Limits of the link to the origin. 0 means no limit."""
 
     latency: float = 0  # seconds from a request to the first byte of its answer, the median
     latency_p99: float = 0  # seconds, the 99th percentile of a log-normal distribution; 0: every answer takes `latency`
     stream_bandwidth: float = 0  # bytes per second of one connection
     bandwidth: float = 0  # bytes per second of all connections together
-    slow_share: float = 0  # of the answers, those that take `slow_factor` times as long to begin
+    slow_share: float = 0  # share of responses that take `slow_factor` times as long to begin
     slow_factor: float = 1
-    request_rate: float = 0  # requests per second; the answer to more is 503 SlowDown, as S3 answers
+    request_rate: float = 0  # requests per second; further ones get 503 SlowDown, as from S3
 
 
 class Latency:
@@ -39,21 +39,21 @@ class Latency:
         self._random = random.Random(0)
 
     def draw(self) -> float:
-        """The next latency, in seconds."""
+        """Return the next latency in seconds."""
         usual = self._median * math.exp(self._random.gauss(0, self._sigma)) if self._sigma else self._median
         return usual * self._factor if self._share and self._random.random() < self._share else usual
 
 
 class Pipe:
-    """A capacity that is given to those who ask for it, in the order in which they ask."""
+    """A link's capacity, granted in order of request."""
 
     def __init__(self, rate: float) -> None:
-        """The rate is in units per second; 0 means no limit."""
+        """rate: units per second; 0: no limit."""
         self._rate = rate
-        self._free = -math.inf  # when all that was reserved so far has passed
+        self._free = -math.inf  # when all reservations so far have passed
 
     def reserve(self, amount: float, now: float) -> float:
-        """The time at which *amount* units that are ready *now* have passed."""
+        """Return the time at which *amount* units that are ready *now* have passed."""
         if not self._rate:
             return now
         self._free = max(self._free, now - CATCH_UP) + amount / self._rate
@@ -61,17 +61,17 @@ class Pipe:
 
 
 class TokenBucket:
-    """Admits requests at a rate, and refuses requests that come faster."""
+    """Admits requests at a rate, and refuses faster ones."""
 
     def __init__(self, rate: float) -> None:
-        """The rate is in requests per second; 0 means no limit."""
+        """rate: requests per second; 0: no limit."""
         self._rate = rate
         self._burst = max(1.0, rate / 10)  # requests admitted at once: those of a tenth of a second
         self._tokens = self._burst  # requests that may be admitted now
         self._when = -math.inf  # the time of the last request
 
     def admits(self, now: float) -> bool:
-        """Whether a request that arrives *now* is admitted; if so, it is counted."""
+        """Return whether a request that arrives *now* is admitted, and count it if so."""
         if not self._rate:
             return True
         self._tokens = min(self._burst, self._tokens + (now - self._when) * self._rate)

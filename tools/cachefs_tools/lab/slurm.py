@@ -1,8 +1,8 @@
 """A Slurm for a lab: munge, a controller and some nodes, on this machine, in a network of its own.
 
-Debian's slurmd may run several times on a host, each as a node with a port. The ports are in slurm.conf, so all of it
-runs in a network namespace, in which no port is anybody else's; commands enter it (`Slurm.run`). Steps of jobs outlive
-the slurmd that began them, so nodes have a process namespace too, which ends with the process that made it.
+Debian's slurmd may run several times on a host, each as a node with a port. The ports are in slurm.conf, so everything
+runs in a network namespace, where no port is taken; commands enter it (`Slurm.run`). Job steps outlive the slurmd that
+started them, so nodes also have a process namespace, which ends with the process that created it.
 """
 
 import shutil
@@ -18,14 +18,14 @@ from cachefs_tools.lab.host import until
 from cachefs_tools.scratch_node import WITH_PARENT, Child, wait, wait_until
 
 CPUS: Final = 4
-# With this word, it takes jobs whose preferred features no node has.
+# With this scheduler parameter, Slurm accepts jobs whose preferred features no node has.
 PREFERS: Final = "ignore_prefer_validation"
 _SECONDS: Final = 60.0
 _COMMAND_SECONDS: Final = 30.0
 _SEARCH: Final = "/usr/sbin:/sbin:/usr/bin:/bin:/usr/local/sbin:/usr/local/bin"
 _INSTALL: Final = "apt-get install --no-install-recommends slurmctld slurmd slurm-client munge"
-# Slurm looks up no address, not even 127.0.0.1, where there is none but that of the loopback device (AI_ADDRCONFIG).
-# This one, of a range for documents, is in the namespace only.
+# Slurm resolves no address, not even 127.0.0.1, if the loopback device has the only one (AI_ADDRCONFIG). This one, of a
+# documentation range, exists in the namespace only.
 _ADDRESS: Final = "192.0.2.1/32"
 _INIT: Final = f"ip link set lo up && ip address add {_ADDRESS} dev lo && echo ready && exec cat"
 _UNSHARE: Final = ("unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--")
@@ -62,7 +62,7 @@ PartitionName=main Nodes={nodes} Default=YES MaxTime=INFINITE State=UP
 
 
 class Slurm:
-    """It runs. Its configuration, its Lua files, states and logs are in one directory."""
+    """A running Slurm, with its configuration, Lua files, states and logs in one directory."""
 
     def __init__(self, work: Path, nodes: int, stack: ExitStack) -> None:
         self.work = work
@@ -74,16 +74,16 @@ class Slurm:
 
     @property
     def enter(self) -> tuple[str, ...]:
-        """Stands before a command that is to reach the controller. The process that is started becomes the command."""
+        """Words before a command that let it reach the controller. The started process becomes the command."""
         return ("nsenter", f"--net=/proc/{self._namespace}/ns/net", "--")
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables of such a command."""
+        """Variables for Slurm's commands."""
         return {"PATH": _SEARCH, "SLURM_CONF": str(self.configuration), "LANG": "C.UTF-8"}
 
     def run(self, *command: str, seconds: float = _COMMAND_SECONDS) -> str:
-        """What a command of Slurm prints. Raises CachefsError with what it says where it fails."""
+        """Run a command of Slurm, and return its output. Raises CachefsError with its error output."""
         done = self.attempt(*command, seconds=seconds)
         if done.returncode:
             raise CachefsError(f"{' '.join(command)}: {done.stderr.strip()[:500]}")
@@ -106,27 +106,27 @@ class Slurm:
         return int(self.run("sbatch", "--parsable", "--output=/dev/null", *options, str(file)))
 
     def state(self, job: int) -> tuple[str, tuple[str, ...], str]:
-        """Of a job: its state, its nodes, and why it waits."""
+        """Return a job's state, its nodes, and why it waits."""
         said = self.run("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T|%N|%r")
         state, nodes, why = said.split("|", 2)
         return state, self.names(nodes), why
 
     def names(self, hostlist: str) -> tuple[str, ...]:
-        """`n[1-2]` as names."""
+        """Return the names in a host list such as `n[1-2]`."""
         return tuple(self.run("scontrol", "show", "hostnames", hostlist).split()) if hostlist else ()
 
     def features(self, node: str) -> tuple[set[str], set[str]]:
-        """Those that a node may have, and those that it has now."""
+        """Return a node's available and active features."""
         shown = self.run("sinfo", "--Node", "--noheader", f"--nodes={node}", "--format=%f|%b")
         available, _, active = shown.partition("|")
         return _words(available), _words(active)
 
     def log(self) -> str:
-        """Of the controller."""
+        """Return the controller's log."""
         return (self.work / "slurmctld.log").read_text(errors="replace")
 
     def start(self) -> None:
-        """Start all of it, and wait until its nodes are idle. Raises CachefsError with the end of a log."""
+        """Start all servers, and wait until the nodes are idle. Raises CachefsError with the end of a log."""
         self._namespace = self._stack.enter_context(_namespace())
         key = self.work / "munge.key"
         self.run("mungekey", "--create", f"--keyfile={key}", "--bits=1024")
@@ -143,19 +143,19 @@ class Slurm:
         until(self._is_ready, _SECONDS, f"all nodes are idle; see {self.work}/slurmctld.log")
 
     def start_controller(self, *options: str) -> None:
-        """Start slurmctld, and wait until it answers."""
+        """Start slurmctld, and wait until it responds."""
         self._controller = self._background("slurmctld", "-D", *options)
         log, process = self.work / "slurmctld.log", self._controller
         wait_until(lambda: self.attempt("scontrol", "ping").returncode == 0, process, log)
 
     def stop_controller(self) -> None:
-        """End slurmctld in order: it saves its state."""
+        """Stop slurmctld in order, so that it saves its state."""
         assert self._controller is not None
         self._controller.send_signal(signal.SIGTERM)
         wait(self._controller)
 
     def cancel_all(self) -> None:
-        """End all jobs, and wait until their nodes are free."""
+        """Cancel all jobs, and wait until their nodes are free."""
         self.run("scancel", "--user=root")
         until(lambda: not self.run("squeue", "--noheader"), _SECONDS, "no job is left")
 
@@ -164,10 +164,10 @@ class Slurm:
         return done.returncode == 0 and done.stdout.split() == ["idle"] * len(self.nodes)
 
     def _background(self, *command: str, of_nodes: bool = False, name: str = "") -> Child:
-        """Start a server, with its output in a log. It is killed in the end."""
+        """Start a server with its output in a log. It is killed at the end."""
         enter = self.enter
         if of_nodes:
-            # nsenter has a child then, which ends with the process namespace.
+            # nsenter then has a child, which ends with the process namespace.
             namespaces = f"/proc/{self._namespace}/ns"
             enter = (*self.enter[:-1], f"--mount={namespaces}/mnt", f"--pid={namespaces}/pid_for_children", "--")
         with (self.work / f"{name or command[0]}.log").open("ab") as output:
@@ -181,9 +181,9 @@ class Slurm:
 
 @contextmanager
 def running_slurm(work: Path, nodes: int = 4, scheduler: str = PREFERS, more: str = "") -> Iterator[Slurm]:
-    """A Slurm whose files are in *work*, which exists.
+    """Run a Slurm with its files in the existing directory *work*.
 
-    scheduler: of SchedulerParameters. more: lines of slurm.conf. Raises CachefsError where a program is missing.
+    scheduler: SchedulerParameters. more: lines of slurm.conf. Raises CachefsError if a program is missing.
     """
     _require("munged", "mungekey", "slurmctld", "slurmd", "sbatch", "scontrol", "nsenter", "unshare", "ip")
     with ExitStack() as stack:
@@ -199,7 +199,7 @@ def running_slurm(work: Path, nodes: int = 4, scheduler: str = PREFERS, more: st
 
 @contextmanager
 def _namespace() -> Iterator[int]:
-    """Namespaces, as long as the process runs whose number this is."""
+    """Create namespaces, which live as long as the process whose id is yielded."""
     process = subprocess.Popen(
         [*WITH_PARENT, *_UNSHARE, "sh", "-c", _INIT], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, start_new_session=True,

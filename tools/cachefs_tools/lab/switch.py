@@ -1,9 +1,9 @@
-"""A network of hosts with a switch in user space between them, which delays what passes. Some kernels have no netem.
+"""A network of hosts with a switch in user space, which delays frames: some kernels have no netem.
 
 Each host and the hub have a TAP device, whose other end is held by one process: `python -m cachefs_tools.lab.switch`.
-It reads frames, and writes each to the device of its destination, at once or after the delay of that pair. A frame is
-whole up to 64 KB where offload is on: the header of virtio in front of it tells the receiver how to cut it. That brings
-some gigabits a second. Commands come as JSON lines on its standard input; it answers each with a line.
+It reads frames, and writes each to the device of its destination, at once or after the delay of that pair. With
+offload, frames are up to 64 KB, and a virtio header tells the receiver how to cut them, which allows some gigabits per
+second. Commands are JSON lines on its standard input; each is answered by a line.
 """
 
 import fcntl
@@ -34,15 +34,15 @@ _TAP: Final = 0x0002 | 0x1000 | 0x4000  # IFF_TAP, IFF_NO_PI, IFF_VNET_HDR
 _ANY_SEGMENTS: Final = 0x01 | 0x02 | 0x04  # TUN_F_CSUM, TUN_F_TSO4, TUN_F_TSO6
 _HEADER: Final = 10  # bytes of the header of virtio
 _MOST: Final = _HEADER + 65_550
-# Frames that are read of one device before the next one has its turn.
+# Frames read from one device before the next one has its turn.
 _TURN: Final = 32
-# Frames that are under way at most; more are dropped, as a switch does.
+# Most frames in flight; more are dropped, as by a switch.
 _HELD: Final = 20_000
 _MAC: Final = bytes((2, 0x78, 0, 0, 0))
 
 
 class Switch:
-    """The network, seen from the process that made it. Hosts count from 0."""
+    """The network, in the process that created it. Hosts count from 0."""
 
     def __init__(self, hub: Host, hosts: Sequence[Host], process: subprocess.Popen[bytes]) -> None:
         self.hub = hub
@@ -50,21 +50,21 @@ class Switch:
         self._process = process
 
     def delay(self, seconds: float) -> None:
-        """What one host sends to another takes so much longer. The hub is as near as before."""
+        """Delay frames between hosts by *seconds*. Frames from and to the hub are not delayed."""
         self._tell({"delay": seconds})
 
     def cut(self, number: int, hub: bool = True) -> None:
-        """Nothing reaches host *number*, and nothing comes from it. hub: not even the hub."""
+        """Cut host *number* from all others. hub: from the hub, too."""
         self._tell({"cut": number + 1, "hub": hub})
 
     def heal(self) -> None:
-        """Nothing is cut any more."""
+        """End all cuts."""
         self._tell({"cut": 0, "hub": False})
 
     def _tell(self, command: dict[str, float]) -> None:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        with suppress(BrokenPipeError):  # the missing answer says it
+        with suppress(BrokenPipeError):  # reported by the missing answer
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
             self._process.stdin.flush()
         if not self._process.stdout.readline():
@@ -73,14 +73,14 @@ class Switch:
 
 @contextmanager
 def switched_network(hosts: int) -> Iterator[Switch]:
-    """A network of so many hosts, at 10.78.0.1 and so on; the hub is the one behind the last."""
+    """Create a network of *hosts* hosts, at 10.78.0.1 and so on; the hub has the next address."""
     require_root()
     with ExitStack() as stack:
         made = [
             stack.enter_context(started_host(f"node{number}", f"{_NETWORK}.{number}")) for number in range(1, hosts + 1)
         ]
         hub = stack.enter_context(started_host("hub", f"{_NETWORK}.{hosts + 1}"))
-        # In a network of its own the devices have no other names beside them before they are handed out.
+        # In a namespace of its own, the devices' names are free until they are handed out.
         room = stack.enter_context(started_host("switch", ""))
         everybody = [*made, hub]
         process = subprocess.Popen(
@@ -111,12 +111,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 @dataclass(slots=True)
 class _State:
-    """What is set now. Hosts count from 1; the hub is the last."""
+    """Current settings. Hosts count from 1; the hub is the last."""
 
     last: int
     delay: float = 0.0
     cut: int = 0  # the host that is cut off; 0: none
-    hub: bool = False  # it is cut off from the hub, too
+    hub: bool = False  # whether it is cut off from the hub, too
 
     def passes(self, source: int, target: int) -> bool:
         if self.cut not in (source, target) or not self.cut:
@@ -128,11 +128,11 @@ class _State:
 
 
 def _serve(count: int) -> None:
-    """Pass frames on until the standard input ends."""
+    """Forward frames until standard input ends."""
     devices = {_open(f"tap{number}"): number for number in range(1, count + 1)}
     ends = {number: device for device, number in devices.items()}
     state = _State(count)
-    late: list[tuple[float, int, int, bytes]] = []  # when it is due, its number, to whom, the frame
+    late: list[tuple[float, int, int, bytes]] = []  # due time, sequence number, target, frame
     passed = 0
     poller = select.epoll()
     for device in (*devices, sys.stdin.fileno()):
@@ -166,7 +166,7 @@ def _serve(count: int) -> None:
 
 
 def _wait_for(poller: select.epoll, late: list[tuple[float, int, int, bytes]]) -> None:
-    """Wait until a device is ready or a frame is due. epoll has whole milliseconds only, select has not."""
+    """Wait until a device is ready or a frame is due, with select: epoll has a resolution of milliseconds."""
     if late:
         select.select([poller.fileno()], [], [], max(0.0, late[0][0] - time.monotonic()))
     else:
@@ -182,16 +182,16 @@ def _open(name: str) -> int:
 
 
 def _frames(device: int) -> Iterator[bytes]:
-    """What is there to read, up to a turn's number."""
+    """Yield available frames, up to _TURN."""
     for _ in range(_TURN):
         try:
             yield os.read(device, _MOST)
-        except OSError:  # nothing, or the device is not up yet
+        except OSError:  # nothing to read, or the device is not up yet
             return
 
 
 def _targets(frame: bytes, source: int, count: int) -> Sequence[int]:
-    """To whom a frame goes: by the last byte of its address, or to everybody else."""
+    """Return a frame's targets: by the last byte of its address, or all others."""
     address = frame[_HEADER : _HEADER + 6]
     if address[:-1] == _MAC and 1 <= address[-1] <= count:
         return (address[-1],)
@@ -199,7 +199,7 @@ def _targets(frame: bytes, source: int, count: int) -> Sequence[int]:
 
 
 def _write(device: int, frame: bytes) -> None:
-    with suppress(OSError):  # its queue is full, or it is not up: the frame is lost
+    with suppress(OSError):  # queue full or device down: the frame is lost
         os.write(device, frame)
 
 

@@ -32,7 +32,7 @@ from cachefs.errors import CachefsError
 from cachefs_tools.lab.slow_link import Latency, Limits, Pipe, TokenBucket
 from cachefs_tools.scratch_node import WITH_PARENT, wait
 
-# Large enough to cost little, and small enough for concurrent answers to share the bandwidth evenly.
+# Large enough to cost little, and small enough for concurrent responses to share the bandwidth evenly.
 CHUNK: Final = 64 << 10
 BUFFER: Final = 256 << 10
 SLOW_DOWN: Final = (
@@ -42,17 +42,17 @@ REFUSAL: Final = b"HTTP/1.1 503 Slow Down\r\nContent-Type: application/xml\r\nCo
     len(SLOW_DOWN), SLOW_DOWN,
 )  # fmt: skip
 CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-# Statuses of answers without a body.
+# Statuses of responses without a body.
 BODILESS: Final = (b"204", b"304")
 
 
 @dataclass(slots=True)
 class ProxyCounters:
-    """What the proxy has done since it started."""
+    """Counters of the proxy since its start."""
 
     requests: int = 0
     refused: int = 0  # requests that were answered with 503
-    bytes: int = 0  # of bodies of answers that were sent to clients
+    bytes: int = 0  # of response bodies sent to clients
     cpu_seconds: float = 0.0  # processor time of the proxy
 
 
@@ -65,7 +65,7 @@ class Proxy:
         self.limit(Limits())
 
     def limit(self, limits: Limits) -> None:
-        """Replace the limits. The new ones hold from the next request on."""
+        """Replace the limits from the next request on."""
         self._limits = limits
         self._latency = Latency(limits)
         self._admission = TokenBucket(limits.request_rate)
@@ -79,7 +79,7 @@ class Proxy:
                 pass
 
     async def _answer(self, pair: "_Pair") -> bool:
-        """Serve one request. Returns whether the connection may be used again."""
+        """Serve one request. Returns whether the connection may be reused."""
         head = await pair.client.readuntil(b"\r\n\r\n")
         arrival = time.monotonic()
         if _header(head, b"expect"):
@@ -94,7 +94,7 @@ class Proxy:
         await pair.connect(self._upstream)
         pair.to_server.writelines((head, body))
         while (answer := await pair.server.readuntil(b"\r\n\r\n"))[9:12] == b"100":
-            pass  # the client has been told already
+            pass  # the client has its 100 Continue already
         await _sleep_until(arrival + self._latency.draw())
         if head.startswith(b"HEAD ") or answer[9:12] in BODILESS:
             pair.to_client.write(answer)
@@ -105,7 +105,7 @@ class Proxy:
         return _header(answer, b"connection").lower() != b"close"
 
     async def _send(self, pair: "_Pair", head: bytes) -> None:
-        """Pass the body of an answer on as fast as the limits allow."""
+        """Forward the body of a response as fast as the limits allow."""
         stream, link = Pipe(self._limits.stream_bandwidth), self._link
         left = _length(head)
         pair.to_client.write(head)
@@ -121,7 +121,7 @@ class Proxy:
             await pair.to_client.drain()
 
     async def _send_chunked(self, pair: "_Pair", head: bytes) -> None:
-        """Pass the body of an answer on, chunk by chunk as it comes. Listings have such bodies."""
+        """Forward a chunked body chunk by chunk. Listings have such bodies."""
         pair.to_client.write(head)
         size = -1
         while size:
@@ -135,7 +135,7 @@ class Proxy:
 
 
 class _Pair:
-    """A connection of a client, and the connection to the server that serves it."""
+    """A connection of a client, and its connection to the server."""
 
     server: asyncio.StreamReader
     to_server: asyncio.StreamWriter
@@ -146,7 +146,7 @@ class _Pair:
         self._connected = False
 
     async def connect(self, upstream: tuple[str, int]) -> None:
-        """Connect to the server, unless there is a connection that the server has not closed."""
+        """Connect to the server, unless there is an open connection."""
         if self._connected and not self.server.at_eof():
             return
         if self._connected:
@@ -161,13 +161,13 @@ class _Pair:
 
 
 def _header(head: bytes, name: bytes) -> bytes:
-    """The value of a header, in lower case, or empty where there is none. The name is in lower case."""
+    """Return the value of a header in lower case; empty if it is absent. The name is in lower case."""
     _, found, rest = head.lower().partition(b"\r\n" + name + b":")
     return rest[: rest.index(b"\r\n")].strip() if found else b""
 
 
 def _length(head: bytes) -> int:
-    """Bytes of the body."""
+    """Return the bytes of the body."""
     return int(_header(head, b"content-length") or 0)
 
 
@@ -178,7 +178,7 @@ async def _sleep_until(when: float) -> None:
 
 
 class Throttle:
-    """A running proxy, seen from the process that started it."""
+    """A running proxy, in the process that started it."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin is not None
@@ -188,11 +188,11 @@ class Throttle:
         self.endpoint = self._read_line().decode().strip()  # the URL of the proxy
 
     def limit(self, limits: Limits) -> None:
-        """Replace the limits. Raises CachefsError where the proxy has ended."""
+        """Replace the limits. Raises CachefsError if the proxy has ended."""
         self._ask(json.dumps(asdict(limits)).encode())
 
     def counters(self) -> ProxyCounters:
-        """What the proxy has done by now. Raises CachefsError where it has ended."""
+        """Return the present counters. Raises CachefsError if the proxy has ended."""
         return self._ask(b"")
 
     def _ask(self, line: bytes) -> ProxyCounters:
@@ -210,8 +210,8 @@ class Throttle:
 
 @contextmanager
 def throttled(upstream: str, limits: Limits, log: Path, listener: socket.socket | None = None) -> Iterator[Throttle]:
-    """A proxy in front of the URL *upstream*. It accepts from *listener*, which may be of another network namespace;
-    None: on a loopback port."""
+    """Run a proxy in front of the URL *upstream*. It accepts from *listener*, which may be of another network
+    namespace; None: on a loopback port."""
     given = () if listener is None else (listener.fileno(),)
     command = [*WITH_PARENT, sys.executable, "-m", "cachefs_tools.lab.throttle", upstream, *map(str, given)]
     with log.open("wb") as errors:
@@ -229,7 +229,7 @@ def throttled(upstream: str, limits: Limits, log: Path, listener: socket.socket 
 
 
 async def _run(upstream: str, listener: socket.socket | None) -> None:
-    # A real network does not wait for the processors of this machine, so the proxy comes before other processes.
+    # A real network does not wait for this machine's processors, so the proxy has priority over other processes.
     with suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, -10)
     parts = urlsplit(upstream)

@@ -1,8 +1,8 @@
-"""One rank of a job that trains with torch, as people write one: a dataset that lists its files, a DistributedSampler
-and a DataLoader with workers. It runs under `cachefs run`, and does not know of cachefs.
+"""One rank of a typical torch job: a dataset that lists its files, a DistributedSampler and a DataLoader with workers.
+Runs under `cachefs run`, without knowing cachefs.
 
-It obeys the words and says the lines of `cachefs_tools.lab.reader`. What was read is dropped from the page cache, so
-the next read of it reaches the mount.
+It follows the protocol of `cachefs_tools.lab.reader`. Pages that were read are dropped, so the next read of the sample
+reaches the mount.
 """
 
 import argparse
@@ -19,13 +19,13 @@ from cachefs_tools.lab.reader import LONG, EpochResult, Script, Trouble, argumen
 from cachefs_tools.sample_data import is_sample, sample_name
 
 BATCH: Final = 8
-# Seconds that a job which was held up makes up for.
+# Seconds of delay that a job catches up on.
 _BEHIND: Final = 1.0
 Read = tuple[int, float, float, int, str]
 
 
 class Files(Dataset[Read]):
-    """A read for each sample: its number, when it began, its seconds, its bytes, and what was wrong with it."""
+    """Items are (sample number, begin of its read, seconds, bytes, problem)."""
 
     def __init__(self, root: str, numbers: range) -> None:
         self.samples = [f"{root}/{sample_name(number)}" for number in numbers]
@@ -45,7 +45,7 @@ class Files(Dataset[Read]):
 
 
 def read(loader: DataLoader[Any], result: EpochResult, rate: float) -> None:
-    """Read all of a loader, at so many samples a second."""
+    """Read all of a loader, at *rate* samples per second."""
     due, said = time.monotonic(), 0.0
     for batch in loader:
         for one in batch:
@@ -68,7 +68,8 @@ def _count(result: EpochResult, number: int, begin: float, seconds: float, size:
 
 
 def loaders(given: argparse.Namespace) -> tuple[DataLoader[Any], DataLoader[Any] | None]:
-    """Of the training, and of the validation, which has the last twentieth of the files where there is one."""
+    """Return the loaders of the training, and of the validation, which has the last twentieth of the files, if there is
+    one."""
     held_out = given.files // 20 if given.script == "validation" else 0
     parts = range(given.files - held_out), range(given.files - held_out, given.files)
     made: list[DataLoader[Any]] = []

@@ -1,1 +1,2 @@
-"""`cachefs-bench scheduling`: what scheduler hints are worth, in a simulated cluster. May import all wings."""
+"""`cachefs-bench scheduling`: measures the benefit of scheduler hints in a simulated cluster. May import all
+packages."""

@@ -1,6 +1,8 @@
-"""What the simulated nodes have of each dataset. All policies of scheduling have the same caches: a node keeps what it
-reads, and evicts for it what has not been read for longest, but nothing that a job reads there. What it has no room for
-is kept by another node, of its zone if there is one with room."""
+"""The caches of the simulated nodes, equal for all policies of scheduling.
+
+A node keeps what it reads, and evicts least recently read datasets for it, but nothing that a job reads there. If it
+has no room, another node keeps the data, of its zone if one there has room.
+"""
 
 import numpy as np
 import numpy.typing as npt
@@ -9,12 +11,12 @@ from cachefs_tools.bench.scheduling.workload import Shape
 
 
 class Caches:
-    """Parts of datasets on nodes."""
+    """Parts of datasets held by nodes."""
 
     def __init__(self, shape: Shape, sizes: npt.NDArray[np.int64], zones: npt.NDArray[np.int64]) -> None:
-        # The part of each dataset that each node has: 0 to 1, shape (nodes, datasets).
+        # Part of each dataset on each node: 0 to 1, shape (nodes, datasets).
         self.held = np.zeros((shape.nodes, shape.datasets))
-        # How many jobs read it there, and when somebody last did.
+        # Number of jobs that read the dataset on the node, and time of the last read.
         self.readers = np.zeros((shape.nodes, shape.datasets), np.int64)
         self.last = np.full((shape.nodes, shape.datasets), -np.inf)
         self.sizes = sizes
@@ -22,8 +24,8 @@ class Caches:
         self._zones = zones
 
     def load_once(self, seed: int) -> None:
-        """Bring each dataset into the cluster once, as somebody does who warms caches up: onto as few nodes of one zone
-        as have room for it in half of their caches, begun on any node."""
+        """Load each dataset into the cluster once, like an administrator who warms caches up: onto as few nodes of one
+        zone as have room for it in half of their caches, starting at a random node."""
         chance = np.random.default_rng(seed)
         for dataset, size in enumerate(self.sizes.tolist()):
             lacking, first = 1.0, int(chance.integers(len(self.held)))
@@ -35,7 +37,8 @@ class Caches:
                 lacking -= part
 
     def keep(self, node: int, dataset: int, part: float) -> tuple[int, float]:
-        """The node has read so much of a dataset that it did not have. Returns which node keeps it, and how much."""
+        """Store a part of a dataset that the node has read and did not have. Returns the node that keeps it, and how
+        much."""
         part = min(part, 1.0 - float(self.held[node, dataset]))
         if part <= 0:
             return node, 0.0
@@ -52,15 +55,15 @@ class Caches:
         return keeper, part
 
     def used(self, node: int) -> float:
-        """Bytes."""
+        """Return the bytes held."""
         return float(self.held[node] @ self.sizes)
 
     def _room(self, node: int) -> float:
-        """Bytes that are free, or can be made so."""
+        """Return the bytes that are free, or can be freed."""
         return self._capacity - float((self.held[node] * (self.readers[node] > 0)) @ self.sizes)
 
     def _other(self, node: int, dataset: int) -> int:
-        """The node with most room: of this one's zone, if any there has some."""
+        """Return the node with most room, of this one's zone if one there has some."""
         room = self._capacity - (self.held * (self.readers > 0)) @ self.sizes
         room -= self.held[:, dataset] * self.sizes[dataset]
         of_zone = np.where(self._zones == self._zones[node], room, -np.inf)

@@ -1,4 +1,4 @@
-"""Runs of the simulation with several seeds, and what they come to."""
+"""Runs the simulation with several seeds, and combines the results."""
 
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
@@ -14,7 +14,8 @@ from cachefs_tools.bench.scheduling.workload import Shape
 def measure(
     shape: Shape, seeds: tuple[int, ...], jobs_per_copy: int, processes: int, policies: tuple[Name, ...] = POLICIES
 ) -> dict[str, Any]:
-    """Every policy with every seed: the same jobs come at the same times to the same caches. A document for JSON."""
+    """Run every policy with every seed: the same jobs come at the same times to the same caches. Returns a document for
+    JSON."""
     runs = [(shape, seed, policy, jobs_per_copy) for seed in seeds for policy in policies]
     with ProcessPoolExecutor(processes) as pool:
         results = list(pool.map(figures_of, runs))
@@ -32,7 +33,7 @@ def measure(
 
 
 def of_run(history: History) -> dict[str, Any]:
-    """One run in numbers. Times in seconds."""
+    """Return the figures of one run. Times in seconds."""
     completions = np.array([one.completion for one in history.outcomes])
     ideals = np.array([one.ideal for one in history.outcomes])
     return {
@@ -52,12 +53,12 @@ def of_run(history: History) -> dict[str, Any]:
 
 
 def figures_of(arguments: tuple[Shape, int, Name, int]) -> dict[str, Any]:
-    """Of the run with these arguments of `simulate`: for another process."""
+    """Run `simulate` with these arguments and return its figures. For another process."""
     return of_run(simulate(*arguments))
 
 
 def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """The means over seeds, the spread of the mean completion time, and each seed's figures."""
+    """Return the means over seeds, the spread of the mean completion time, and each seed's figures."""
     names = [name for name in runs[0] if name != "completions"]
     means = {name: fmean(run[name] for run in runs) for name in names}
     spread = stdev(run["mean"] for run in runs) if len(runs) > 1 else 0.0
@@ -65,8 +66,8 @@ def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def times_better(figures: dict[Name, list[dict[str, Any]]]) -> dict[str, Any]:
-    """By policy, how many times its mean completion time is that of "hints", seed by seed: mean, least and most; and
-    how many times the time that jobs lose is."""
+    """Return by policy the ratio of its mean completion time to that of "hints" over seeds (mean, least and most), and
+    the ratio of the time that jobs lose."""
     found: dict[str, Any] = {}
     for policy, runs in figures.items():
         ratios = [its["mean"] / ours["mean"] for its, ours in zip(runs, figures["hints"], strict=True)]

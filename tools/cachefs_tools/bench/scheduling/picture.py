@@ -1,4 +1,4 @@
-"""A picture of what `cachefs-bench scheduling` has measured."""
+"""Draws the results of `cachefs-bench scheduling`."""
 
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 
 def draw_sweep(result: dict[str, Any], path: Path) -> None:
-    """Draw how many times better hints are than each other policy, over each thing that was changed."""
+    """Draw the improvement of hints over each other policy, for each varied parameter."""
     rows, base = result["rows"], result["rows"][0]
     varied = list(dict.fromkeys(row["changed"] for row in rows if row["changed"]))
     figure, places = pyplot.subplots(1, len(varied), figsize=(4 * len(varied), 4), layout="constrained", sharey=True)

@@ -1,4 +1,4 @@
-"""Who decides where a simulated job goes: as schedulers do without hints, by labels of nodes, and with our hints."""
+"""Placement policies of simulated jobs: without hints, by node labels, and with cachefs's hints."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ from cachefs_tools.bench.scheduling.caches import Caches
 from cachefs_tools.bench.scheduling.reading import IN, ORIGIN, OUT, SSD, Reading
 from cachefs_tools.bench.scheduling.workload import Job, Shape
 
-# Seconds.
+# Seconds without news after which a node reports anyway.
 _SILENT: Final = 20.0
-# Of each node, how many ranks it can take: shape (nodes,), int64.
+# Free ranks of each node: shape (nodes,), int64.
 Slots = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class World:
-    """What a policy may look at."""
+    """The state that a policy may use."""
 
     shape: Shape
     caches: Caches
@@ -36,11 +36,11 @@ class Policy(Protocol):
     """Chooses nodes for jobs for which there are slots enough."""
 
     def place(self, job: Job, free: Slots, now: float) -> tuple[int, ...]:
-        """A node for each rank."""
+        """Return a node for each rank."""
 
 
 class ByChance:
-    """Any node that has a slot."""
+    """Chooses random free slots."""
 
     def __init__(self, world: World, seed: int) -> None:
         self._chance = np.random.default_rng(seed)
@@ -51,8 +51,8 @@ class ByChance:
 
 
 class LeastLoaded:
-    """The node with most free slots, for each rank anew, as kube-scheduler's default does (NodeResourcesFit with
-    LeastAllocated); of equal ones any."""
+    """Chooses the node with most free slots for each rank, like kube-scheduler's default (NodeResourcesFit with
+    LeastAllocated); random among equal ones."""
 
     def __init__(self, world: World, seed: int) -> None:
         self._chance = np.random.default_rng(seed)
@@ -67,19 +67,19 @@ class LeastLoaded:
         return tuple(chosen)
 
     def scores(self, job: Job, free: Slots) -> npt.NDArray[np.float64]:
-        """0 to 100: shape (nodes,)."""
+        """Return scores from 0 to 100: shape (nodes,)."""
         return 100.0 * free / self._slots
 
 
 class ByLabels(LeastLoaded):
-    """Preferred affinities to nodes (weight 100), zones (50) and regions (10) that have the dataset: yes or no.
+    """Prefers nodes (weight 100), zones (50) and regions (10) that are labelled with the dataset.
 
-    The sum is brought to 0 to 100 and counts twice beside LeastAllocated, as kube-scheduler weighs the two by default
+    The sum is scaled to 0 to 100 and counts twice as much as LeastAllocated, kube-scheduler's default weights
     (NodeAffinity 2, NodeResourcesFit 1).
     """
 
     def __init__(self, world: World, seed: int, *, least: float) -> None:
-        """least: the part of a dataset that a node must have to be labelled with it."""
+        """least: part of a dataset from which a node is labelled with it."""
         super().__init__(world, seed)
         self._world, self._least = world, least
 
@@ -94,13 +94,14 @@ class ByLabels(LeastLoaded):
 
 
 class ByHints:
-    """Our estimates: nodes that together hold the data, of equal ones those with most free slots."""
+    """Chooses by cachefs's estimates: nodes that together hold the data, among equal ones those with most free
+    slots."""
 
     def __init__(self, world: World, seed: int) -> None:
         self._world = world
         shape = world.shape
         self.cluster = Cluster(Links(shape.origin, shape.zone_link, shape.region_link))
-        # What each node has reported, when, and its copies.
+        # Last report of each node, its time, and the node's copies.
         self._seen = np.full((shape.nodes, 2 * shape.datasets + 4), -1, np.int64)
         self._heard = np.full(shape.nodes, -np.inf)
         self._names: dict[tuple[int, str], list[str]] = {}
@@ -115,12 +116,12 @@ class ByHints:
         return tuple(int(name) for name in assign(ask_of(job), list(slots), self.cluster, slots=slots))
 
     def look(self, now: float) -> None:
-        """Take in how nodes are now, as they would report it."""
+        """Update the view from reports of the nodes."""
         self.cluster.look(now)
         caches, taken = self._world.caches, self._world.reading.taken
         kept = np.where(caches.held > 1e-6, caches.held * caches.sizes, 0.0).astype(np.int64)
         seen = np.concatenate([kept, caches.readers, taken.T.astype(np.int64)], axis=1)
-        # Who has nothing new reports nothing, but for once a minute, before its word would count less.
+        # A node without news reports only every _SILENT seconds, before its last report would count less.
         news = (seen != self._seen).any(axis=1) | (now - self._heard > _SILENT)
         self._seen = seen
         self._heard[news] = now
@@ -129,7 +130,7 @@ class ByHints:
             self.cluster.put(self._facts(node, kept[node]), now)
 
     def _running(self) -> dict[tuple[int, str], list[str]]:
-        """By node and dataset, the names of what reads it there."""
+        """Return the names of readers by node and dataset."""
         found: dict[tuple[int, str], list[str]] = {}
         for run in self._world.reading.runs:
             name = f"copy to {run.nodes[0]}" if run.copying else str(run.job.number)
@@ -141,7 +142,7 @@ class ByHints:
         world, shape = self._world, self._world.shape
         caches, taken = world.caches, world.reading.taken[:, node]
         before = self._copies[node]
-        # The cluster takes a copy that is the same object for one that has not changed.
+        # The cluster treats an identical object as an unchanged copy.
         copies = self._copies[node] = {
             name: copy if (copy := before.get(name)) is not None and copy.ssd == size else Copy(0, size)
             for name, size in ((str(dataset), int(kept[dataset])) for dataset in np.flatnonzero(kept).tolist())
@@ -171,5 +172,5 @@ def ask_of(job: Job) -> JobAsk:
 
 
 def numbers(names: Sequence[str]) -> tuple[int, ...]:
-    """Nodes, from their names."""
+    """Return the node numbers of names."""
     return tuple(int(name) for name in names)

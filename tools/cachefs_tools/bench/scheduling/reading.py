@@ -1,4 +1,4 @@
-"""Jobs that run: where their bytes come from, how fast that makes them, and what it leaves on the nodes."""
+"""Running jobs of the simulation: the sources of their bytes, their rates, and what they leave in caches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,11 +12,11 @@ from cachefs_tools.bench.scheduling.caches import Caches
 from cachefs_tools.bench.scheduling.sharing import Numbers, fair_rates
 from cachefs_tools.bench.scheduling.workload import Job, Shape
 
-# Of each node: its SSD, what its link brings and takes away, its way to the origin.
+# Resources of a node: its SSD, its link in both directions, its path to the origin.
 SSD, IN, OUT, ORIGIN = range(4)
-# Below this part of its reads a rank is taken to lack nothing.
+# Below this part of its reads, a rank counts as missing nothing.
 _NOTHING: Final = 1e-3
-# Seconds: no step is shorter, so that short epochs do not cost a step each.
+# Shortest step in seconds, so that short epochs do not cost a step each.
 _SHORTEST: Final = 20.0
 
 _Matrix = npt.NDArray[np.float64]
@@ -24,30 +24,30 @@ _Matrix = npt.NDArray[np.float64]
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """A job that runs, or a copy that is being made (a job of one epoch, which takes no slots)."""
+    """A running job, or a copy being made (a job of one epoch without slots)."""
 
     job: Job
-    # Of each rank.
+    # By rank.
     nodes: tuple[int, ...]
     started: float
     copying: bool = False
-    # Epochs that are done, with the part of the current one.
+    # Finished epochs, including the part of the current one.
     done: float = 0.0
-    # Parts of the dataset that have come in this epoch, and so are not read again in it: to each node; to each zone
-    # from outside; to each region; from the origin.
+    # Parts of the dataset that have arrived in this epoch, and are not fetched again in it: at each node; in each zone
+    # from outside; in each region; from the origin.
     came: Numbers = field(default_factory=lambda: np.zeros(0))
     came_zone: Numbers = field(default_factory=lambda: np.zeros(0))
     came_region: Numbers = field(default_factory=lambda: np.zeros(0))
     came_origin: float = 0.0
-    # Bytes/s of each rank now; of what each reads, the parts that are local, in the zone, in the region, elsewhere and
-    # at the origin: shape (ranks, 5).
+    # Present bytes/s of each rank; and the shares of its reads that are local, in the zone, in the region, elsewhere
+    # and at the origin: shape (ranks, 5).
     rate: float = 0.0
     parts: _Matrix = field(default_factory=lambda: np.zeros((0, 5)))
     lacks: bool = True
 
 
 class Reading:
-    """All that runs in the simulated cluster."""
+    """All running jobs of the simulated cluster."""
 
     def __init__(
         self, shape: Shape, caches: Caches, zones: npt.NDArray[np.int64], regions: npt.NDArray[np.int64]
@@ -56,7 +56,7 @@ class Reading:
         self._shape, self._caches, self._zones, self._regions = shape, caches, zones, regions
         self.runs: list[Run] = []
         self._taken = np.zeros((4, shape.nodes))
-        # Has something begun or ended since rates were given?
+        # Whether a job has begun or ended since rates were computed.
         self._changed = False
         self.origin_bytes = 0.0
         nodes = np.ones(shape.nodes)
@@ -71,8 +71,8 @@ class Reading:
                 np.full(shape.regions, shape.region_link),
             ]
         )
-        # Who is in whose zone, in whose region but not zone, and elsewhere: shape (3, nodes, nodes); nobody is near to
-        # itself.
+        # Nodes in the same zone, in the same region but another zone, and elsewhere: shape (3, nodes, nodes); no node
+        # is near itself.
         same_zone = zones[:, None] == zones[None, :]
         same_region = regions[:, None] == regions[None, :]
         self._near = np.stack(
@@ -81,13 +81,12 @@ class Reading:
 
     @property
     def taken(self) -> _Matrix:
-        """What is taken of each node now, in bytes/s: shape (4, nodes), by SSD, IN, OUT and ORIGIN."""
+        """Present use of each node in bytes/s: shape (4, nodes), by SSD, IN, OUT and ORIGIN."""
         if self._changed:
             self.share()
         return self._taken
 
     def start(self, run: Run) -> None:
-        """The run begins."""
         self._changed = True
         run.came = np.zeros(self._shape.nodes)
         run.came_zone, run.came_region = np.zeros(self._shape.zones), np.zeros(self._shape.regions)
@@ -96,14 +95,13 @@ class Reading:
             self._caches.readers[node, run.job.dataset] += 1
 
     def end(self, run: Run) -> None:
-        """The run is over."""
         self._changed = True
         self.runs.remove(run)
         for node in set(run.nodes):
             self._caches.readers[node, run.job.dataset] -= 1
 
     def share(self) -> None:
-        """Give each run its rate."""
+        """Compute the rate of each run."""
         self._changed = False
         if not self.runs:
             self._taken = np.zeros((4, self._shape.nodes))
@@ -115,12 +113,12 @@ class Reading:
         self._taken = (rates[:, None] * usage[:, : 4 * self._shape.nodes]).sum(axis=0).reshape(4, self._shape.nodes)
 
     def step(self) -> float:
-        """Seconds for which the rates of now may be kept: until a run ends, or one that lacks something begins another
+        """Return the seconds for which the present rates hold: until a run ends, or one that misses data begins another
         epoch."""
         return max(min((self._seconds(run) for run in self.runs), default=np.inf), _SHORTEST)
 
     def go_on(self, seconds: float, now: float) -> list[tuple[Run, float]]:
-        """Let so much time pass. Returns who has finished, and when; *now* is the time at the end."""
+        """Advance the time to *now*, by *seconds*. Returns finished runs, and when each ended."""
         finished = []
         for run in self.runs:
             size = float(self._caches.sizes[run.job.dataset])
@@ -140,7 +138,7 @@ class Reading:
         return left / (run.job.ranks * run.rate) if run.rate > 0 else np.inf
 
     def _bring(self, run: Run, part: float, now: float) -> None:
-        """Each rank has read so much of the dataset: keep what its node did not have."""
+        """Store what each rank has read and its node did not have."""
         dataset, size = run.job.dataset, float(self._caches.sizes[run.job.dataset])
         self._caches.last[list(run.nodes), dataset] = now
         if not run.lacks:
@@ -159,7 +157,7 @@ class Reading:
                 run.came_origin += scale * origin
 
     def _usage(self) -> _Matrix:
-        """What each run takes of each resource per unit of its rate: shape (runs, resources)."""
+        """Return each run's use of each resource per unit of its rate: shape (runs, resources)."""
         shape, held = self._shape, self._caches.held
         ranks = np.array([len(run.nodes) for run in self.runs])
         starts = np.concatenate([[0], np.cumsum(ranks)[:-1]])
@@ -192,7 +190,7 @@ class Reading:
     def _parts(
         self, run_of: npt.NDArray[np.int64], nodes: npt.NDArray[np.int64], datasets: npt.NDArray[np.int64]
     ) -> _Matrix:
-        """Of each rank: see Run.parts."""
+        """Return `Run.parts` of each rank."""
         shape, held = self._shape, self._caches.held
         zones, regions = self._zones[nodes], self._regions[nodes]
         of_zone, of_region = np.zeros((shape.zones, shape.datasets)), np.zeros((shape.regions, shape.datasets))
@@ -211,7 +209,8 @@ class Reading:
         return np.stack([local, in_zone - local, in_region - in_zone, anywhere - in_region, 1 - anywhere], axis=1)
 
     def _moving(self, run: Run) -> float:
-        """The part of reads that is local as copies go to where they are read next, among the nodes of a job."""
+        """Return the share of local reads that results from copies moving to their next readers among the nodes of a
+        job."""
         if run.job.ranks == 1:
             return 0.0
         mine = np.array(sorted(set(run.nodes)))
@@ -220,5 +219,5 @@ class Reading:
 
 
 def nodes_of_readers(runs: Sequence[Run], dataset: int) -> list[set[str]]:
-    """The names of the nodes of each job that reads a dataset."""
+    """Return the node names of each job that reads a dataset."""
     return [{str(node) for node in run.nodes} for run in runs if run.job.dataset == dataset and not run.copying]

@@ -1,4 +1,4 @@
-"""How links and disks are shared among those who read through them."""
+"""Divides links and disks among their readers."""
 
 from typing import Final
 
@@ -9,23 +9,21 @@ import numpy.typing as npt
 Numbers = npt.NDArray[np.float64]
 
 
-# A part of a capacity, or of a rate.
+# Tolerance, as a part of a capacity or a rate.
 ALIKE: Final = 0.02
 
 
 def fair_rates(usage: npt.NDArray[np.float64], capacities: Numbers, most: Numbers) -> Numbers:
-    """The rate of each reader: shape (readers,). All are raised together until something that they use is full, or they
-    have what they want; the others go on (max-min fairness by progressive filling: Bertsekas and Gallager, "Data
-    Networks", section 6.5.2).
+    """Return the rate of each reader: shape (readers,). All rates rise together until a resource is full or a reader
+    has its maximum; the others go on (max-min fairness by progressive filling: Bertsekas and Gallager, "Data Networks",
+    section 6.5.2). Values within ALIKE count as full or reached, which takes a third of the rounds.
 
-    What is full or reached within ALIKE counts as full or reached, which takes a third of the rounds.
-
-    usage: what a reader takes of each resource per unit of its rate: shape (readers, resources); most: what each
-    reader wants, at most.
+    usage: a reader's use of each resource per unit of its rate: shape (readers, resources); most: each reader's
+    maximum.
     """
     rates = np.zeros(len(most))
     going_on = np.flatnonzero(most > 0)
-    # No matrix products: a BLAS would share out each of these small ones among threads, which costs more than it saves.
+    # No matrix products: a BLAS would divide each of these small ones among threads, which costs more than it saves.
     used = np.flatnonzero(usage.any(axis=0))
     usage, capacities = usage[:, used], capacities[used].astype(np.float64)
     left = capacities.copy()

@@ -1,4 +1,4 @@
-"""One run of the simulation: jobs come, wait, run and end; between two events every rate stays as it is."""
+"""One run of the simulation: jobs arrive, wait, run and end; rates are constant between two events."""
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -23,9 +23,9 @@ from cachefs_tools.bench.scheduling.placing import (
 from cachefs_tools.bench.scheduling.reading import Reading, Run, nodes_of_readers
 from cachefs_tools.bench.scheduling.workload import Job, Shape, Workload, workload
 
-# Seconds that rates stay as they are at most: caches fill meanwhile.
+# Longest step in seconds, since caches fill meanwhile.
 STEP: Final = 120.0
-# Simulated seconds after which something is wrong.
+# Simulated seconds after which the run is aborted.
 _ENDLESS: Final = 3e7
 Name = Literal[
     "all local", "random", "least loaded", "labels", "labels (any part)", "hints", "hints+suspend", "hints+clone"
@@ -44,22 +44,22 @@ POLICIES: Final[tuple[Name, ...]] = (
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one job, in seconds."""
+    """The result of one job, in seconds."""
 
     job: Job
     # From its arrival to its start, and to its end.
     waited: float
     completion: float
-    # What it takes if it never waits for anything.
+    # Its duration if it never waits.
     ideal: float
 
 
 @dataclass(slots=True)
 class History:
-    """What a run has shown."""
+    """The results of a run."""
 
     outcomes: list[Outcome] = field(default_factory=list)
-    # By dataset, the most jobs that read one copy at the same time.
+    # By dataset: the most concurrent jobs on one copy.
     most_per_copy: Counter[int] = field(default_factory=Counter)
     clones: int = 0
     origin_bytes: float = 0.0
@@ -78,7 +78,7 @@ class _Simulation:
         regions = zones * shape.regions // shape.zones
         self._caches = Caches(shape, load.sizes, zones)
         if policy == "all local":
-            # Not what anybody can choose, but what all are measured by: computing, and waiting for accelerators.
+            # Not a real choice, but the reference for all: computing, and waiting for accelerators.
             self._caches.held[:] = 1.0
         elif shape.warm:
             self._caches.load_once(seed)
@@ -92,7 +92,7 @@ class _Simulation:
         self._free = np.full(shape.nodes, shape.slots, np.int64)
         self._now = 0.0
         self._history = History()
-        # How jobs are counted against copies, whatever the policy.
+        # Counts jobs per copy, for every policy.
         self._observer = self._policy if isinstance(self._policy, ByHints) else ByHints(self._world, seed)
 
     def run(self) -> History:
@@ -116,7 +116,7 @@ class _Simulation:
         return self._history
 
     def _start_jobs(self) -> None:
-        """Start all that fit, in the order in which they came; a large one that does not fit keeps nobody back."""
+        """Start all jobs that fit, in order of arrival; a large one that does not fit does not hold up others."""
         started = set()
         for job in self._may_go():
             if job.ranks <= int(self._free.sum()):
@@ -140,7 +140,7 @@ class _Simulation:
         return [jobs[one.job] for one in next_to_go(waiting, free, running, self._now)]
 
     def _slots(self, dataset: int, wanted: list[Job]) -> int:
-        """How many more jobs may read a dataset; with clones, after as many have been begun as are needed."""
+        """Return how many more jobs may read a dataset; with clones, after beginning the copies that are needed."""
         readers = nodes_of_readers(self._reading.runs, dataset)
         copies = cached_copies(str(dataset), self._observer.cluster, readers)
         making = [run for run in self._reading.runs if run.copying and run.job.dataset == dataset]
@@ -155,7 +155,7 @@ class _Simulation:
         return found.free
 
     def _copy(self, dataset: int, target: Clone) -> None:
-        """Begin to bring a copy to its nodes, as fast as half of a link allows."""
+        """Begin to copy a dataset to nodes, at up to half of a link's rate."""
         self._history.clones += 1
         nodes = numbers(target.nodes)
         job = Job(-1, self._now, dataset, len(nodes), self._world.shape.peer_rate / 2, 1, "")
@@ -171,7 +171,7 @@ class _Simulation:
         self._history.outcomes.append(Outcome(job, run.started - job.arrival, when - job.arrival, ideal))
 
     def _count(self, datasets: set[int]) -> None:
-        """Note how many jobs read each copy of these datasets."""
+        """Record the jobs per copy of these datasets."""
         if datasets:
             self._observer.look(self._now)
         for dataset in sorted(datasets):

@@ -1,4 +1,4 @@
-"""For whom hints are worth something: the same cluster again and again, with one thing changed at a time."""
+"""Measures the benefit of hints on variations of one cluster, changing one parameter at a time."""
 
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
@@ -8,8 +8,8 @@ from cachefs_tools.bench.scheduling.figures import figures_of, times_better
 from cachefs_tools.bench.scheduling.simulation import Name
 from cachefs_tools.bench.scheduling.workload import Shape
 
-# How many times as much, by field of `Shape`: the origin's bytes/s, seconds that a job computes (so how many epochs it
-# reads), the part of all accelerators that is busy with computing, bytes of a node's cache.
+# Factors by field of `Shape`: seconds that a job computes (so its epochs), bytes of a node's cache, bytes/s of the
+# origin, and the share of accelerators that is busy with computing.
 VARIED: Final[dict[str, tuple[float, ...]]] = {
     "seconds": (0.25, 4),
     "capacity": (0.5, 2),
@@ -20,7 +20,7 @@ POLICIES: Final[tuple[Name, ...]] = ("least loaded", "labels", "hints")
 
 
 def sweep(shape: Shape, seeds: tuple[int, ...], processes: int) -> dict[str, Any]:
-    """*shape*, and all others of VARIED, with every seed. A document for JSON."""
+    """Run *shape* and its variations with every seed. Returns a document for JSON."""
     shapes = [("", 1.0, shape)]
     for name, factors in VARIED.items():
         now = getattr(shape, name)

@@ -1,4 +1,4 @@
-"""What a simulated cluster is like, and which jobs come when: the same for every policy with one seed."""
+"""The simulated cluster and its jobs: equal for every policy with one seed."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 
 GB: Final = 10**9
-# Ranks of a job, and how many jobs have so many. Most jobs of a shared cluster are small.
+# Ranks of a job, and their frequency. Most jobs of a shared cluster are small.
 _RANKS: Final = ((1, 0.5), (2, 0.2), (4, 0.2), (8, 0.1))
 _USERS: Final = 8
 _WEEK: Final = 604_800.0
@@ -14,7 +14,7 @@ _WEEK: Final = 604_800.0
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A simulation. Rates are in bytes/s."""
+    """Parameters of a simulation. Rates are in bytes/s."""
 
     nodes: int = 64
     jobs: int = 500
@@ -23,35 +23,35 @@ class Shape:
     slots: int = 4
     zones: int = 8
     regions: int = 2
-    # The n-th dataset is read by 1 / n ** zipf as many jobs as the first.
+    # The n-th dataset has 1 / n ** zipf as many jobs as the first.
     zipf: float = 1.1
-    # Bytes of the smallest and the largest dataset, evenly spread on a logarithmic scale.
+    # Bytes of the smallest and the largest dataset; sizes are uniform on a logarithmic scale.
     smallest: int = 50 * GB
     largest: int = 1000 * GB
-    # Is each dataset in the cluster once when all begins?
+    # Whether each dataset is in the cluster once at the start.
     warm: bool = True
     # Of each node.
     capacity: int = 250 * GB
     peer_rate: float = 1.25e9
     tier_rate: float = 3e9
     origin_rate: float = 1.25e9
-    # What all nodes share: the origin; what a zone, a region gets from others.
+    # Shared by all nodes: the origin; the incoming links of a zone and of a region.
     origin: float = 5e8
     zone_link: float = 2.5e9
     region_link: float = 2.5e9
-    # What a rank reads if it never waits: the least and the most.
+    # Range of a rank's read rate if it never waits.
     slowest: float = 3e8
     fastest: float = 1.6e9
-    # Seconds that a job is meant to compute, on average, before that is rounded to whole epochs; their median, if they
-    # are lognormal (0: gamma with the shape 1.5, whose tail is short); and the part of all accelerators that computing
-    # alone would keep busy.
+    # Mean computing time of a job in seconds, before rounding to whole epochs; median of a lognormal distribution (0:
+    # gamma with the shape 1.5, whose tail is short); and the share of all accelerators that computing alone would keep
+    # busy.
     seconds: float = 1200.0
     median: float = 0.0
     load: float = 0.9
 
 
-# Jobs as published traces have them, in order of magnitude: see decision 0049. Chosen before any run, and not changed
-# since: heavy-tailed lengths, image models on one accelerator each, an origin of 10 MB/s for each accelerator.
+# Jobs like in published traces, in order of magnitude: see decision 0049. Chosen before any run, and not changed since:
+# heavy-tailed lengths, image models on one accelerator each, an origin of 10 MB/s per accelerator.
 TRACES: Final = Shape(
     load=0.8, slowest=5e7, fastest=5e8, seconds=6600.0, median=780.0, origin=2.5e9, capacity=250 * GB, zipf=1.1
 )
@@ -75,7 +75,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Workload:
-    """What is read, and by whom."""
+    """Datasets and jobs."""
 
     # Bytes: shape (datasets,), int64.
     sizes: "np.ndarray[tuple[int], np.dtype[np.int64]]"
@@ -83,7 +83,7 @@ class Workload:
 
 
 def workload(shape: Shape, seed: int) -> Workload:
-    """Datasets, and jobs in the order in which they come."""
+    """Return datasets, and jobs in order of arrival."""
     chance = np.random.default_rng(seed)
     span = np.log(shape.largest / shape.smallest)
     sizes = (shape.smallest * np.exp(span * chance.random(shape.datasets))).astype(np.int64)
@@ -116,10 +116,10 @@ def workload(shape: Shape, seed: int) -> Workload:
 
 
 def _lengths(shape: Shape, chance: np.random.Generator) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":
-    """Seconds of computing of each job: shape (jobs,)."""
+    """Return the computing seconds of each job: shape (jobs,)."""
     if not shape.median:
         return chance.gamma(1.5, shape.seconds / 1.5, shape.jobs)
-    # The mean of a lognormal is its median times exp(sigma ** 2 / 2). A week is the longest that is simulated.
+    # The mean of a lognormal is its median times exp(sigma ** 2 / 2). A week is the longest job.
     sigma = np.sqrt(2 * np.log(shape.seconds / shape.median))
     lengths: np.ndarray[tuple[int], np.dtype[np.float64]] = shape.median * np.exp(
         sigma * chance.standard_normal(shape.jobs)
