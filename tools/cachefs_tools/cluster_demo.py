@@ -1,4 +1,4 @@
-"""cachefs-demo-cluster: what four nodes that are one cache do for two training jobs, and what happens when one dies.
+"""cachefs-demo-cluster: four nodes act as one cache for two training jobs, and one of them dies.
 
 All nodes run on this machine, each with its own daemon, tiers and mount, on ports of 127.0.0.1. Two jobs read one
 dataset in different orders, with a rank on each node. In the middle of epoch 2 one node is killed.
@@ -44,11 +44,11 @@ BUCKET: Final = "demo-bucket"
 DATASET: Final = "demo"
 NODES: Final = 4
 EPOCHS: Final = 3
-# Share of the dataset that each node holds: any three hold all of it.
+# Share of the dataset that each node holds: any three nodes hold all of it.
 SHARE: Final = 0.4
 BLOCK_SIZE: Final = 1 << 20
 SECONDS: Final = 60.0
-# An epoch may take this many times what the rate asks for.
+# Time limit of an epoch, as a multiple of its time at the configured rate.
 PATIENCE: Final = 20.0
 WIDTH: Final = 80
 
@@ -58,7 +58,7 @@ class Row:
     """One epoch of both jobs."""
 
     title: str
-    grown: Moment  # what the cluster did meanwhile
+    grown: Moment  # growth of the cluster's counters meanwhile
     results: Sequence[EpochResult]
 
     @property
@@ -67,12 +67,12 @@ class Row:
 
     @property
     def bad(self) -> int:
-        """Reads that failed, or whose bytes were wrong."""
+        """Number of reads that failed, or had wrong bytes."""
         return sum(result.errors + result.wrong for result in self.results)
 
     def shares(self) -> tuple[float, float, float]:
-        """The parts of the reads whose block was on the node, on another one, and nowhere but at the origin. What one
-        node has brought from the origin for another counts once, as the origin's."""
+        """Return the shares of reads whose block was on the node, on another one, and only at the origin. A block that
+        one node has fetched from the origin for another counts once, as the origin's."""
         total, origin = self.grown.total, self.grown.origin_requests / self.reads
         peers = max(0.0, (total.peer_blocks - total.given_fetched) / self.reads)
         return max(0.0, 1 - peers - origin), peers, origin
@@ -101,7 +101,7 @@ def main(files: int, file_size: int, rate: float, as_json: bool) -> None:
 
 
 def demonstrate(files: int, file_size: int, rate: float) -> list[Row]:
-    """The rows of the table. Raises CachefsError where a part does not work."""
+    """Return the rows of the table. Raises CachefsError if a part fails."""
     require_fuse()
     with ExitStack() as stack:
         work = stack.enter_context(scratch_directory("cachefs-demo-"))
@@ -131,7 +131,7 @@ def demonstrate(files: int, file_size: int, rate: float) -> list[Row]:
 
 
 def add_dataset(cluster: Cluster, endpoint: str) -> None:
-    """List the bucket on the first node, and mount the dataset on all as soon as they know it."""
+    """List the bucket on the first node, and mount the dataset on each node as soon as it is known there."""
     options = OriginOptions(endpoint_url=endpoint, region="us-east-1", addressing_style="path")
     first = cluster.nodes[0]
     session = CommandSession(first.socket, as_json=False)
@@ -150,7 +150,7 @@ def add_dataset(cluster: Cluster, endpoint: str) -> None:
 
 
 def measure(cluster: Cluster, throttle: Throttle, jobs: Sequence[Job]) -> list[Row]:
-    """Let both jobs read their epochs; the last node dies in the second one."""
+    """Let both jobs read their epochs; kill the last node in the second one."""
     lost = cluster.nodes[-1]
     settings = jobs[0].settings
     seconds = SECONDS + PATIENCE * settings.files / NODES / settings.rate
@@ -182,7 +182,7 @@ def measure(cluster: Cluster, throttle: Throttle, jobs: Sequence[Job]) -> list[R
 
 
 def without(moment: Moment, name: str) -> Moment:
-    """The moment without the counters of a node."""
+    """Return the moment without the counters of a node."""
     nodes = {one: counters for one, counters in moment.nodes.items() if one != name}
     return Moment(moment.when, nodes, moment.origin_bytes, moment.origin_requests)
 
@@ -190,7 +190,7 @@ def without(moment: Moment, name: str) -> Moment:
 def follow(
     shown: Progress, bar: Any, ranks: Sequence[Rank], epoch: int, seconds: float, until_share: float = 1.0
 ) -> None:
-    """Show how far these ranks are in the epoch, until each has read that share of it. Raises CachefsError."""
+    """Show the progress of these ranks in the epoch, until each has read that share of it. Raises CachefsError."""
     deadline = time.monotonic() + seconds
     total = shown.tasks[bar].total or 0
     while True:
@@ -209,7 +209,7 @@ def follow(
 
 @contextmanager
 def bars() -> Iterator[Progress]:
-    """Shows how far each epoch is, on terminals only."""
+    """Show the progress of each epoch, on terminals only."""
     screen = Console(stderr=True, highlight=False)
     with Progress(
         TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -219,7 +219,7 @@ def bars() -> Iterator[Progress]:
 
 
 def row_document(row: Row) -> dict[str, object]:
-    """A row for the JSON document."""
+    """Return a row of the JSON document."""
     local, peers, origin = row.shares()
     return {
         "epoch": row.title, "reads": row.reads, "bad": row.bad, "local": local, "peers": peers, "origin": origin,
@@ -229,7 +229,7 @@ def row_document(row: Row) -> dict[str, object]:
 
 
 def table(rows: Sequence[Row], files: int, file_size: int) -> Table:
-    """All epochs for people to read."""
+    """Return the table of all epochs."""
     total = files * file_size
     fetched = sum(row.grown.origin_bytes for row in rows) / total
     result = Table(

@@ -1,4 +1,4 @@
-"""A generated dataset in the usual shape of an image folder: one directory per class, files as large as photographs."""
+"""Generates a dataset in the usual shape of an image folder: one directory per class, files as large as photographs."""
 
 import random
 from pathlib import Path
@@ -8,10 +8,8 @@ CLASSES: Final = 40
 
 
 def generate(directory: Path, files: int, mean_size: int, seed: int = 0) -> int:
-    """Write files of mean_size/2 to 3*mean_size/2 bytes. Returns the bytes of all files together.
-
-    The same arguments always give the same files.
-    """
+    """Write files of mean_size/2 to 3*mean_size/2 bytes. Returns their total bytes. The same arguments always give the
+    same files."""
     numbers = random.Random(seed)
     for number in range(CLASSES):
         (directory / f"class{number:03}").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What the kernel's page cache holds of files: count it, forget it, or load it in a known order."""
+"""Counts, drops and loads pages of files in the kernel's page cache."""
 
 import os
 import time
@@ -9,12 +9,13 @@ from typing import Final
 from cachefs.errors import CachefsError
 from cachefs.mount.resident import PAGE, resident_pages
 
-# Seconds within which the kernel lets go of pages that it was using when they were dropped.
+# Seconds within which the kernel releases pages that were in use when they were dropped.
 FORGET_SECONDS: Final = 1.0
 
 
 def resident_bytes(paths: Iterable[str | Path]) -> int:
-    """Bytes of these files in the page cache, in whole pages. Raises CachefsError where the kernel does not tell."""
+    """Return the bytes of these files in the page cache, in whole pages. Raises CachefsError if the kernel does not
+    tell."""
     total = 0
     for path in paths:
         fd = os.open(path, os.O_RDONLY)
@@ -31,10 +32,10 @@ def resident_bytes(paths: Iterable[str | Path]) -> int:
 
 def forget_pages(paths: Iterable[str | Path], seconds: float = FORGET_SECONDS) -> None:
     """Drop the pages of these files. Names and attributes stay cached; dirty pages stay until they are written, which
-    this begins.
+    this starts.
 
-    The kernel keeps a page that it uses at that moment, say for reading ahead, and does not tell. So what is still
-    there is dropped again for so many *seconds*, where the kernel says which files these are.
+    The kernel silently keeps a page that is in use at that moment, for instance for readahead. So remaining pages are
+    dropped again for up to *seconds*, if the kernel tells which files have some.
     """
     deadline = time.monotonic() + seconds
     left = list(paths)
@@ -43,7 +44,7 @@ def forget_pages(paths: Iterable[str | Path], seconds: float = FORGET_SECONDS) -
 
 
 def _forget(path: str | Path) -> bool:
-    """Drop the pages of a file. False where the kernel says that it still has some."""
+    """Drop the pages of a file. Returns False if the kernel still has some."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
@@ -55,10 +56,10 @@ def _forget(path: str | Path) -> bool:
 
 
 def load_pages_alike(roots: Sequence[Path], names: Sequence[str]) -> None:
-    """Load all trees anew, one file of each tree in turn, so that their pages lie alike in physical memory.
+    """Load all trees anew, one file of each tree in turn, so that their pages are placed alike in physical memory.
 
-    Where the pages lie decides more than the file system does. On one machine the ratio of speeds was 0.74 beside a
-    tree that had just been written (large folios), and 1.16 beside a tree that had been read from disk hours before.
+    The placement of pages matters more than the file system. On one machine the ratio of speeds was 0.74 beside a tree
+    that had just been written (large folios), and 1.16 beside a tree that had been read from disk hours before.
     """
     # Dirty pages are not dropped.
     os.sync()

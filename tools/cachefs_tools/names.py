@@ -4,7 +4,7 @@ import os
 
 
 def escape(path: bytes | str) -> str:
-    """Return a name as one safe line. Characters that a terminal obeys or cannot show are escaped."""
+    """Return a name as one safe line. Control and unprintable characters are escaped."""
     text = os.fsdecode(path)
     return "".join(character if character.isprintable() else _escape_character(character) for character in text)
 

@@ -1,4 +1,4 @@
-"""How a command ends that has started processes and mounts: with nothing left, and with one line where it failed."""
+"""Ends a command that has started processes and mounts: nothing is left, and a failure is reported in one line."""
 
 import signal
 import sys
@@ -13,7 +13,7 @@ from cachefs.errors import CachefsError
 
 FAILED: Final = 1
 INTERRUPTED: Final = 130
-# Seconds after which, and then in which intervals, an interruption is raised again that was lost.
+# Seconds after which a lost interruption is raised again, and interval of further attempts.
 _AGAIN: Final = 0.01
 
 
@@ -21,8 +21,8 @@ _AGAIN: Final = 0.01
 def orderly_exit(program: str) -> Iterator[None]:
     """Run the block. A failure or an interruption ends the program with one line on standard error.
 
-    SIGINT and SIGTERM raise KeyboardInterrupt in the block, once. Later signals are ignored, since cleaning up must not
-    be disturbed; all of it has deadlines.
+    SIGINT and SIGTERM raise KeyboardInterrupt in the block, once. Later signals are ignored, since they must not
+    disturb the clean-up, whose steps all have deadlines.
     """
     for handled in (signal.SIGINT, signal.SIGTERM):
         signal.signal(handled, _interrupt)
@@ -44,8 +44,8 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 def _raise_again(lost: Any) -> None:
-    """Python prints and forgets what is raised in a `__del__`, or in a callback of its own such as that of an import's
-    lock. An interruption that comes just then would be forgotten, too."""
+    """Raise a lost interruption again. Python prints and forgets exceptions raised in a `__del__`, or in a callback of
+    its own such as that of an import's lock."""
     if issubclass(lost.exc_type, KeyboardInterrupt):
         signal.signal(signal.SIGALRM, _alarm)
         signal.setitimer(signal.ITIMER_REAL, _AGAIN, _AGAIN)
@@ -54,7 +54,7 @@ def _raise_again(lost: Any) -> None:
 
 
 def _alarm(number: int, frame: FrameType | None) -> None:
-    # What is raised before the hook has returned would be forgotten for good.
+    # An exception raised before the hook has returned would be lost for good.
     if frame is None or frame.f_code is not _raise_again.__code__:
         signal.setitimer(signal.ITIMER_REAL, 0)
         raise KeyboardInterrupt

@@ -1,7 +1,6 @@
-"""How quickly an origin answers: latency of small reads, and throughput at several requests at once.
+"""Measures an origin: latency of small reads, and throughput with several concurrent requests.
 
-The reads are the daemon's own, with its client, of objects that a snapshot lists. Their number and their bytes are
-bounded before anything is sent.
+The reads use the daemon's client, on objects that a snapshot lists. Their number and bytes are bounded beforehand.
 """
 
 import asyncio
@@ -20,20 +19,20 @@ from cachefs.errors import CachefsError
 from cachefs.messages import OriginOptions
 from cachefs.snapshot import Entry, Snapshot
 
-# Bytes of a read that measures latency: little beside what it takes to answer.
+# Bytes of a read that measures latency: little compared with the cost of a response.
 SMALL: Final = 16 << 10
 
 
 class Look(msgspec.Struct, frozen=True):
-    """What is read of an origin, at most."""
+    """The bounds of a measurement."""
 
-    # Reads of SMALL bytes, one after the other.
+    # Sequential reads of SMALL bytes.
     small: int
-    # At so many requests at once, so many reads of so many bytes each.
+    # For each number of concurrent requests in `widths`: `large` reads of `large_bytes`.
     widths: Sequence[int]
     large: int
     large_bytes: int
-    # Seconds for all of it.
+    # Seconds for everything.
     seconds: float
 
     @property
@@ -42,21 +41,21 @@ class Look(msgspec.Struct, frozen=True):
 
     @property
     def bytes(self) -> int:
-        """At most."""
+        """Most bytes read."""
         return self.small * SMALL + len(self.widths) * self.large * self.large_bytes
 
 
 class Throughput(msgspec.Struct, frozen=True):
-    """What came at so many requests at once."""
+    """Throughput with `width` concurrent requests."""
 
     width: int
-    # Bytes and answers per second.
+    # Bytes and responses per second.
     bytes: float
     answers: float
 
 
 class OriginSpeed(msgspec.Struct, frozen=True):
-    """What was found."""
+    """The result of a measurement."""
 
     # Seconds, of small reads.
     p50: float = 0.0
@@ -64,13 +63,13 @@ class OriginSpeed(msgspec.Struct, frozen=True):
     throughput: Sequence[Throughput] = ()
     requests: int = 0
     bytes: int = 0
-    # Name of the error's class and its text, where a read has failed; what came before it counts.
+    # Class name and text of the error if a read has failed; earlier results count.
     error: str = ""
     message: str = ""
 
 
 def sampled_files(snapshot: Snapshot, count: int, seed: int = 0) -> list[Entry]:
-    """Files of a snapshot, drawn at random, empty ones left out; fewer than *count* where there are no more."""
+    """Return random non-empty files of a snapshot; fewer than *count* if there are no more."""
     total = 1 + snapshot.files + snapshot.directories
     numbers = random.Random(seed)
     tried = range(total) if total <= 4 * count else (numbers.randrange(total) for _ in range(16 * count))
@@ -85,7 +84,7 @@ def sampled_files(snapshot: Snapshot, count: int, seed: int = 0) -> list[Entry]:
 
 
 def reads_of(snapshot: Snapshot, files: Sequence[Entry], count: int, most: int) -> list[ObjectRange]:
-    """So many reads of at most so many bytes, of files in turns; of large files, parts in turns."""
+    """Return *count* reads of at most *most* bytes, over files in turn; over parts of large files in turn."""
     reads = []
     for number in range(count if files else 0):
         entry = files[number % len(files)]
@@ -96,10 +95,8 @@ def reads_of(snapshot: Snapshot, files: Sequence[Entry], count: int, most: int) 
 
 
 def measure(path: Path, options: OriginOptions, settings: OriginSettings, look: Look) -> OriginSpeed:
-    """Ask the origin of the snapshot at *path*. A failure is part of the result.
-
-    Raises CachefsError for a snapshot that cannot be read, or a URL that makes no sense.
-    """
+    """Measure the origin of the snapshot at *path*. A failure is part of the result. Raises CachefsError for an
+    unreadable snapshot, or an invalid URL."""
     snapshot = Snapshot(path)
     try:
         files = sampled_files(snapshot, max(look.small, look.large))
@@ -135,7 +132,7 @@ async def _measured(
 
 
 async def _at_once(origin: Origin, reads: Sequence[ObjectRange], width: int, until: float) -> Throughput:
-    """until: loop time. Raises as Origin.read does."""
+    """Measure concurrent reads. until: loop time. Raises as Origin.read does."""
     rest = iter(reads)
 
     async def worker() -> None:

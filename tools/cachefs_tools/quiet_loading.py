@@ -1,4 +1,4 @@
-"""For the imports of a command, which take half a second: an interruption then ends it without a traceback."""
+"""Keeps an interruption during a command's imports, which take half a second, from printing a traceback."""
 
 import signal
 import threading
@@ -8,10 +8,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet_loading() -> Iterator[None]:
-    """SIGINT ends the process in the block, as it does in programs that know nothing of signals.
-
-    Where somebody has chosen another way to handle it, that one stays.
-    """
+    """Let SIGINT end the process during the block, as in programs without a signal handler. A handler set by other code
+    stays."""
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield

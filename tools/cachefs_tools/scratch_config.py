@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class TierSettings:
-    """What the daemon is told about one tier."""
+    """Settings of one tier."""
 
     budget: int  # bytes; 0: there is no such tier (SSD only)
     segment_size: int = 0  # bytes of a segment file; 0: the daemon's default
@@ -16,20 +16,20 @@ class TierSettings:
 
 @dataclass(frozen=True, slots=True)
 class NodeSettings:
-    """What the daemon is told, except where its files are."""
+    """Settings of a daemon, except for the paths of its files."""
 
     memory: TierSettings
     ssd: TierSettings
     block_size: int = 0  # bytes; 0: the daemon's default
     policy: str = ""  # eviction policy; empty: the daemon's default
     read_deadline: float = 0  # seconds; 0: the daemon's default
-    guess: bool = True  # whether it fetches ahead of programs that have published nothing
-    # Key -> value of [cluster]; empty: the node is in no cluster.
+    guess: bool = True  # whether it reads ahead for programs that have published nothing
+    # Keys of [cluster]; empty: no cluster.
     cluster: Mapping[str, object] = field(default_factory=dict)
 
 
 def configuration(work: Path, memory: Path, settings: NodeSettings) -> str:
-    """The text of the file. The memory tier is in the directory *memory*, everything else is in *work*."""
+    """Return the text of the file. The memory tier is in the directory *memory*, everything else in *work*."""
     daemon = {"socket": str(work / "cachefsd.sock"), "state_dir": str(work / "state")}
     sections: dict[str, Mapping[str, object]] = {
         "daemon": {
@@ -51,6 +51,6 @@ def _tier(settings: TierSettings) -> dict[str, int]:
 
 
 def _section(name: str, values: Mapping[str, object]) -> str:
-    """One table of the file. Settings that are left to the daemon do not appear in it."""
+    """Return one table of the file, without settings left to the daemon."""
     given = {key: value for key, value in values.items() if value or key in ("budget", "min_free", "guess")}
     return f"[{name}]\n" + "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in given.items())

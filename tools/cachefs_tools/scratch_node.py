@@ -1,6 +1,6 @@
-"""A whole node for a while: an S3 server, a daemon and a mount, as child processes.
+"""A complete temporary node: an S3 server, a daemon and a mount, as child processes.
 
-Each is a context manager. Whatever ends the block (an error, Ctrl-C, SIGTERM), the mount point is detached and the
+Each is a context manager. However the block ends (an error, Ctrl-C, SIGTERM), the mount point is detached and the
 processes are stopped. If this process itself is killed, the kernel kills its children.
 """
 
@@ -28,15 +28,15 @@ from cachefs_tools.scratch_config import NodeSettings, configuration
 START_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 10.0
 _SHARED_MEMORY: Final = Path("/dev/shm")
-# In the name of a directory there, it says that who made it has it locked while it is in use, and since when at most:
-# seconds after it was made.
+# In a directory's name: the creator holds a lock on the directory while it is in use, at the latest LOCKED_WITHIN
+# seconds after its creation.
 _LOCKED: Final = "locked-"
 LOCKED_WITHIN: Final = 60.0
-# What a mount in the foreground says once it serves.
+# A foreground mount prints this once it serves.
 MOUNTED: Final = b"mounted on "
 Child = subprocess.Popen[bytes]
-# Put before a command, this lets the kernel kill the process when its parent ends. A preexec_fn would do the same, but
-# then the fork handlers of Python and gRPC run, and a KeyboardInterrupt that is raised in one of them is lost.
+# Words before a command that let the kernel kill the process when its parent ends. With a preexec_fn, the fork handlers
+# of Python and gRPC would run, and a KeyboardInterrupt raised in one of them is lost.
 WITH_PARENT: Final = ("setpriv", "--pdeathsig=KILL")
 
 
@@ -48,7 +48,7 @@ class Account:
     secret_key: str
 
 
-# The account of the S3 servers that are started here.
+# The account of S3 servers started here.
 SCRATCH: Final = Account("scratch", "scratch-secret")
 
 
@@ -65,19 +65,19 @@ class ScratchNode:
 
     @property
     def ssd(self) -> Path:
-        """The directory of the SSD tier. It is missing where the node has no such tier."""
+        """The directory of the SSD tier; missing if the node has no such tier."""
         return self.work / "ssd"
 
 
 def require_fuse() -> None:
-    """Raises CachefsError where nothing can be mounted."""
+    """Raise CachefsError if FUSE is not usable."""
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         raise CachefsError("/dev/fuse cannot be used here; in a container, start it with --device /dev/fuse")
 
 
 @contextmanager
 def s3_server(buckets: Path, log: Path) -> Iterator[str]:
-    """rclone's S3 server over the directory *buckets*, whose subdirectories are the buckets. Yields its URL."""
+    """Run rclone's S3 server over the directory *buckets*, whose subdirectories are the buckets. Yields its URL."""
     announcement = "Starting s3 server on ["
     command = ["rclone", "serve", "s3", "--config", "/dev/null", "--addr", "127.0.0.1:0",
                "--auth-key", f"{SCRATCH.access_key},{SCRATCH.secret_key}", str(buckets)]  # fmt: skip
@@ -88,15 +88,15 @@ def s3_server(buckets: Path, log: Path) -> Iterator[str]:
 
 @contextmanager
 def memory_directory(prefix: str) -> Iterator[Path]:
-    """A directory in /dev/shm for a memory tier, removed in the end. Those that killed processes have left are removed
-    first, as they cost memory."""
+    """Create a directory in /dev/shm for a memory tier, removed at the end. Directories left by killed processes are
+    removed first, since they use memory."""
     prefix += _LOCKED
     remove_left_ones(prefix)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=_SHARED_MEMORY, ignore_cleanup_errors=True) as directory:
         lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            inner = Path(directory, "memory")  # cachefsd locks this one
+            inner = Path(directory, "memory")  # cachefsd locks the inner one
             inner.mkdir()
             yield inner
         finally:
@@ -104,7 +104,7 @@ def memory_directory(prefix: str) -> Iterator[Path]:
 
 
 def remove_left_ones(prefix: str) -> None:
-    """Remove directories of ours that nobody has locked. One that was just made may not be locked yet."""
+    """Remove this user's directories without a lock. A new one may not be locked yet."""
     for directory in _SHARED_MEMORY.glob(f"{prefix}*"):
         with suppress(OSError):  # another user's, locked, or being removed
             lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -119,7 +119,7 @@ def remove_left_ones(prefix: str) -> None:
 
 @contextmanager
 def daemon(work: Path, memory: Path, settings: NodeSettings, account: Account = SCRATCH) -> Iterator[ScratchNode]:
-    """cachefsd with the account's credentials and no others. Its memory tier is in *memory*, all else in *work*."""
+    """Run cachefsd with only the account's credentials. Its memory tier is in *memory*, everything else in *work*."""
     config, log = work / "cachefsd.toml", work / "cachefsd.log"
     config.write_text(configuration(work, memory, settings))
     with running(["cachefsd", "--config", str(config)], log, environment_for(account)) as process:
@@ -134,7 +134,7 @@ def daemon(work: Path, memory: Path, settings: NodeSettings, account: Account = 
 
 
 def environment_for(account: Account) -> dict[str, str]:
-    """The variables of this process, with the account's credentials and no others."""
+    """Return this process's variables, with only the account's credentials."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     return {
         **own, "AWS_ACCESS_KEY_ID": account.access_key, "AWS_SECRET_ACCESS_KEY": account.secret_key,
@@ -152,18 +152,17 @@ def mounted(
     options: Sequence[str] = (),
     prefix: Sequence[str] = (),
 ) -> Iterator[None]:
-    """The dataset mounted at *directory*, which is made. The options are those of `mount.cachefs -o`. prefix: put
-    before the command."""
+    """Mount the dataset at the new *directory*. options: of `mount.cachefs -o`. prefix: words before the command."""
     directory.mkdir()
     command = ["mount.cachefs", dataset, str(directory), "-f", "-o", ",".join((f"socket={socket}", *options))]
     prefix = ("setpriv", "--pdeathsig=TERM", *prefix)  # so that it unmounts
     with running(command, log, prefix=prefix) as process:
         try:
-            # When it is in the table of mounts, its shield may still be missing.
+            # A mount in the mount table may still lack its shield.
             wait_until(lambda: MOUNTED in log.read_bytes(), process, log)
             yield
         finally:
-            # A mount process that is told to end would wait for this process, where it has read the mount.
+            # A mount process that receives SIGTERM would wait for this process, if this process has read the mount.
             if is_mounted(directory):
                 kernel.unmount(directory, lazy=True)
 
@@ -179,10 +178,11 @@ def running(
     env: Mapping[str, str] | None = None,
     prefix: Sequence[str] = WITH_PARENT,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A child process, stopped in the end. The program is one of this Python environment. prefix: put before the
-    command; it ends the child where this process is killed.
+    """Run a program of this Python environment, and stop it at the end. prefix: words before the command, which end the
+    child if this process is killed.
 
-    The child is in a session of its own. The terminal's Ctrl-C does not reach it, so it lives until the mount is gone.
+    The child has a session of its own, so the terminal's Ctrl-C does not reach it, and it lives until the mount is
+    gone.
     """
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -197,7 +197,7 @@ def running(
 
 
 def program(name: str) -> str:
-    """Where a program of this Python environment is. Raises CachefsError where it is not installed."""
+    """Return the path of a program of this Python environment. Raises CachefsError if it is not installed."""
     found = Path(sysconfig.get_path("scripts"), name)
     if not found.exists():
         raise CachefsError(f"{found} is missing; install it with: {way_out('demo')}")
@@ -205,7 +205,7 @@ def program(name: str) -> str:
 
 
 def wait(process: Child) -> None:
-    """Wait until a process that was asked to end has ended. It is killed if that takes longer than STOP_SECONDS."""
+    """Wait for the end of a process that was asked to end, and kill it after STOP_SECONDS."""
     try:
         process.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:
@@ -214,10 +214,8 @@ def wait(process: Child) -> None:
 
 
 def wait_until(ready: Callable[[], bool], process: Child, log: Path) -> None:
-    """Wait until the child is ready.
-
-    Raises CachefsError with the end of the child's log where the child dies, or is not ready after START_SECONDS.
-    """
+    """Wait until the child is ready. Raises CachefsError with the end of its log if it dies, or is not ready after
+    START_SECONDS."""
     deadline = time.monotonic() + START_SECONDS
     while not ready():
         if process.poll() is not None or time.monotonic() > deadline:

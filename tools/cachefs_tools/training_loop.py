@@ -1,7 +1,7 @@
-"""The training loop of the benchmark's jobs: an accelerator that only sleeps, and a report of when it had to wait.
+"""The training loop of the benchmark's jobs: an accelerator that only sleeps, and a report of its waits.
 
-The report is a file of JSON lines, one per epoch, so a job that is stopped leaves what it has done. All times are
-seconds of CLOCK_MONOTONIC, which is the same for all processes of a machine.
+The report is a file of JSON lines, one per epoch, so a stopped job leaves what it has done. All times are seconds of
+CLOCK_MONOTONIC, which is the same for all processes of a machine.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from typing import Final
 
 from cachefs_tools.sample_data import is_sample
 
-# Seconds. A read that takes longer has waited for something that is not in the memory of this machine.
+# Seconds. A longer read has waited for something outside this machine's memory.
 SLOW_READ: Final = 0.01
 
 Read = tuple[float, float]  # when the read began, and seconds it took
@@ -24,16 +24,16 @@ Read = tuple[float, float]  # when the read began, and seconds it took
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a loader tells about one batch."""
+    """A loader's report of one batch."""
 
-    begins: Sequence[float]  # when the read of each sample began
-    seconds: Sequence[float]  # how long the read of each sample took
+    begins: Sequence[float]  # begin of each sample's read
+    seconds: Sequence[float]  # duration of each sample's read
     damaged: int  # samples whose bytes were wrong
 
 
 @dataclass(slots=True)
 class EpochReport:
-    """What a job did in one epoch."""
+    """A job's report of one epoch."""
 
     epoch: int
     begin: float  # when the job asked for the first batch
@@ -48,16 +48,16 @@ class EpochReport:
     read_longest: float = 0  # likewise, the longest
     slow_reads: int = 0  # reads that took longer than SLOW_READ
     later_reads: int = 0  # reads that began after the job had its first batch
-    slow_later: int = 0  # those of them that took longer than SLOW_READ
+    slow_later: int = 0  # those that took longer than SLOW_READ
 
 
 def read_report(path: Path) -> list[EpochReport]:
-    """The epochs that a job has reported to the file *path*."""
+    """Return the epochs in the report *path* of a job."""
     return [EpochReport(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
 def arguments() -> argparse.Namespace:
-    """The command line of a job."""
+    """Parse the command line of a job."""
     parser = argparse.ArgumentParser()
     parser.add_argument("data", help="directory of the dataset")
     parser.add_argument("--report", type=Path, required=True)
@@ -73,7 +73,7 @@ def arguments() -> argparse.Namespace:
 
 
 def list_samples(root: str) -> list[tuple[str, int]]:
-    """(path, class number) of each sample, in the order in which torchvision's ImageFolder lists them."""
+    """Return (path, class number) of each sample, in the order of torchvision's ImageFolder."""
     classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir())
     return [
         (f"{root}/{name}/{file}", label)
@@ -94,7 +94,7 @@ def read_sample(path: str, number: int, keep_pages: bool) -> tuple[float, float,
 
 
 def train(load: Callable[[int], Iterable[Batch]], options: argparse.Namespace) -> None:
-    """Run the job and report each epoch. load(epoch) gives the batches of an epoch."""
+    """Run the job and report each epoch. load(epoch) returns the batches of an epoch."""
     left = options.batches or -1
     first_batch = 0.0
     with options.report.open("w") as report:
@@ -110,7 +110,7 @@ def train(load: Callable[[int], Iterable[Batch]], options: argparse.Namespace) -
 
 
 def _train_epoch(epoch: EpochReport, batches: Iterable[Batch], demand: float, left: int) -> tuple[list[Read], int]:
-    """Take at most *left* batches, or all if that is negative. Returns all reads, and how many batches are left."""
+    """Take at most *left* batches, or all if that is negative. Returns all reads, and the number of batches left."""
     reads: list[Read] = []
     asked = time.monotonic()
     for batch in batches:

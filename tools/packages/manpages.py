@@ -1,8 +1,8 @@
-"""Manual pages, made from what the commands themselves say (click) and from docs/configuration.md.
+"""Generates manual pages from the commands' own help (click) and from docs/configuration.md.
 
     python tools/packages/manpages.py DIRECTORY
 
-It needs every command's packages: cachefsd[all]. A page of a command with subcommands has them all, one section each.
+It needs every command's packages: cachefsd[all]. The page of a command with subcommands has a section for each.
 """
 
 import datetime
@@ -27,20 +27,20 @@ SEE_ALSO: Final = (*((name, section) for name, section in COMMANDS.items()), ("c
 
 
 def escaped(text: str) -> str:
-    """Text for roff: nothing in it is a request, and dashes can be copied."""
+    """Escape text for roff: no text becomes a request, and dashes can be copied."""
     text = text.replace("\\", "\\e").replace("-", "\\-")
     return re.sub(r"^(?=[.'])", r"\\&", text, flags=re.MULTILINE)
 
 
 def heading(name: str, section: int, purpose: str) -> Iterator[str]:
-    """The beginning of a page. purpose: half a sentence."""
+    """Yield the head of a page. purpose: half a sentence."""
     today = datetime.date.today().isoformat()
     yield f'.TH "{name.upper()}" {section} {today} "{DISTRIBUTION} {__version__}" "cachefs"'
     yield from (".SH NAME", f"{escaped(name)} \\- {escaped(purpose)}")
 
 
 def ending(name: str) -> Iterator[str]:
-    """The references to the other pages, and to the documentation."""
+    """Yield references to the other pages, and to the documentation."""
     others = (f".BR {escaped(other)} ({section})" for other, section in SEE_ALSO if other != name)
     yield ".SH SEE ALSO"
     yield " ,\n".join(others)
@@ -51,7 +51,7 @@ def ending(name: str) -> Iterator[str]:
 
 
 def command_page(name: str, section: int) -> str:
-    """The page of a command."""
+    """Return the page of a command."""
     (entry,) = entry_points(group="console_scripts", name=name)
     command: click.Command = entry.load()
     context = click.Context(command, info_name=name)
@@ -67,7 +67,7 @@ def command_page(name: str, section: int) -> str:
 
 
 def below(command: click.Command, context: click.Context) -> Iterator[tuple[click.Command, click.Context]]:
-    """All subcommands that do something, in the order of the help."""
+    """Yield all leaf subcommands, in the order of the help."""
     if not isinstance(command, click.Group):
         return
     for name in command.list_commands(context):
@@ -83,7 +83,7 @@ def below(command: click.Command, context: click.Context) -> Iterator[tuple[clic
 def described(
     command: click.Command, context: click.Context, synopsis: str, description: str, options: str
 ) -> Iterator[str]:
-    """A command's usage, help and options, below the headings that are given; empty: none."""
+    """Yield a command's usage, help and options, below the given headings; empty: none."""
     yield from filter(None, [synopsis])
     words = command.collect_usage_pieces(context)
     yield f"\\fB{escaped(context.command_path)}\\fR {escaped(' '.join(words))}"
@@ -97,7 +97,7 @@ def described(
 
 
 def paragraphs(text: str) -> Iterator[str]:
-    r"""The text of a help: those that begin with \b keep their lines."""
+    r"""Yield the paragraphs of a help text: those that begin with \b keep their lines."""
     for one in (part.strip(" \n") for part in re.split(r"\n\s*\n", text)):
         yield ".PP"
         if one.startswith("\b"):
@@ -110,7 +110,7 @@ def paragraphs(text: str) -> Iterator[str]:
 
 
 def configuration_page(markdown: str) -> str:
-    """cachefsd.toml(5): the same text, its tables as lists of keys."""
+    """Return cachefsd.toml(5): the same text, with tables as lists of keys."""
     lines = list(heading("cachefsd.toml", 5, "settings of cachefsd, options of mounts, and variables"))
     _, _, rest = markdown.partition("\n")
     lines.append(".SH DESCRIPTION")
@@ -120,7 +120,7 @@ def configuration_page(markdown: str) -> str:
 
 
 def rendered(block: str) -> Iterator[str]:
-    """A block of Markdown: heading, table, list, code or paragraph."""
+    """Render a block of Markdown: heading, table, list, code or paragraph."""
     if block.startswith("#"):
         level, _, title = block.partition(" ")
         yield f"{'.SH' if level == '##' else '.SS'} {plain(title)}"
@@ -143,7 +143,7 @@ def plain(text: str) -> str:
 
 
 def inline(text: str) -> str:
-    """Code is bold, and of a link its text stays."""
+    """Render code in bold, and links as their text."""
     text = escaped(re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", text))
     text = re.sub(r"``?([^`]+)``?", r"\\fB\1\\fR", text)
     return re.sub(r"\*+([^*]+)\*+", r"\\fI\1\\fR", text)

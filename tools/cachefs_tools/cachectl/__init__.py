@@ -1,6 +1,6 @@
-"""cachectl: shows and steers the node's cache from the command line.
+"""cachectl: shows and controls the node's cache from the command line.
 
-It asks the daemon and never touches a mount to answer, so it works while a mount hangs or is dead. The exit statuses
+It queries the daemon and never touches a mount to answer, so it works while a mount hangs or is dead. The exit statuses
 are `command_session.ExitStatus`.
 """
 

@@ -1,4 +1,4 @@
-"""cachectl bench: what a training job would get from a dataset on this node."""
+"""cachectl bench: predicts the speed of a training job on a dataset of this node."""
 
 import signal
 from collections.abc import Iterator
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from cachefs_tools.trial.verdict import Figures
 
 
-# What ends it in order: Ctrl-C, a request to end, a terminal that is closed.
+# Signals that end a trial in order: Ctrl-C, a request to end, a closed terminal.
 _ENDS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def _end(number: int, frame: object) -> None:
-    """Once: the cleaning up that follows must not be disturbed, and all of it has deadlines."""
+    """Interrupt once: later signals must not disturb the clean-up, whose steps all have deadlines."""
     for ends in _ENDS:
         signal.signal(ends, signal.SIG_IGN)
     raise KeyboardInterrupt
@@ -96,7 +96,7 @@ def bench(  # noqa: PLR0913  # a parameter for each option
 
 
 def document(found: "Figures", sentences: list[str]) -> dict[str, object]:
-    """What `--json` prints."""
+    """Return the document of `--json`."""
     choice, warm = found.choice, found.warm
     return {
         "job": plain(found.job),
@@ -114,7 +114,7 @@ def document(found: "Figures", sentences: list[str]) -> dict[str, object]:
 
 
 def describe(found: "Figures", sentences: list[str]) -> Iterator[str | Table]:
-    """What is printed: figures, then what they mean."""
+    """Yield the output: figures, then their meaning."""
     choice, origin, warm = found.choice, found.origin, found.warm
     cached = len(choice.samples) - len(choice.cold)
     yield (

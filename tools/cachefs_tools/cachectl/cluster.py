@@ -1,4 +1,4 @@
-"""cachectl cluster: the nodes of this node's cluster."""
+"""cachectl cluster: shows the nodes of this node's cluster."""
 
 import statistics
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ from cachefs_tools.cachectl.command_session import CommandSession, with_session
 from cachefs_tools.cachectl.display import size, table
 from cachefs_tools.names import escape
 
-# A matrix of more nodes than this does not fit 80 columns.
+# Most nodes whose matrix fits 80 columns.
 MOST_COLUMNS: Final = 6
-# Rows of a list in its place.
+# Most rows of the list that replaces the matrix.
 MOST_PAIRS: Final = 40
-# A node is slow where half of its blocks take so many times as long as with the one in the middle, and so many seconds.
+# A node counts as slow if its median block time is this multiple of the median node's, and at least SLOW_SECONDS.
 SLOW: Final = 3.0
 SLOW_SECONDS: Final = 0.05
-# What tells a node of the others, in words.
+# Sources of the membership, in words.
 _SOURCES: Final = {"static": "a static list", "kubernetes": "Kubernetes"}
 _ALONE: Final = "this node is in no cluster; see [cluster] in its configuration"
 
@@ -42,7 +42,7 @@ def cluster(session: CommandSession, traffic: bool) -> None:
 
 
 def describe(found: ClusterStatus) -> Iterator[str | Table]:
-    """The lines of `cluster`."""
+    """Yield the lines of `cluster`."""
     if found.source == "none":
         yield _ALONE
         return
@@ -68,7 +68,7 @@ def describe(found: ClusterStatus) -> Iterator[str | Table]:
 
 
 def describe_traffic(found: ClusterStatus) -> Iterator[str | Table]:
-    """Who has had how much from whom, as far as nodes say so: a matrix, or the largest parts of it."""
+    """Yield the traffic between nodes, as far as they report it: a matrix, or its largest entries."""
     if found.source == "none":
         yield _ALONE
         return
@@ -93,7 +93,7 @@ def describe_traffic(found: ClusterStatus) -> Iterator[str | Table]:
 
 
 def address(member: MemberStatus) -> str:
-    """Where others reach it, as HOST:PORT."""
+    """Return the address for other nodes, as HOST:PORT."""
     host = f"[{member.host}]" if ":" in member.host else member.host
     return f"{host}:{member.data_port}"
 
@@ -103,7 +103,7 @@ def _share(member: MemberStatus) -> str:
 
 
 def _counted(member: MemberStatus) -> tuple[str, str]:
-    """Bytes in its tiers, and from origins, where it has said so."""
+    """Return the reported bytes in a node's tiers, and from origins."""
     counters = member.counters
     if counters is None or counters.problem:
         return "-", "-"
@@ -111,13 +111,13 @@ def _counted(member: MemberStatus) -> tuple[str, str]:
 
 
 def _usual_seconds(found: ClusterStatus) -> float:
-    """How long a block takes from the node in the middle; 0 where that cannot be said of two nodes."""
+    """Return the block time of the median node; 0 if fewer than two nodes have one."""
     times = [each.traffic.seconds for each in found.members if each.traffic.seconds > 0]
     return statistics.median_low(times) if len(times) > 1 else 0.0
 
 
 def _troubles(member: MemberStatus, usual: float) -> Iterator[str]:
-    """What is not as it should be with a node, a line each."""
+    """Yield a node's problems, one line each."""
     traffic, shown = member.traffic, escape(member.name)
     counts = ((traffic.failures, "requests failed"), (traffic.busy, "found it busy"), (traffic.wrong, "wrong blocks"))
     parts = [f"{count:,} {what}" for count, what in counts if count]
@@ -133,7 +133,7 @@ def _troubles(member: MemberStatus, usual: float) -> Iterator[str]:
 
 
 def brief(found: ClusterBrief) -> Iterator[tuple[str, str]]:
-    """What `cachectl status` says of the cluster, as `display.facts` takes it; nothing where the node is in none."""
+    """Yield the cluster facts of `cachectl status`, for `display.facts`; nothing outside of a cluster."""
     if found.source == "none":
         return
     states = ", ".join(f"{count} {state}" for state, count in sorted(found.states.items()))

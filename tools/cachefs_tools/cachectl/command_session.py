@@ -1,4 +1,4 @@
-"""What every command of cachectl has: a connection to the daemon, a way to answer, and a way to fail."""
+"""Shared by all commands of cachectl: the connection to the daemon, output, and errors."""
 
 import contextlib
 import functools
@@ -25,7 +25,7 @@ from cachefs_tools.cachectl.display import table
 
 Item = TypeVar("Item")
 
-# Columns of a table where the output is not a terminal: as many as it takes, so that grep and awk find whole lines.
+# Columns of a table if the output is not a terminal: unlimited, so that grep and awk see whole lines.
 _ANY_WIDTH: Final = 1 << 16
 
 
@@ -43,19 +43,20 @@ class CommandSession:
 
     def __init__(self, socket: Path, as_json: bool) -> None:
         self.socket = socket
-        self.as_json = as_json  # answer with one JSON document on stdout instead of text
+        self.as_json = as_json  # print one JSON document on stdout instead of text
         self.screen = Console(stderr=True, highlight=False, markup=False, emoji=False)  # for progress and questions
 
     @functools.cached_property
     def client(self) -> DaemonClient:
-        """The daemon. Raises AccessDenied where this user may not connect, DaemonUnavailable where it is stopped."""
+        """The client of the daemon. Raises AccessDenied if this user may not connect, DaemonUnavailable if it is
+        stopped."""
         try:
             forbidden = self.socket.is_socket() and not os.access(self.socket, os.W_OK, effective_ids=True)
-        except PermissionError:  # not even whether it is there
+        except PermissionError:  # not even its existence is visible
             forbidden = True
         if forbidden:
             raise AccessDenied(f"you may not use {self.socket}: its directory does not let you through")
-        if why := why_unanswered(self.socket):  # gRPC would find out after 15 s
+        if why := why_unanswered(self.socket):  # gRPC would take 15 s to notice
             raise DaemonUnavailable(f"the daemon at {self.socket} does not answer: {why}")
         return DaemonClient(self.socket)
 
@@ -66,7 +67,7 @@ class CommandSession:
         return self.client.stream(method, request)
 
     def answer(self, document: object, *text: RenderableType) -> None:
-        """Print the document as JSON, or the text. A message in the document becomes an object with a key per field."""
+        """Print the document as JSON, or the text. Messages become objects with a key per field."""
         if self.as_json:
             click.echo(json.dumps(plain(document), indent=2))
         elif text:
@@ -75,11 +76,15 @@ class CommandSession:
     def answer_in_pages(
         self, name: str, pages: Iterator[Sequence[Item]], columns: str, row: Callable[[Item], Iterable[object]]
     ) -> None:
-        """Print a list that may be too long for memory, page by page.
+        """Print a list that may not fit into memory, page by page.
 
-        name: of the list in the JSON document. columns: as `display.table` takes them. row: what it has of an item.
+        Args:
+            name: of the list in the JSON document.
+            pages: the list.
+            columns: see `display.table`.
+            row: returns the cells of an item.
         """
-        # Where there is an error instead of a first page, nothing is printed before it.
+        # If the first page is an error, nothing must have been printed.
         full = (page for page in pages if page)
         first = next(full, ())
         if not self.as_json:
@@ -95,10 +100,10 @@ class CommandSession:
         click.echo("\n  ]\n}" if first else "]\n}")
 
     def confirm(self, consequence: str, yes: bool) -> None:
-        """Ask the user whether to go on, unless the answer *yes* was given in advance.
+        """Ask the user whether to go on, unless *yes* was given on the command line.
 
-        Raises CachefsError where stdin is no terminal, click.Abort where the answer is no, and KeyboardInterrupt where
-        the user interrupts the question.
+        Raises CachefsError if stdin is no terminal, click.Abort for the answer no, and KeyboardInterrupt if the user
+        interrupts the question.
         """
         if yes:
             return
@@ -107,19 +112,19 @@ class CommandSession:
         try:
             click.confirm(f"{consequence}. Do it?", abort=True, err=True)
         except click.Abort as error:
-            if isinstance(error.__context__, KeyboardInterrupt):  # click hides it behind the answer "no"
+            if isinstance(error.__context__, KeyboardInterrupt):  # click turns it into the answer "no"
                 click.echo(err=True)
                 raise KeyboardInterrupt from None
             raise
 
 
 def output_width() -> int:
-    """How many columns stdout has."""
+    """Return the number of columns of stdout."""
     return Console().width if sys.stdout.isatty() else _ANY_WIDTH
 
 
 def show(text: Iterable[RenderableType]) -> None:
-    """Print lines and tables on stdout: within the width of a terminal, and elsewhere a line for each row."""
+    """Print lines and tables on stdout: within the width of a terminal, elsewhere one line per row."""
     if sys.stdout.isatty():
         Console(highlight=False, markup=False, emoji=False).print(*text, sep="\n")
         return
@@ -130,7 +135,7 @@ def show(text: Iterable[RenderableType]) -> None:
 
 
 def plain(value: object) -> Any:
-    """The value in types that JSON has. Bytes become text by os.fsdecode, with surrogates where they are not UTF-8."""
+    """Convert a value to JSON types. Bytes become text by os.fsdecode, with surrogates if they are not UTF-8."""
     if isinstance(value, msgspec.Struct):
         return plain(msgspec.structs.asdict(value))
     if isinstance(value, dict):
@@ -145,7 +150,7 @@ def plain(value: object) -> Any:
 def with_session(function: Callable[..., None]) -> Callable[..., None]:
     """Make a command of a function whose first argument is a CommandSession.
 
-    The command takes --socket and --json too. Where it fails, it prints one line instead of a traceback.
+    The command also takes --socket and --json. Errors are printed as one line instead of a traceback.
     """
 
     @click.option(
@@ -156,17 +161,17 @@ def with_session(function: Callable[..., None]) -> Callable[..., None]:
     def run(*, socket: str | None, as_json: bool, **arguments: Any) -> None:
         whole = click.get_current_context().find_root().params.get("socket")  # as in `cachectl --socket PATH status`
         session = CommandSession(socket_path(socket or whole), as_json)
-        if sys.stdout is None:  # closed by who called: nobody wants the answer
+        if sys.stdout is None:  # closed by the parent: discard the output
             sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
         if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="backslashreplace")  # a name may have letters that the locale has not
+            sys.stdout.reconfigure(errors="backslashreplace")  # names may have characters outside of the locale
         try:
             function(session, **arguments)
         except CachefsError as error:
             status = ExitStatus.NO_DAEMON if isinstance(error, DaemonUnavailable) else ExitStatus.FAILED
             fail(session, type(error).__name__, str(error), status)
         except BrokenPipeError:
-            raise  # click ends quietly
+            raise  # click ends silently
         except OSError as error:
             fail(session, "OSError", str(error), ExitStatus.FAILED)
         except KeyboardInterrupt:
@@ -176,9 +181,9 @@ def with_session(function: Callable[..., None]) -> Callable[..., None]:
 
 
 def fail(session: CommandSession, kind: str, message: str, status: int) -> NoReturn:
-    """Print what is wrong, and end the program. The kind is the name of the error's class."""
+    """Print an error, and end the program. kind: the name of the error's class."""
     if session.as_json:
-        with contextlib.suppress(OSError):  # it may be what is wrong that nothing can be written there
+        with contextlib.suppress(OSError):  # stdout itself may be the problem
             click.echo(json.dumps({"error": kind, "message": message}))
     click.echo(f"cachectl: {message}", err=True)
     sys.exit(status)

@@ -1,7 +1,7 @@
 """Completes cachectl's command line in a shell: datasets, jobs, mount points, and paths in datasets.
 
-A shell waits for the answer while its user types. So each answer has a short deadline and is bounded, and where no
-daemon answers, or the user may not ask it, nothing is completed and nothing is printed.
+A shell blocks while it waits, so each query has a short deadline and a limit. Without an accessible daemon nothing is
+completed, and nothing is printed.
 """
 
 import os
@@ -17,35 +17,35 @@ from cachefs.messages import Directory, Empty
 from cachefs.rpc import DATASET_LIST, DIRECTORY_LIST, JOB_LIST, STATUS, DaemonClient
 from cachefs.socket_path import socket_path
 
-# Seconds that the daemon may take.
+# Seconds for the daemon's answer.
 _SECONDS: Final = 1.0
-# Entries that are completed at once, at most; of a directory, so many are looked at.
+# Most completions, and most entries of a directory that are examined.
 _MOST: Final = 200
 _MOST_LOOKED_AT: Final = 20_000
 
 
 def datasets(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Names of datasets."""
+    """Complete names of datasets."""
     return _items(typed, lambda: (each.name for each in _client(ctx).call(DATASET_LIST, Empty(), _SECONDS).datasets))
 
 
 def jobs(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Names of jobs."""
+    """Complete names of jobs."""
     return _items(typed, lambda: (each.job for each in _client(ctx).call(JOB_LIST, Empty(), _SECONDS).jobs))
 
 
 def mount_points(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Where datasets are mounted."""
+    """Complete mount points."""
     return _items(typed, lambda: (each.mountpoint for each in _client(ctx).call(STATUS, Empty(), _SECONDS).mounts))
 
 
 def directories(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Directories of this node. An argument of type click.Path would ask the directory, which may be a dead mount."""
+    """Complete directories of this node. The type click.Path would access the directory, which may be a dead mount."""
     return click.Path(file_okay=False).shell_complete(ctx, param, typed)
 
 
 def paths(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
-    """Entries of the dataset that the argument before names."""
+    """Complete paths in the dataset of the preceding argument."""
     above, slash, _ = typed.rpartition("/")
 
     def entries() -> Iterable[str]:
@@ -67,7 +67,7 @@ def _client(ctx: click.Context) -> DaemonClient:
 
 
 def _items(typed: str, find: Callable[[], Iterable[str]]) -> list[CompletionItem]:
-    """What begins as it is *typed*, and can be written on a line."""
+    """Return the printable texts that begin with *typed*."""
     found: list[CompletionItem] = []
     try:
         for text in find():
@@ -76,5 +76,5 @@ def _items(typed: str, find: Callable[[], Iterable[str]]) -> list[CompletionItem
                 if len(found) == _MOST:
                     break
     except (CachefsError, OSError):
-        pass  # a shell would print an error into the line that is typed
+        pass  # a shell would print an error into the command line
     return found

@@ -1,4 +1,4 @@
-"""cachectl warmup, evict, pin, unpin, ls and verify: which part of a dataset is on this node."""
+"""cachectl warmup, evict, pin, unpin, ls and verify: the part of a dataset on this node."""
 
 import os
 import sys
@@ -41,23 +41,23 @@ from cachefs_tools.cachectl.display import size
 from cachefs_tools.cachectl.progress import follow_verify, follow_warmup
 from cachefs_tools.names import escape
 
-# Seconds that counting a large dataset may take.
+# Deadline in seconds for counting a large dataset.
 FORECAST_SECONDS = 600.0
 
 
 def dataset_path(text: str | bytes) -> bytes:
-    """A path in a dataset. It is relative and has no empty components and no `.`; b"" is the root."""
+    """Return a path in a dataset: relative, without empty components and `.`; b"" is the root."""
     return b"/".join(part for part in os.fsencode(text).split(b"/") if part not in (b"", b"."))
 
 
 def selection(paths: Iterable[str | bytes]) -> list[bytes]:
-    """The paths that a request names. [] means everything: no path was given, or the root is among the paths."""
+    """Return the paths of a request. [] means everything: no path was given, or the root is among them."""
     wanted = [dataset_path(path) for path in paths]
     return [] if b"" in wanted else wanted
 
 
 def fraction_of(ctx: click.Context, param: click.Parameter, text: str) -> float:
-    """The number that an option such as 0.3 or 30% means. Raises click.BadParameter unless it is in (0, 1]."""
+    """Parse an option such as 0.3 or 30%. Raises click.BadParameter unless it is in (0, 1]."""
     try:
         number = float(text[:-1]) / 100 if text.endswith("%") else float(text)
     except ValueError:
@@ -103,7 +103,7 @@ def warmup(  # noqa: PLR0913  # one for each option
 
 
 def paths_of(text: bytes, end: bytes) -> list[bytes]:
-    """The paths of a list, each with *end* behind it. Where all lines end as on Windows, so do the paths."""
+    r"""Return the paths of a list, each ended by *end*. If all lines end with \r\n, the \r is removed."""
     paths = [path for path in text.split(end) if path]
     if end == b"\n" and all(path.endswith(b"\r") for path in paths):
         paths = [path.removesuffix(b"\r") for path in paths]
@@ -111,14 +111,14 @@ def paths_of(text: bytes, end: bytes) -> list[bytes]:
 
 
 def missing_text(last: WarmupProgress) -> list[str]:
-    """The line about paths of a list that are not in the dataset."""
+    """Return the line about listed paths that are not in the dataset."""
     if not last.missing:
         return []
     return [f"{last.missing:,} of the paths are not in the dataset, the first is {escape(last.first_missing)}"]
 
 
 def warmup_forecast_text(dataset: str, forecast: WarmupForecast) -> list[str]:
-    """The lines of `warmup --dry-run`."""
+    """Return the lines of `warmup --dry-run`."""
     wanted, here = forecast.wanted, forecast.here
     blocks, missing = wanted.blocks - here.blocks, wanted.bytes - here.bytes
     lines = [
@@ -132,25 +132,25 @@ def warmup_forecast_text(dataset: str, forecast: WarmupForecast) -> list[str]:
 
 
 def begun_text(first: WarmupProgress) -> str:
-    """The answer to a warmup in the background."""
+    """Return the answer to a warmup in the background."""
     what = f"{counted(first.blocks_total, 'block')}, {size(first.bytes_total)}"
     text = f"warming {escape(first.dataset)}: {what}, in the background as warmup {first.id}; see `cachectl warmups`"
     return "\n".join([text, *missing_text(first)])
 
 
 def finished_text(session: CommandSession, last: WarmupProgress) -> str:
-    """What came of a warmup, from its last progress message. Asks for the tiers where it found no room."""
+    """Return the result of a warmup from its last progress message. Queries the tiers if blocks had no room."""
     return warmup_text(last, session.call(STATUS, Empty()).tiers if last.skipped and not session.as_json else ())
 
 
 def warmup_text(last: WarmupProgress, tiers: Sequence[TierStatus] = ()) -> str:
-    """What came of a warmup, from its last progress message. tiers: of the node."""
+    """Return the result of a warmup from its last progress message. tiers: of the node."""
     ending = "incomplete" if last.state == "done" and (last.skipped or last.missing) else last.state
     here = f"{last.blocks:,} of {last.blocks_total:,} blocks here"
     lines = [f"{escape(last.dataset)}: {here}, {size(last.bytes)} ({ending})", *missing_text(last)]
     if last.skipped:
         skipped, room = counted(last.skipped, "block"), "enlarge a tier's budget"
-        # The budget of a tier on a full disk is not its limit: a larger one would make no room.
+        # On a full disk the budget is not the limit: a larger one would make no room.
         full = [
             f"only {size(max(0, one.limit))} of the {one.name} tier's budget of {size(one.budget)} can be used: make "
             f"room on what {escape(one.directory)} is on"
@@ -188,7 +188,7 @@ def evict(session: CommandSession, dataset: str, paths: tuple[str, ...], yes: bo
 
 
 def freed_text(forecast: EvictForecast) -> str:
-    """What an eviction would free."""
+    """Return a description of what an eviction would free."""
     here, pinned = forecast.here, forecast.pinned
     text = f"{counted(here.blocks, 'block')}, {size(here.bytes)}, among them {counted(here.files, 'whole file')}"
     return f"{text}; pinned: {counted(pinned.blocks, 'block')}, {size(pinned.bytes)}" if pinned.blocks else text
@@ -218,7 +218,7 @@ def unpin(session: CommandSession, dataset: str, paths: tuple[str, ...]) -> None
 def change_pins(
     session: CommandSession, method: Method[Selection, Pinned], done: str, dataset: str, paths: tuple[str, ...]
 ) -> None:
-    """Pin or unpin. *done* says which of them was done."""
+    """Pin or unpin. done: the past participle for the answer."""
     reply = session.call(method, Selection(dataset=dataset, paths=selection(paths)))
     session.answer(reply, f"{done} {counted(reply.files, 'file')}, {size(reply.bytes)}")
 
@@ -245,12 +245,12 @@ def ls(session: CommandSession, dataset: str, path: str, cached: bool) -> None:
 
 
 def entry_row(entry: DirectoryEntry) -> tuple[str, ...]:
-    """A row of `ls`."""
+    """Return a row of `ls`."""
     return (escape(entry.name) + "/", "") if entry.directory else (escape(entry.name), size(entry.size))
 
 
 def cached_row(file: CachedFile) -> tuple[str, ...]:
-    """A row of `ls --cached`."""
+    """Return a row of `ls --cached`."""
     memory, ssd = (size(file.cached[TIER_NAMES.index(tier)]) for tier in ("memory", "ssd"))
     return escape(file.path), size(file.size), memory, ssd, "yes" if file.pinned else ""
 

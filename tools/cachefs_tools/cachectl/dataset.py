@@ -1,4 +1,4 @@
-"""cachectl dataset: gives names to listings of origins, and shows and limits what they take of the node."""
+"""cachectl dataset: names listings of origins, and shows and limits their use of the node."""
 
 import contextlib
 from collections.abc import Sequence
@@ -49,25 +49,25 @@ from cachefs_tools.cachectl.usage import CommandGroup
 from cachefs_tools.names import escape
 
 SHOWN_PROBLEMS = 10
-# The phase of a listing that has ended, in its document. The daemon's last message has that in which it has ended.
+# The phase of a finished listing in its document. The daemon's last message has the phase in which it finished.
 DONE = "done"
 SHOWN_MOUNTS = 5
-# Seconds that the daemon may take to look at a new endpoint.
+# Seconds for the daemon's check of a new endpoint.
 SET_SECONDS = 180.0
 
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """What a dataset may take of each tier."""
+    """A dataset's limit in each tier."""
 
-    # Part of it; 1 for all.
+    # Share of the tier; 1: all.
     share: float = 1.0
-    # Bytes of it; 0 for all.
+    # Bytes; 0: unlimited.
     most: int = 0
 
 
 def room_of(ctx: click.Context, param: click.Parameter, text: str | None) -> Room | None:
-    """What an option such as 20%, 0.2, 200GiB or none means; None is an option that was not given."""
+    """Parse an option such as 20%, 0.2, 200GiB or none; None if it was not given."""
     if text is None:
         return None
     if text == "none":
@@ -83,7 +83,7 @@ def room_of(ctx: click.Context, param: click.Parameter, text: str | None) -> Roo
 
 
 def seconds_of(ctx: click.Context, param: click.Parameter, text: str | None) -> float | None:
-    """The seconds that an option such as 12h means; 0 is no limit, and None is an option that was not given."""
+    """Parse an option such as 12h into seconds; 0: unlimited; None if it was not given."""
     if text is None or text == "none":
         return None if text is None else 0.0
     try:
@@ -148,7 +148,7 @@ def add(session: CommandSession, name: str, url: str, dry_run: bool, **origin: A
 
 
 def describe_trial(last: ListingProgress) -> list[str]:
-    """The lines of `dataset add --dry-run`."""
+    """Return the lines of `dataset add --dry-run`."""
     view = last.dataset
     if view is None:
         return ["listed; nothing was added"]
@@ -194,7 +194,7 @@ def set_(  # one for each group of options
 
 
 def describe_set(reached: DatasetReached, *, is_limited: bool) -> list[str]:
-    """What has changed of a dataset, in lines."""
+    """Return the changes of a dataset, one per line."""
     view, before, now = reached.dataset, dict(reached_by(reached.before)), dict(reached_by(reached.now))
     lines = [
         f"{view.name}: {key} {escape(before.get(key, 'default'))} -> {escape(now.get(key, 'default'))}"
@@ -252,7 +252,7 @@ def list_(session: CommandSession) -> None:
 
 
 def url_of(view: DatasetView, everything: Sequence[DatasetView]) -> str:
-    """The URL of a dataset; also how it is reached, where another one has the same URL and is not reached so."""
+    """Return the URL of a dataset, with its endpoint if another dataset has the same URL at another endpoint."""
     has_twin = any(other.url == view.url and other.reached != view.reached for other in everything)
     return f"{escape(view.url)} ({escape(view.reached) or 'default endpoint'})" if has_twin else escape(view.url)
 
@@ -310,14 +310,14 @@ def limit(session: CommandSession, name: str, room: Room | None, ttl: float | No
 
 
 def limit_of(name: str, room: Room | None, ttl: float | None) -> DatasetLimit:
-    """The request for these limits; None leaves one as it is."""
+    """Return the request for these limits; None keeps a limit."""
     if room is None:
         return DatasetLimit(name=name, ttl=ttl)
     return DatasetLimit(name=name, share=room.share, most=room.most, ttl=ttl)
 
 
 def limits(view: DatasetView) -> str:
-    """The limits of a dataset in words, or an empty text where it has none."""
+    """Return the limits of a dataset in words, or ""."""
     parts = []
     if view.share < 1:
         parts.append(f"at most {share(view.share, 1)} of each tier")
@@ -329,7 +329,7 @@ def limits(view: DatasetView) -> str:
 
 
 def report_listing(session: CommandSession, last: ListingProgress, behind: Sequence[MountView] = ()) -> None:
-    """Answer with what was listed, from the last progress message. behind: mounts that go on with an older snapshot."""
+    """Print the result of a listing from its last progress message. behind: mounts that keep an older snapshot."""
     view = last.dataset
     if view is None:
         session.answer(plain(last) | {"mounts_behind": plain(behind)}, "listed")
@@ -355,7 +355,7 @@ def report_listing(session: CommandSession, last: ListingProgress, behind: Seque
 
 
 def still_behind(mounts: Sequence[MountView], elsewhere: Sequence[MountElsewhere] = ()) -> str:
-    """The line about mounts that show an older snapshot: those of this node, and of other nodes."""
+    """Return the line about mounts of this node and of other nodes that show an older snapshot."""
     places = [*(one.mountpoint for one in mounts), *(f"{one.node}:{one.mountpoint}" for one in elsewhere)]
     first, count = ", ".join(escape(one) for one in places[:SHOWN_MOUNTS]), len(places)
     more = f" and {count - SHOWN_MOUNTS:,} more" if count > SHOWN_MOUNTS else ""
@@ -364,7 +364,7 @@ def still_behind(mounts: Sequence[MountView], elsewhere: Sequence[MountElsewhere
 
 
 def left_out(view: DatasetView, problems: Sequence[Problem]) -> str:
-    """The line of a listing that says that not all keys are files. problems: the first of them."""
+    """Return the line about keys that are not files. problems: the first of them."""
     keys = counted(view.problems, "key")
     first = "".join(f": {escape(one.key)}: {one.reason}" for one in problems[:1])
     more = f"; the other reasons: cachectl dataset show {view.name}" if view.problems > 1 else ""
@@ -372,7 +372,7 @@ def left_out(view: DatasetView, problems: Sequence[Problem]) -> str:
 
 
 def archived(view: DatasetView) -> list[str]:
-    """The line of a listing that says that some files are in an archive."""
+    """Return the line about archived files, if there are any."""
     if not view.archived:
         return []
     some = "1 file is archived; it" if view.archived == 1 else f"{view.archived:,} files are archived; they"
@@ -380,7 +380,7 @@ def archived(view: DatasetView) -> list[str]:
 
 
 def describe(detail: DatasetDetail) -> list[str]:
-    """The lines of `dataset show`."""
+    """Return the lines of `dataset show`."""
     view = detail.dataset
     facts = [
         ("name", view.name),
@@ -405,7 +405,7 @@ def describe(detail: DatasetDetail) -> list[str]:
 
 
 def reached_by(options: OriginOptions) -> list[tuple[str, str]]:
-    """The options with which a dataset is reached, but for defaults: name and value."""
+    """Return the names and values of a dataset's non-default origin options."""
     given = msgspec.structs.asdict(options).items()
     return [
         (name.removesuffix("_url").replace("_", " "), "yes" if value is True else str(value))
@@ -415,17 +415,17 @@ def reached_by(options: OriginOptions) -> list[tuple[str, str]]:
 
 
 def cached_shares(detail: DatasetDetail) -> str:
-    """How much of a dataset each tier holds."""
+    """Return the bytes of a dataset in each tier, with percentages."""
     parts = [f"{tier} {size(cached)} ({share(cached, detail.dataset.bytes)})" for tier, cached in detail.cached.items()]
     return ", ".join(parts) or "nothing"
 
 
 def date(created_ns: int) -> str:
-    """A time, in nanoseconds since 1970, for people to read."""
+    """Format a time in nanoseconds since 1970."""
     return f"{datetime.fromtimestamp(created_ns / 1e9, UTC):%Y-%m-%d %H:%M}Z"
 
 
 def content_of(view: DatasetView) -> str:
-    """How much a dataset has."""
+    """Return the size of a dataset in words."""
     directories = counted(view.directories, "directory", "directories")
     return f"{counted(view.files, 'file')}, {directories}, {size(view.bytes)}"

@@ -1,4 +1,4 @@
-"""cachectl debug-bundle: what a maintainer needs, in one file without secrets."""
+"""cachectl debug-bundle: collects the information for a maintainer in one file, without secrets."""
 
 import sys
 import time
@@ -42,7 +42,7 @@ def debug_bundle(
     node = Node(session.socket, config or DEFAULT_CONFIG, logs, unit)
     top = time.strftime("cachefs-debug-%Y%m%d-%H%M%S")
     path = output or Path(f"{top}.tar.gz")
-    archive.require_new(path)  # gathering takes seconds
+    archive.require_new(path)  # before seconds of collecting
     if not session.as_json:
         session.screen.print("The bundle will have, without keys, tokens, passwords and signed URLs:")
         session.screen.print(*(f"  {part.name:<18} {part.title}" for part in node.parts()), sep="\n")

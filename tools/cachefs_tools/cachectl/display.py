@@ -1,4 +1,4 @@
-"""What numbers and tables look like on a terminal."""
+"""Formats numbers and tables for a terminal."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,7 @@ from cachefs_tools.cachectl.tables import Column, FittedTable
 
 
 def size(count: float) -> str:
-    """A number of bytes in binary units with three digits, such as `1.46 GiB`."""
+    """Format bytes in binary units with three digits, such as `1.46 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(count) < 1000 or unit == "TiB":
             break
@@ -15,7 +15,7 @@ def size(count: float) -> str:
 
 
 def compact(number: float, width: int) -> str:
-    """A number of at least 0 in so many characters, at least 4: whole, or in thousands (`12.3k`) and so on."""
+    """Format a number of at least 0 in *width* characters, at least 4: whole, or in thousands (`12.3k`) and so on."""
     if len(whole := f"{number:.0f}") <= width:
         return whole
     units = iter("kMGTP")
@@ -27,20 +27,20 @@ def compact(number: float, width: int) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """A share in percent, or `-` where the whole is 0."""
+    """Format a share in percent, or `-` if the whole is 0."""
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
 def table(columns: str, rows: Iterable[Iterable[object]], *, heading: bool = True) -> FittedTable:
-    """A table that fits the terminal. All tables of cachectl are made here.
+    """Make a table that fits the terminal. All tables of cachectl are made here.
 
-    columns: the headings, separated by blanks. The character in front of a heading says what its column holds: `>` for
-    numbers, `=` for words (neither is ever cut), `~` for text, and nothing for names. `?` behind the heading: on a
-    narrow terminal the column is left out, and before it those with more `?`. heading: whether headings are shown.
+    columns: the headings, separated by blanks. The character in front of a heading tells the kind of its column: `>`
+    for numbers, `=` for words (neither is ever cut), `~` for text, and nothing for names. `?` behind the heading: on a
+    narrow terminal the column is left out, those with more `?` first. heading: whether headings are shown.
     """
     return FittedTable([Column.parse(text) for text in columns.split()], rows, heading=heading)
 
 
 def facts(pairs: Iterable[tuple[str, str]]) -> FittedTable:
-    """Lines of a label and a text each. A long text goes on below itself."""
+    """Make lines of a label and a text each. A long text continues below itself."""
     return table("=LABEL ~TEXT", ((f"{label:<10}", text) for label, text in pairs), heading=False)

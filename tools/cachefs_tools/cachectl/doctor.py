@@ -1,4 +1,4 @@
-"""cachectl doctor: what is wrong with this node, and what helps."""
+"""cachectl doctor: finds problems of this node and their remedies."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -47,7 +47,7 @@ def doctor(session: CommandSession, datasets: Sequence[str], origin: bool, confi
 
 
 class _Quiet:
-    """Shows nothing, where nobody looks."""
+    """A spinner that shows nothing, for output that is not a terminal."""
 
     def __enter__(self) -> "_Quiet":
         return self
@@ -60,7 +60,7 @@ class _Quiet:
 
 
 def describe(found: Sequence[Finding]) -> Iterator[str | Text | Table]:
-    """The findings, worst first, and a line that sums them up."""
+    """Yield the findings, worst first, and a summary."""
     for level in Level:
         group = [each for each in found if each.level is level]
         if group:
@@ -71,7 +71,7 @@ def describe(found: Sequence[Finding]) -> Iterator[str | Text | Table]:
 
 
 def _table(group: Sequence[Finding]) -> Table:
-    """A sign in the first column, and texts that go on below themselves."""
+    """Make a table with signs in the first column, and texts that continue below themselves."""
     result = Table.grid(padding=(0, 1, 0, 0))
     result.add_column(no_wrap=True)
     result.add_column(overflow="fold")
@@ -85,7 +85,7 @@ def _table(group: Sequence[Finding]) -> Table:
 
 
 def summary(found: Sequence[Finding]) -> str:
-    """The last line."""
+    """Return the last line."""
     counts = {level: sum(each.level is level for each in found) for level in Level}
     parts = [
         f"{counts[level]} {word}{'' if counts[level] == 1 else 's'}"

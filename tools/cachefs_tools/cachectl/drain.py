@@ -1,4 +1,4 @@
-"""cachectl drain: take a node out of its cluster without losing what only it holds."""
+"""cachectl drain: removes a node from its cluster without losing blocks that only it holds."""
 
 import time
 from typing import Final
@@ -12,7 +12,7 @@ from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus, w
 from cachefs_tools.cachectl.display import size
 from cachefs_tools.names import escape
 
-# Seconds between two looks.
+# Seconds between queries.
 _POLL: Final = 0.5
 
 

@@ -1,4 +1,4 @@
-"""cachectl index: makes the index that a dataset on a plain web server needs."""
+"""cachectl index: makes the index of a dataset on a plain web server."""
 
 import functools
 import hashlib
@@ -22,7 +22,7 @@ from cachefs_tools.cachectl.command_session import CommandSession, ExitStatus, w
 
 NAME: Final = "index.jsonl"
 _OWN: Final = (NAME, f"{NAME}.gz")
-# Bytes of a block, unless daemon.block_size says otherwise.
+# Bytes of a block, unless daemon.block_size is set.
 _BLOCK: Final = 4 << 20
 _PARALLEL: Final = 8
 _TIMEOUT: Final = 30
@@ -78,7 +78,7 @@ def index(session: CommandSession, directory: Path, url: str | None, output: Pat
 
 
 def describe(directory: Path, path: str, url: str | None) -> dict[str, Any]:
-    """The line of one file. Raises CachefsError."""
+    """Return the index line of one file. Raises CachefsError."""
     try:
         with (directory / path).open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -92,7 +92,8 @@ def describe(directory: Path, path: str, url: str | None) -> dict[str, Any]:
 
 
 def _files(directory: Path, skipped: list[str]) -> Iterator[str]:
-    """Paths of regular files, relative to the directory, in order; what cannot be listed is added to *skipped*."""
+    """Yield the paths of regular files, relative to the directory, in order; names that cannot be listed are added to
+    *skipped*."""
     for parent, directories, names in os.walk(directory):
         directories.sort()
         for name in sorted(names):
@@ -111,7 +112,7 @@ def _files(directory: Path, skipped: list[str]) -> Iterator[str]:
 
 
 def _etag(url: str, size: int) -> str:
-    """The strong ETag of a file; empty where it has none. Raises OriginUnavailable."""
+    """Return the strong ETag of a file; "" if it has none. Raises OriginUnavailable."""
     asked = urllib.request.Request(url, method="HEAD", headers={"Accept-Encoding": "identity"})
     try:
         with urllib.request.urlopen(asked, timeout=_TIMEOUT, context=trust()) as answer:
@@ -133,7 +134,7 @@ def _etag(url: str, size: int) -> str:
 
 @functools.cache
 def trust() -> ssl.SSLContext:
-    """The authorities that the daemon trusts too. Raises ConfigError."""
+    """Return the CAs that the daemon trusts. Raises ConfigError."""
     bundle = os.environ.get("REQUESTS_CA_BUNDLE")
     if not bundle:
         return ssl.create_default_context()

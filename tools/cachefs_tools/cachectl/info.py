@@ -1,4 +1,4 @@
-"""cachectl info: what is known of a file or directory of a mount."""
+"""cachectl info: describes a file or directory of a mount."""
 
 import os
 from datetime import UTC, datetime
@@ -33,10 +33,8 @@ def info(session: CommandSession, path: str) -> None:
 
 
 def find_mount(path: str) -> tuple[MountPoint, bytes]:
-    """The mount that *path* is in, and the path in that mount. Asks no mount unless *path* leads through links.
-
-    Raises NotFound.
-    """
+    """Return the mount of *path*, and the path within the mount. Accesses no mount unless *path* has symbolic links.
+    Raises NotFound."""
     for place in (os.path.abspath(path), os.path.realpath(path)):
         for point in sorted(mount_points(), key=lambda point: len(point.path.parts), reverse=True):
             if Path(place).is_relative_to(point.path):
@@ -45,7 +43,7 @@ def find_mount(path: str) -> tuple[MountPoint, bytes]:
 
 
 def wanted_file(point: MountPoint, spec: MountSpec, inside: bytes, mounts: list[MountView]) -> FilePath:
-    """The file that the mount *point* of *spec* shows at *inside*. mounts: those that the daemon knows. Raises
+    """Return the file at the path *inside* of the mount *point* of *spec*. mounts: those that the daemon knows. Raises
     NotFound."""
     relative = inside.strip(b"/")
     if spec.is_single:
@@ -61,7 +59,7 @@ def wanted_file(point: MountPoint, spec: MountSpec, inside: bytes, mounts: list[
 
 
 def lines_of(found: FileInfo) -> list[RenderableType]:
-    """The answer for people."""
+    """Return the lines of `info`."""
     rows = [
         ("dataset", f"{found.dataset}@{found.snapshot}"),
         ("path", escape(found.path) + "/" * found.directory if found.path else "/"),

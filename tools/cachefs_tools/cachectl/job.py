@@ -1,4 +1,4 @@
-"""cachectl job and stalls: what jobs will read, how far they are, and what they waited for."""
+"""cachectl job and stalls: published sequences of jobs, their progress, and their waits."""
 
 import dataclasses
 import os
@@ -24,11 +24,11 @@ from cachefs_tools.cachectl.usage import CommandGroup
 from cachefs_tools.names import escape
 
 SOURCE = "cachectl"
-# Seconds. People publish by hand before the training starts, and nobody sends heartbeats.
+# Seconds. Users publish by hand before the training starts, and no heartbeats follow.
 LEASE = 3600.0
-# Ranks that are published at once.
+# Most ranks published at once.
 MOST_RANKS = 8192
-# Epochs of a sampler that the daemon takes.
+# Most epochs that the daemon accepts.
 MOST_EPOCHS = 1_000_000
 
 
@@ -38,7 +38,7 @@ def job() -> None:
 
 
 def ranks_of(ctx: click.Context, param: click.Parameter, text: str) -> list[int]:
-    """The ranks that an option such as `3`, `0-7` or `0-3,8` means."""
+    """Parse an option such as `3`, `0-7` or `0-3,8` into ranks."""
     try:
         parts = [part.partition("-") for part in text.split(",")]
         ranges = [range(int(first), int(last or first) + 1) for first, _, last in parts]
@@ -156,7 +156,7 @@ def publish(session: CommandSession, name: str, dataset: str, **given: Any) -> N
 
 
 def check_own_process(pid: int) -> None:
-    """Raises NotFound, or AccessDenied where the process is another user's: the daemon would not look at it."""
+    """Raise NotFound, or AccessDenied for another user's process, which the daemon would ignore."""
     if not Path(f"/proc/{pid}").exists():
         raise NotFound(f"no process {pid} runs here; --pid takes that of the training")
     if os.geteuid() and os.geteuid() not in users_of(pid):
@@ -172,12 +172,12 @@ def _pid_namespace() -> int:
 
 
 def spec_of_rank(spec: SamplerSpec, rank: int) -> SamplerSpec:
-    """The part of the sampler that one rank reads."""
+    """Return the sampler of one rank."""
     return dataclasses.replace(spec, rank=rank if spec.replicas > 1 else 0)
 
 
 def map_of(files: BinaryIO | None, records: str | None, paths: tuple[str, ...]) -> SampleMap | None:
-    """Which files the samples are. None: the files of the dataset in the order of their paths."""
+    """Return the files of the samples; None: the files of the dataset in path order."""
     if files and records:
         raise click.UsageError("--files and --records exclude each other")
     if bool(records) != bool(paths):
@@ -190,7 +190,7 @@ def map_of(files: BinaryIO | None, records: str | None, paths: tuple[str, ...]) 
 
 
 def samples_of(session: CommandSession, dataset: str, sample_map: SampleMap | None, given: int | None) -> int:
-    """The number of samples: as it was given, or the number of files."""
+    """Return the number of samples: as given, or the number of files."""
     if given is not None:
         return given
     if sample_map is None:
@@ -201,15 +201,15 @@ def samples_of(session: CommandSession, dataset: str, sample_map: SampleMap | No
 
 
 def order_of(path: Path) -> bytes:
-    """The sample numbers in a file, as little-endian uint32. Raises ConfigError where the file holds anything else."""
-    import numpy as np  # 0.1 s, which every other command would wait for
+    """Return the sample numbers in a file, as little-endian uint32. Raises ConfigError for any other content."""
+    import numpy as np  # takes 0.1 s, which would delay every other command
 
     try:
         if path.suffix == ".npy":
             numbers = np.load(path)
         else:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of an empty file, which is told below
+                warnings.simplefilter("ignore")  # warns of an empty file, reported below
                 numbers = np.loadtxt(path, dtype=np.int64, ndmin=1)
         if not isinstance(numbers, np.ndarray) or not numbers.size or not np.issubdtype(numbers.dtype, np.integer):
             raise ValueError("expected whole numbers, one per sample")
@@ -285,7 +285,7 @@ def stalls(session: CommandSession, name: str) -> None:
 
 
 def stall_row(row: StallRow) -> tuple[str, ...]:
-    """A row of `stalls`."""
+    """Return a row of `stalls`."""
     whose = (escape(row.job), escape(row.consumer), str(row.epoch + 1)) if row.job else ("-", "-", "-")
     return (
         *whose,

@@ -1,4 +1,4 @@
-"""What `cachectl job show` and `job list` say of a job, in words and tables."""
+"""Texts and tables of `cachectl job show` and `job list`."""
 
 import os
 import time
@@ -27,7 +27,7 @@ from cachefs_tools.cachectl.command_session import plain
 from cachefs_tools.cachectl.display import size, table
 from cachefs_tools.names import escape
 
-# What each column means, for `job show --help`.
+# Meaning of the columns, for `job show --help`.
 COLUMNS: Final = """\
 \b
 LOADER  the class of the loader's dataset and the line of the program that
@@ -54,7 +54,7 @@ AHEAD   bytes that the loader will read in this epoch and the next, and
         that are on this node already
 """
 MOST_NOTES: Final = 16
-# What a rule guesses (cachefs.planning.prefetch.guess_counts.Rule).
+# Readahead rules (cachefs.planning.prefetch.guess_counts.Rule), in words.
 RULES: Final = {
     "listing": "next files",
     "pass": "same order again",
@@ -66,10 +66,10 @@ RULES: Final = {
 
 
 def describe(view: JobView, *, each_rank: bool = False) -> Iterator[str | Text | Table]:
-    """The lines of `job show`. each_rank: a row for each rank."""
+    """Yield the lines of `job show`. each_rank: a row for each rank."""
     loaders = loaders_of(view.consumers)
     age = duration(max(0.0, time.time() - view.started))
-    # One's own jobs have the name that one gave them; those of others need the full one.
+    # The user's own jobs are shown with the name that the user gave; those of others need the full one.
     job = view.job.removesuffix(f"{OWNER_MARK}{os.geteuid()}")
     yield f"{escape(job)}: {how_it_is(view)}, {age} old, published by {view.source or 'nobody known'}"
     yield f"reads {escape(view.dataset)}, snapshot {view.snapshot}"
@@ -90,7 +90,7 @@ def describe(view: JobView, *, each_rank: bool = False) -> Iterator[str | Text |
 
 
 def document_of(view: JobView) -> dict[str, Any]:
-    """A job as `--json` shows it: with ranges of epochs in place of each number, and epochs as people count them."""
+    """Return the document of a job, with ranges of epochs instead of each number, and epochs counted from 1."""
     document: dict[str, Any] = plain(view)
     for one, consumer in zip(view.consumers, document["consumers"], strict=True):
         consumer["known_epochs"] = ranges(one.known_epochs)
@@ -99,7 +99,7 @@ def document_of(view: JobView) -> dict[str, Any]:
 
 
 def ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Numbers that rise as ranges, each with its first and its last one."""
+    """Return ascending numbers as ranges of first and last number."""
     found: list[tuple[int, int]] = []
     for number in numbers:
         if found and number == found[-1][1] + 1:
@@ -110,7 +110,7 @@ def ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def fetched_words(view: JobView) -> str:
-    """What was fetched for a job, and how many of its reads waited, as far as they are known to be its own."""
+    """Return the bytes fetched for a job and the number of its waiting reads, as far as they are attributed to it."""
     peers = f" from origins, {size(view.peer_bytes)} from other nodes" if view.peer_bytes else ""
     waited = f"{counted(view.stalls, 'read')} waited at the mount, {view.stall_seconds:.1f} s in all"
     verb = "waits" if view.waiting == 1 else "wait"
@@ -121,7 +121,7 @@ def fetched_words(view: JobView) -> str:
 
 
 def fetched_again_words(epochs: Sequence[FetchedAgain]) -> str:
-    """What a job has fetched although the node had it before, and why, as far as that is known."""
+    """Return what a job has fetched although the node had it before, and why, as far as known."""
     last = epochs[-1]
     words = f"fetched again: {size(last.bytes)} in epoch {last.epoch + 1}"
     if len(epochs) > 1:
@@ -133,7 +133,7 @@ def fetched_again_words(epochs: Sequence[FetchedAgain]) -> str:
 
 
 def progress_words(view: JobView, loaders: Sequence[Loader]) -> str:
-    """How far the job is, and how long it still takes, as far as that is known; empty where nothing is."""
+    """Return the progress of the job and its remaining time, as far as known; else ""."""
     if view.state != RUNNING or not loaders:
         return ""
     now = min((one for one in loaders if one.state != ENDED), key=lambda one: one.epoch, default=loaders[0])
@@ -145,7 +145,7 @@ def progress_words(view: JobView, loaders: Sequence[Loader]) -> str:
 
 
 def waiting_words(loaders: Sequence[Loader], *, has_full_tier: bool = False) -> str:
-    """Which part of its time the job has waited for data, and why. has_full_tier: a tier takes no blocks."""
+    """Return the share of time that the job has waited for data, and why. has_full_tier: a tier takes no blocks."""
     share = share_waited(loaders)
     if share is None:
         return "how long the loop waited is not known: no DataLoader has given a batch yet"
@@ -161,7 +161,7 @@ def loader_table(rows: Sequence[Loader], *, each_rank: bool = False) -> Table:
 
 
 def loader_row(row: Loader, ranks: str) -> tuple[str, ...]:
-    """A row of `job show`. ranks: the heading of the column of ranks, if there is one."""
+    """Return a row of `job show`. ranks: the heading of the column of ranks, if there is one."""
     which = {">RANK ": (str(row.slowest.rank),), ">RANKS ": (str(row.ranks),)}.get(ranks, ())
     is_over = row.state == ENDED
     epoch = f"{row.epoch:,}/{row.epochs:,}" if row.epochs else f"{row.epoch:,}"
@@ -176,7 +176,7 @@ def loader_row(row: Loader, ranks: str) -> tuple[str, ...]:
 
 
 def remarks(view: JobView) -> Iterator[str]:
-    """What is wrong (`!`), and what is not understood (`?`): each thing once."""
+    """Yield problems (`!`) and unknown things (`?`), each once."""
     said: dict[str, list[str]] = {}
     for one in view.consumers:
         whose = one.loader.name if one.loader is not None else one.consumer
@@ -196,7 +196,7 @@ def remarks(view: JobView) -> Iterator[str]:
 
 
 def how_it_is(view: JobView) -> str:
-    """The state of a job; of one that is over also where it was, and why it ended."""
+    """Return the state of a job; for a finished one also where it was, and why it ended."""
     loaders = loaders_of(view.consumers)
     if view.state == RUNNING or not loaders:
         state = view.state
@@ -207,7 +207,7 @@ def how_it_is(view: JobView) -> str:
 
 
 def _where_it_was(loaders: Sequence[Loader]) -> str:
-    """How far a job has come that is over. loaders: those that were in its last epoch."""
+    """Return the progress of a finished job. loaders: those in its last epoch."""
     epoch, done = loaders[0].epoch, [one.done for one in loaders if one.done is not None]
     if len(done) < len(loaders):
         return f"in epoch {epoch:,}"
@@ -218,7 +218,7 @@ def _where_it_was(loaders: Sequence[Loader]) -> str:
 
 
 def describe_all(found: JobList) -> Iterator[str | Table]:
-    """The lines of `job list`."""
+    """Yield the lines of `job list`."""
     if found.jobs:
         yield table("JOB DATASET =STATE >RANKS >EPOCH >DONE >JOB-LEFT >RATE >WAITED", map(job_row, found.jobs))
     else:
@@ -231,7 +231,7 @@ def describe_all(found: JobList) -> Iterator[str | Table]:
 
 
 def job_row(view: JobView) -> tuple[str, ...]:
-    """A row of `job list`: of the loader that reads most, in which the job spends its epochs."""
+    """Return a row of `job list`, for the loader that reads most."""
     loaders = loaders_of(view.consumers)
     main = max(loaders, key=lambda one: one.waited.busy, default=None)
     share = share_waited(loaders)
@@ -251,7 +251,7 @@ def job_row(view: JobView) -> tuple[str, ...]:
 
 
 def guess_row(view: GuessView) -> tuple[str, ...]:
-    """A row of what was guessed. What is neither read nor given up is open: it may still be read."""
+    """Return a row of readahead. Blocks that are neither read nor given up are open: they may still be read."""
     counts = view.counts
     still_open = max(0, counts.bytes - counts.right_bytes - counts.wrong_bytes)
     return (
@@ -262,14 +262,14 @@ def guess_row(view: GuessView) -> tuple[str, ...]:
 
 
 def percent(share: float) -> str:
-    """A share from 0 to 1 in percent. `100 %` and `0 %` are all and nothing."""
+    """Format a share from 0 to 1 in percent; `100 %` and `0 %` are exact."""
     if 0 < share < 0.01:
         return "<1 %"
     return "99 %" if 0.99 < share < 1 else f"{100 * min(share, 1.0):.0f} %"
 
 
 def short(seconds: float) -> str:
-    """A time in one unit or two, in few characters, such as `3h20m`."""
+    """Format a time in one or two units and few characters, such as `3h20m`."""
     return (
         duration(seconds).replace(" min", "m").replace(" h", "h").replace(" d", "d").replace(" s", "s").replace(" ", "")
     )

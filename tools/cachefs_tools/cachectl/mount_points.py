@@ -21,19 +21,19 @@ from cachefs_tools.cachectl import completion
 from cachefs_tools.cachectl.command_session import CommandSession, fail, with_session
 from cachefs_tools.names import escape
 
-# Seconds that a mount has to answer. A mount whose process hangs must not hang cachectl.
+# Seconds for a mount to respond. A hanging mount must not hang cachectl.
 PROBE_SECONDS: Final = 5.0
-# Exit status of the child that looks whether a mount is dead.
+# Exit status of the child that finds a mount dead.
 DEAD: Final = 3
-# A mount with published jobs uses its own files for moments, to see what the kernel has of them. So one that is busy
-# is tried again for so many seconds, with so many between two tries.
+# A mount with published jobs briefly uses its own files, to see which pages the kernel has. So a busy mount is retried
+# for BUSY_SECONDS, with PAUSE between attempts.
 BUSY_SECONDS: Final = 2.0
 PAUSE: Final = 0.05
-# Seconds in which the process of a mount that was unmounted ends, and of one that was detached while nothing uses it.
+# Seconds in which the process of an unmounted mount ends, and of a detached one that is not in use.
 END_SECONDS: Final = 10.0
 LAZY_SECONDS: Final = 2.0
 STATUS_SECONDS: Final = 5.0
-# Deadline in seconds of the search for the processes that keep a mount busy: a machine may have thousands.
+# Deadline in seconds of the search for processes that use a mount: a machine may have thousands.
 USERS_SECONDS: Final = 10.0
 NOT_FOUND: Final = " (no process that uses it was found among those of this user; something may be mounted below it)"
 GOES_ON: Final = "but its process has not ended yet, so `cachectl mounts` still shows it"
@@ -63,7 +63,7 @@ def mount(  # one for each option
     environment = {**os.environ, SOCKET_VARIABLE: str(session.socket)}
     if not session.as_json:
         os.execve(helper, command, environment)
-    # A mount in the background closes stderr when it is there. One in the foreground writes its log to it.
+    # A background mount closes stderr once it is ready. A foreground mount logs to it.
     stderr = None if foreground else subprocess.PIPE
     done = subprocess.run(
         command, env=environment, stdout=sys.stderr, stderr=stderr, text=True, errors="replace", check=False
@@ -92,12 +92,12 @@ def umount(session: CommandSession, directory: str, lazy: bool) -> None:
         raise Busy(f"something else is mounted over the mount at {escape(directory)}; unmount that first")
     recovered = not lazy and is_dead(path)
     known = living_mounts(session, path)
-    # Once it is detached, no path of a file that is open leads to it any more.
+    # After detaching, no path of an open file leads to the mount any more.
     users = describe_users(path) if lazy else ""
     try:
         unmount(path, lazy=lazy or recovered)
     except Busy as error:
-        users = describe_users(path, USERS_SECONDS)  # now, as it may be another one
+        users = describe_users(path, USERS_SECONDS)  # now, since the user may be another one
         by = f", by {users}" if users else NOT_FOUND
         raise Busy(f"{error}{by}; end what uses it, or detach it with --lazy") from None
     done = "recovered from a dead mount" if recovered else "unmounted"
@@ -109,7 +109,7 @@ def umount(session: CommandSession, directory: str, lazy: bool) -> None:
 
 
 def living_mounts(session: CommandSession, path: Path) -> set[str]:
-    """Ids of the mounts on *path* that the daemon takes to be alive; none where no daemon answers."""
+    """Return the ids of the mounts on *path* that the daemon considers alive; none if no daemon answers."""
     try:
         mounts = session.call(STATUS, Empty(), STATUS_SECONDS).mounts
     except CachefsError:
@@ -119,7 +119,7 @@ def living_mounts(session: CommandSession, path: Path) -> set[str]:
 
 def wait_for_end(session: CommandSession, path: Path, known: set[str], seconds: float) -> bool:
     """Wait until the daemon knows that the mounts *known* have ended, so that their datasets can be removed. Return
-    False where it does not within *seconds*."""
+    False after *seconds*."""
     deadline = time.monotonic() + seconds
     while known & living_mounts(session, path):
         if time.monotonic() > deadline:
@@ -129,7 +129,7 @@ def wait_for_end(session: CommandSession, path: Path, known: set[str], seconds: 
 
 
 def unmount(path: Path, *, lazy: bool) -> None:
-    """Unmount, once nobody uses the mount. Raises Busy where somebody does all the time, and other CachefsErrors."""
+    """Unmount, retrying while the mount is busy. Raises Busy if it stays busy, and other CachefsErrors."""
     deadline = time.monotonic() + BUSY_SECONDS
     while True:
         try:
@@ -141,14 +141,14 @@ def unmount(path: Path, *, lazy: bool) -> None:
 
 
 def resolved_mount_point(directory: str) -> Path:
-    """The absolute path of a mount point, found without asking the mount. Raises CachefsError."""
+    """Return the absolute path of a mount point without accessing the mount. Raises CachefsError."""
     if not directory:
         raise ConfigError("the directory is empty; name a mount point, as `cachectl mounts` shows them")
     return kernel.place_of(Path(os.path.abspath(directory)))
 
 
 def is_dead(path: Path) -> bool:
-    """Whether the process behind the mount is gone or does not answer. A child looks, since it may hang."""
+    """Return whether the mount's process is gone or does not respond. A child checks, since the check may hang."""
     probe = (
         "import pathlib, sys, cachefs.mount.kernel;"
         f"sys.exit({DEAD} if cachefs.mount.kernel.is_dead(pathlib.Path(sys.argv[1])) else 0)"

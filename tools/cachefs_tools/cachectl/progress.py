@@ -1,4 +1,4 @@
-"""Shows the progress of long work of the daemon: a bar on a terminal, and elsewhere a line from time to time."""
+"""Shows the progress of the daemon's long operations: a bar on a terminal, else a line from time to time."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -28,20 +28,20 @@ from cachefs_tools.names import escape
 
 Update = TypeVar("Update")
 
-# Seconds between two lines where there is no terminal.
+# Seconds between lines without a terminal.
 LINE_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Said(Generic[Update]):
-    """What is said of an update in a line: of the work that goes on, and where it was interrupted."""
+    """Texts of an update: for work in progress, and after an interruption."""
 
     line: Callable[[Update], str]
     interrupted: Callable[[Update], str]
 
 
 class _Bytes(ProgressColumn):
-    """A column with bytes of all bytes, and the speed, in the units of all other output."""
+    """A column with bytes done, total bytes, and speed, in the units of all other output."""
 
     def render(self, task: Task) -> Text:
         speed = task.speed or (task.completed / task.elapsed if task.elapsed else 0)
@@ -56,7 +56,7 @@ class _Rate(ProgressColumn):
         self._unit = unit
 
     def render(self, task: Task) -> Text:
-        # With one update only there is no speed between two of them.
+        # A single update gives no speed between two.
         speed = task.speed or (task.completed / task.elapsed if task.elapsed else 0)
         return Text(f"{speed:,.0f} {self._unit}/s")
 
@@ -64,7 +64,7 @@ class _Rate(ProgressColumn):
 def follow_listing(session: CommandSession, updates: Iterable[ListingProgress]) -> ListingProgress:
     """Show a listing. Returns the last update, which has the dataset.
 
-    The number of all objects is not known before the end of the listing, but it is mostly near that of the last one.
+    The number of objects is unknown before the end of the listing, but usually close to that of the previous one.
     """
     bar = Progress(
         SpinnerColumn(), TextColumn("{task.description}"), BarColumn(20), _Rate("objects"), TimeElapsedColumn(),
@@ -75,7 +75,7 @@ def follow_listing(session: CommandSession, updates: Iterable[ListingProgress]) 
     def show(task: TaskID, update: ListingProgress) -> None:
         nonlocal listed, phase
         if phase != update.phase:
-            # What an interrupted listing has found was not found at this rate, and building has a rate of its own.
+            # Objects from an interrupted listing do not count for the rate, and building has a rate of its own.
             bar.reset(task, completed=update.resumed if update.phase == ListingPhase.LISTING else 0)
             phase = update.phase
         if update.phase == ListingPhase.LISTING:
@@ -96,7 +96,7 @@ def follow_listing(session: CommandSession, updates: Iterable[ListingProgress]) 
 def follow_warmup(
     session: CommandSession, updates: Iterable[WarmupProgress], *, watched: bool = False
 ) -> WarmupProgress:
-    """Show a warmup. Returns the last update. watched: it goes on where this is interrupted."""
+    """Show a warmup. Returns the last update. watched: the warmup continues after an interruption."""
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(20), _Bytes(), TimeRemainingColumn(),
         console=session.screen, transient=True, disable=not session.screen.is_terminal,
@@ -145,7 +145,7 @@ def _follow(
     show: Callable[[TaskID, Update], None],
     said: _Said[Update],
 ) -> Update:
-    """Show all updates. Returns the last one; raises DaemonUnavailable where there is none."""
+    """Show all updates. Returns the last one. Raises DaemonUnavailable if there is none."""
     last = None
     due = time.monotonic() + LINE_SECONDS
     try:

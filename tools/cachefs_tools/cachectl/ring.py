@@ -1,4 +1,4 @@
-"""cachectl ring: which part of all blocks each node is the home of, and what another set of nodes would move."""
+"""cachectl ring: the share of blocks of each home node, and the blocks that a change of the nodes would move."""
 
 import click
 
@@ -24,7 +24,7 @@ def ring(session: CommandSession, changes: tuple[str, ...]) -> None:
     what the node's weight says, and HOMES what it is with 131,072 blocks. This command changes nothing.
     """
     found = session.call(CLUSTER, Empty())
-    from cachefs_tools.cachectl import ring_tables  # numpy: 0.1 s, which every other command would wait for
+    from cachefs_tools.cachectl import ring_tables  # numpy takes 0.1 s, which would delay every other command
 
     document, lines = ring_tables.say_diff(found, changes) if changes else ring_tables.say_shares(found)
     session.answer(document, *lines)

@@ -1,4 +1,4 @@
-"""What `cachectl ring` says: shares of the nodes, and what another set of nodes would move."""
+"""Output of `cachectl ring`: shares of the nodes, and blocks that a change of the nodes would move."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -19,14 +19,14 @@ Said = tuple[dict[str, Any], Iterator[str | Table]]
 
 
 def say_shares(found: ClusterStatus) -> Said:
-    """The document of `ring --json`, and the lines of `ring`. Raises NotFound where nobody keeps blocks."""
+    """Return the document and the lines of `ring`. Raises NotFound if no node keeps blocks."""
     rows = shares(_placing(found), found.replicas)
     return document(found, rows), describe(found, rows)
 
 
 def say_diff(found: ClusterStatus, changes: Sequence[str]) -> Said:
-    """The same with --diff. Raises UsageError for what is no change, ConfigError for who is there already, NotFound for
-    nodes that are not there."""
+    """Return the document and the lines of `ring --diff`. Raises UsageError for an invalid change, ConfigError for a
+    node that is present already, NotFound for an absent one."""
     diff = ring_diff(_placing(found), changed(found, changes))
     return diff_document(found, diff), describe_diff(found, diff)
 
@@ -39,12 +39,12 @@ def _placing(found: ClusterStatus) -> list[Member]:
 
 
 def member_of(one: MemberStatus) -> Member:
-    """A node as placement knows it."""
+    """Return a node as placement knows it."""
     return Member(one.id, xxh3_64_intdigest(one.id.encode()), one.weight, one.zone)
 
 
 def changed(found: ClusterStatus, changes: Sequence[str]) -> list[Member]:
-    """The members with these changes, such as `+node-7:2.5` or `-node-3`. Raises as `say_diff`."""
+    """Return the members after changes such as `+node-7:2.5` or `-node-3`. Raises as `say_diff`."""
     members = {one.id: member_of(one) for one in found.members if one.placing}
     average = sum(one.weight for one in members.values()) / len(members)
     for text in changes:
@@ -69,7 +69,7 @@ def _joining(text: str, average: float) -> Member:
         number = math.nan
     if not name or not 0 < number < math.inf:
         raise click.UsageError(f"{text!r} is no node that joins: +NAME:WEIGHT, with a weight above 0 such as 2.5")
-    # Which id it will have nobody knows yet. As many blocks move with any.
+    # Its real id is unknown; any id moves as many blocks.
     return Member(name, xxh3_64_intdigest(name.encode()), number, zone)
 
 
@@ -84,7 +84,7 @@ def _leaving(name: str, found: ClusterStatus, members: dict[str, Member]) -> str
 
 
 def describe(found: ClusterStatus, rows: Sequence[Share]) -> Iterator[str | Table]:
-    """The lines of `ring`."""
+    """Yield the lines of `ring`."""
     nodes, copies = "node" if len(rows) == 1 else "nodes", "copy" if found.replicas == 1 else "copies"
     yield f"ring epoch {found.epoch}, {len(rows)} {nodes}, {found.replicas} {copies} of each block"
     yield ""
@@ -107,7 +107,7 @@ def describe(found: ClusterStatus, rows: Sequence[Share]) -> Iterator[str | Tabl
 
 
 def describe_diff(found: ClusterStatus, diff: RingDiff) -> Iterator[str | Table]:
-    """The lines of `ring --diff`."""
+    """Yield the lines of `ring --diff`."""
     yield (
         f"{_percent(diff.moved)} of all blocks would get another home; "
         f"{_percent(diff.least)} is the least that gives each node its share"
@@ -125,7 +125,7 @@ def describe_diff(found: ClusterStatus, diff: RingDiff) -> Iterator[str | Table]
 
 
 def document(found: ClusterStatus, rows: Sequence[Share]) -> dict[str, Any]:
-    """`ring --json`. Shares are parts of all blocks, 0 to 1."""
+    """Return the document of `ring --json`. Shares are parts of all blocks, 0 to 1."""
     names = {one.id: one.name for one in found.members}
     nodes = [
         {
@@ -138,7 +138,7 @@ def document(found: ClusterStatus, rows: Sequence[Share]) -> dict[str, Any]:
 
 
 def diff_document(found: ClusterStatus, diff: RingDiff) -> dict[str, Any]:
-    """`ring --diff --json`. All are parts of all blocks, 0 to 1."""
+    """Return the document of `ring --diff --json`. Values are parts of all blocks, 0 to 1."""
     names = {one.id: one.name for one in found.members}
     nodes = [
         {

@@ -1,4 +1,4 @@
-"""cachectl scale-hint: how many nodes the published jobs need."""
+"""cachectl scale-hint: the number of nodes that the published jobs need."""
 
 from collections.abc import Iterator
 
@@ -28,7 +28,7 @@ def scale_hint(session: CommandSession) -> None:
 
 
 def describe(found: ScaleStatus) -> Iterator[str | Table]:
-    """The lines of `scale-hint`."""
+    """Yield the lines of `scale-hint`."""
     capacity, used = found.now.capacity, sum(node.used for node in found.nodes)
     yield f"{_nodes(len(found.nodes))} with room for {size(capacity)}, of which {size(used)} are taken"
     if not found.needed:

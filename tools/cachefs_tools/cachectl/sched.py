@@ -1,4 +1,4 @@
-"""cachectl sched and cachectl scale: what cachefs-scheduler knows, and what it is told."""
+"""cachectl sched and cachectl scale: query and control cachefs-scheduler."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ from cachefs_tools.cachectl.display import share, size, table
 from cachefs_tools.cachectl.scheduler_client import SchedulerClient
 from cachefs_tools.names import escape
 
-# Characters of a name in a table of at most 80 columns.
+# Longest name in a table of at most 80 columns.
 _NAME: Final = 24
 
 
@@ -238,7 +238,7 @@ def scale(session: CommandSession, client: SchedulerClient, **given: Any) -> Non
 
 
 def _short(text: str) -> str:
-    """Names are cut in the middle: both ends tell them apart."""
+    """Shorten a name in the middle: both ends are significant."""
     shown = escape(text)
     if len(shown) <= _NAME:
         return shown

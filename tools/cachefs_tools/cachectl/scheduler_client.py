@@ -1,4 +1,4 @@
-"""Asks cachefs-scheduler: JSON over HTTP, on its unix socket or on TCP with certificates."""
+"""Client of cachefs-scheduler: JSON over HTTP, on its Unix socket or on TCP with certificates."""
 
 import http.client
 import os
@@ -14,7 +14,7 @@ from cachefs.errors import AccessDenied, CachefsError, ConfigError, DaemonUnavai
 from cachefs.pem_files import PemFiles
 
 DEFAULT_SOCKET: Final = Path("/run/cachefs-scheduler/cachefs-scheduler.sock")
-# An address may be given here, as to --scheduler.
+# Environment variable with an address, as for --scheduler.
 VARIABLE: Final = "CACHEFS_SCHEDULER"
 SECONDS: Final = 30.0
 MOST_ANSWER: Final = 256 << 20
@@ -24,13 +24,17 @@ _ERRORS: Final = {400: ConfigError, 403: AccessDenied, 404: NotFound}
 
 
 class SchedulerClient:
-    """Blocking. A connection for each call."""
+    """Blocking client with a connection for each call."""
 
     def __init__(self, address: str = "", certificates: tuple[str, str, str] | None = None) -> None:
-        """address: path of the socket, also as unix:PATH, or http(s)://HOST:PORT; empty: that of the environment, or
-        the usual one. certificates: files of the authority, of the certificate and of its key. Raises ConfigError."""
+        """Create a client. Raises ConfigError.
+
+        Args:
+            address: path of the socket, unix:PATH, or http(s)://HOST:PORT; "": from the environment, or the default.
+            certificates: files of the CA, the certificate and its key.
+        """
         self.address = address or os.environ.get(VARIABLE, "") or str(DEFAULT_SOCKET)
-        # As cachefs-slurm-hint has it in its file.
+        # The form of cachefs-slurm-hint's configuration.
         self.address = self.address.removeprefix("unix:")
         self._url = urlsplit(self.address) if "://" in self.address else None
         if self._url is not None and (self._url.scheme not in ("http", "https") or not self._url.hostname):
@@ -38,12 +42,12 @@ class SchedulerClient:
         self._certificates = certificates
 
     def get(self, path: str, kind: type[Reply], **query: str) -> Reply:
-        """Raises CachefsError."""
+        """Send a GET. Raises CachefsError."""
         given = {name: value for name, value in query.items() if value}
         return self._ask("GET", f"{path}?{urlencode(given, quote_via=quote)}" if given else path, None, kind)
 
     def post(self, path: str, body: msgspec.Struct, kind: type[Reply]) -> Reply:
-        """Raises CachefsError."""
+        """Send a POST. Raises CachefsError."""
         return self._ask("POST", path, msgspec.json.encode(body), kind)
 
     def _ask(self, method: str, path: str, body: bytes | None, kind: type[Reply]) -> Reply:

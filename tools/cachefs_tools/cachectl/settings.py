@@ -1,4 +1,4 @@
-"""cachectl reload and log-level: settings of the daemon that change while it runs."""
+"""cachectl reload and log-level: settings of the daemon that change at run time."""
 
 import sys
 

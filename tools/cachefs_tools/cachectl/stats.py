@@ -1,4 +1,4 @@
-"""cachectl stats: what goes on at a mount, one line per second."""
+"""cachectl stats: shows the activity of a mount, one line per second."""
 
 import json
 import time
@@ -36,22 +36,22 @@ class Moment:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What a mount did from one moment to the next. The fields are the keys of the JSON objects."""
+    """Activity of a mount between two moments. The fields are the keys of the JSON objects."""
 
     seconds: float  # between the two moments
     requests: float  # requests of the kernel, per second
-    ioctls: float  # those of them that ask whether a file is a terminal, and the like, per second
-    requests_per_1000_samples: float | None  # None: no job went on
-    samples: float  # samples that jobs which have published a sequence went on by, per second
-    hits_memory: float  # reads that the memory tier answered, per second
-    hits_ssd: float  # reads that the SSD tier answered, per second
+    ioctls: float  # isatty() and similar requests among them, per second
+    requests_per_1000_samples: float | None  # None: no job made progress
+    samples: float  # progress of jobs with a published sequence, in samples per second
+    hits_memory: float  # reads from the memory tier, per second
+    hits_ssd: float  # reads from the SSD tier, per second
     misses: float  # reads that waited for a fetch, per second
     pushed_bytes: float  # per second
     dropped_bytes: float  # per second
     late: float  # reads that came before their block was pushed, per second
     wasted: float  # blocks that were dropped before they were read, per second
-    held_bytes: int  # what the daemon believes to be in the page cache, at the second moment
-    budget_bytes: int  # how much may be in the page cache, at the second moment
+    held_bytes: int  # bytes in the page cache according to the daemon, at the second moment
+    budget_bytes: int  # limit of these bytes, at the second moment
 
 
 @click.command()
@@ -82,7 +82,7 @@ def stats(session: CommandSession, mount: str, interval: float, lines: int | Non
 
 
 def moments(session: CommandSession, mount: str, interval: float) -> Iterator[Moment]:
-    """The mount now, and then every *interval* seconds. Raises NotFound where the mount does not live (any more)."""
+    """Yield the mount now, and then every *interval* seconds. Raises NotFound if the mount is not alive."""
     start = time.monotonic()
     for turn in count(1):
         view = find(session.call(STATUS, Empty()).mounts, mount)
@@ -92,7 +92,7 @@ def moments(session: CommandSession, mount: str, interval: float) -> Iterator[Mo
 
 
 def find(mounts: list[MountView], wanted: str) -> MountView:
-    """The mount with this id, or at this path. Raises NotFound where none lives."""
+    """Return the mount with this id or path. Raises NotFound if none is alive."""
     path = str(resolved_mount_point(wanted))
     for view in mounts:
         if view.alive and (view.id == wanted or view.mountpoint in (wanted, path)):
@@ -101,7 +101,7 @@ def find(mounts: list[MountView], wanted: str) -> MountView:
 
 
 def consumers_of(mount: MountView, jobs: list[JobView]) -> dict[tuple[str, str], ConsumerView]:
-    """(job, consumer) -> the consumers of all jobs that read a dataset of the mount."""
+    """Return by (job, consumer) the consumers of all jobs that read a dataset of the mount."""
     spec = MountSpec.parse(mount.spec)
     return {
         (job.job, consumer.consumer): consumer for job in jobs if spec.shows(job.dataset) for consumer in job.consumers
@@ -109,11 +109,11 @@ def consumers_of(mount: MountView, jobs: list[JobView]) -> dict[tuple[str, str],
 
 
 def difference(before: Moment, now: Moment) -> Stats:
-    """What the mount did between two moments."""
+    """Return the activity between two moments."""
     seconds = now.when - before.when
 
     def per_second(*names: str) -> float:
-        # Counters of the daemon itself begin at 0 again when it is restarted.
+        # The daemon's own counters restart at 0 with the daemon.
         change = sum(now.counters.get(name, 0) - before.counters.get(name, 0) for name in names)
         return max(0, change) / seconds
 
@@ -140,7 +140,7 @@ def difference(before: Moment, now: Moment) -> Stats:
 
 
 def advance(before: ConsumerView, now: ConsumerView) -> int:
-    """How many samples a consumer went on by; 0 where it went back."""
+    """Return a consumer's progress in samples; 0 if it went back."""
     epochs = now.epoch - before.epoch
     return max(0, epochs * before.epoch_length + now.position - before.position)
 
@@ -152,8 +152,8 @@ class _Field:
     heading: str
     unit: str  # below the heading
     width: int
-    value: Callable[[Stats, int], str]  # of a line, in so many columns of the terminal
-    spare: int = 0  # as of `tables.Column`
+    value: Callable[[Stats, int], str]  # cell of a line, given the column's width
+    spare: int = 0  # see `tables.Column`
 
 
 def _number(get: Callable[[Stats], float]) -> Callable[[Stats, int], str]:
@@ -190,7 +190,7 @@ def _shown(width: int) -> list[_Field]:
 
 
 def header(width: int) -> tuple[str, str]:
-    """The two lines above the rows, for a terminal that is so wide."""
+    """Return the two header lines for a terminal of *width* columns."""
     fields = _shown(width)
     return " ".join(f"{field.heading:>{field.width}}" for field in fields), " ".join(
         f"{field.unit:>{field.width}}" for field in fields
@@ -198,5 +198,5 @@ def header(width: int) -> tuple[str, str]:
 
 
 def row(line: Stats, width: int) -> str:
-    """A line below the header."""
+    """Return a line below the header."""
     return " ".join(f"{field.value(line, field.width):>{field.width}}" for field in _shown(width))

@@ -1,4 +1,4 @@
-"""cachectl status, mounts and errors: what the daemon says about itself."""
+"""cachectl status, mounts and errors: the daemon's state."""
 
 import itertools
 import time
@@ -31,7 +31,7 @@ def status(session: CommandSession, seconds: float | None) -> None:
 
 
 def answer(now: Status) -> Answer:
-    """The document and the lines of `status`."""
+    """Return the document and the lines of `status`."""
     return {**plain(now), "hit_ratios": hit_ratios(now)}, describe(now)
 
 
@@ -61,7 +61,7 @@ def errors(session: CommandSession, single: bool) -> None:
     lines: list[str | Table] = list(trouble_lines(now))
     if not now.errors:
         lines += [] if lines else ["no errors"]
-    elif single or not now.causes:  # an older daemon tells no causes
+    elif single or not now.causes:  # older daemons report no causes
         rows = (
             (ago(each.when), f"{each.count:,}", escape(each.subject), escape(without(each.subject, each.message)))
             for each in now.errors
@@ -83,19 +83,19 @@ def errors(session: CommandSession, single: bool) -> None:
 
 
 def without(subject: str, message: str) -> str:
-    """Returns the message with … in place of the subject, which stands in a column of its own already."""
+    """Return the message with … in place of the subject, which has a column of its own."""
     return message.replace(subject, "…") if len(subject) > 1 else message
 
 
 def ago(when: float) -> str:
-    """How long ago a unix time is."""
+    """Format the age of a Unix time."""
     return f"{duration(max(0.0, time.time() - when))} ago"
 
 
 def hit_ratios(now: Status) -> dict[str, float]:
-    """Which share of the reads each tier answered. Empty before the first read.
+    """Return the share of reads that each tier answered; empty before the first read.
 
-    Only reads that reached cachefs count. Reads that the kernel's page cache answers are seen by nobody.
+    Only reads that reached cachefs count. Reads from the kernel's page cache are invisible.
     """
     reads = sum(tier.hits for tier in now.tiers) + now.misses
     if not reads:
@@ -104,7 +104,7 @@ def hit_ratios(now: Status) -> dict[str, float]:
 
 
 def describe(now: Status) -> Iterator[str | Table]:
-    """The lines of `status`."""
+    """Yield the lines of `status`."""
     yield f"cachefsd {now.version}, pid {now.pid}, up {duration(now.uptime)}, state in {now.state_dir}"
     yield ""
     if now.troubles:
@@ -127,13 +127,13 @@ def describe(now: Status) -> Iterator[str | Table]:
 
 
 def trouble_lines(now: Status) -> Iterator[str]:
-    """What is wrong now, a line for each trouble."""
+    """Yield a line for each present trouble."""
     for one in now.troubles:
         yield f"! {escape(words(one, time.time()))}"
 
 
 def tier_facts(tier: TierStatus) -> Iterator[tuple[str, str]]:
-    """Where a tier is, and what is wrong with it."""
+    """Yield a tier's directory and problems."""
     yield tier.name, f"in {escape(tier.directory)}"
     if tier.is_cut_short:
         yield "", f"only {size(tier.limit)} of its budget of {size(tier.budget)} can be used now"
@@ -142,7 +142,7 @@ def tier_facts(tier: TierStatus) -> Iterator[tuple[str, str]]:
 
 
 def count_facts(now: Status, reads: int) -> Iterator[tuple[str, str]]:
-    """What the node has counted. reads: all that reached it."""
+    """Yield the node's counters. reads: all that reached it."""
     yield "misses", f"{counted(now.misses, 'read')} waited for a fetch ({share(now.misses, reads)})"
     in_flight = f"{counted(now.in_flight_blocks, 'block')}, {size(now.in_flight_bytes)}"
     yield "fetched", f"{counted(now.fetched_blocks, 'block')}, {size(now.fetched_bytes)}; in flight {in_flight}"
@@ -174,7 +174,7 @@ def count_facts(now: Status, reads: int) -> Iterator[tuple[str, str]]:
 
 
 def peer_facts(peers: PeerCounts) -> Iterator[tuple[str, str]]:
-    """What nodes of the cluster have given each other."""
+    """Yield the traffic with other nodes."""
     yield "peers", f"{counted(peers.blocks, 'block')}, {size(peers.bytes)} from other nodes"
     in_vain = f"{peers.not_here:,} not there, {peers.failed:,} failed, {peers.hedged:,} late and asked elsewhere too"
     yield "", f"asked {counted(peers.asked, 'time')}: {in_vain}"
@@ -187,7 +187,7 @@ def peer_facts(peers: PeerCounts) -> Iterator[tuple[str, str]]:
 
 
 def describe_endpoint(one: EndpointStatus) -> str:
-    """What was learned of a server."""
+    """Describe what is known of a server."""
     parts = [f"{one.width} of {one.most} requests at once"]
     if one.rate:
         parts.append(f"{one.rate:,.0f} a second")
@@ -201,14 +201,14 @@ def describe_endpoint(one: EndpointStatus) -> str:
 
 
 def mount_state(mount: MountView) -> str:
-    """What is left of a mount, in a word."""
+    """Return the state of a mount in a word."""
     if not mount.alive:
         return "dead"
     return "detached" if mount.detached else "ending" if mount.ending else "alive"
 
 
 def mount_snapshot(mount: MountView) -> str:
-    """What a mount shows: the first digits of its snapshot, and whether that is the newest one."""
+    """Return the first digits of a mount's snapshot, and whether it is the newest one."""
     spec = MountSpec.parse(mount.spec)
     if not spec.is_single:
         return "newest"
@@ -220,7 +220,7 @@ def mount_snapshot(mount: MountView) -> str:
 
 
 def mount_table(found: list[MountView]) -> Table:
-    """A table with a row per mount."""
+    """Return a table with a row per mount."""
     rows = (
         (escape(each.mountpoint), escape(each.spec), mount_snapshot(each), each.pid, mount_state(each),
          *(f"{each.counters.get(counter, 0):,}" for counter in ("requests", "read", "errors")))

@@ -1,4 +1,4 @@
-"""Tables that fit a terminal: columns are left out by importance, and words are not broken.
+"""Tables that fit a terminal: less important columns are left out, and words are not broken.
 
 `display.table` makes them from a line such as `"NAME =STATE >RATE? ~MESSAGE"`; see `Column`.
 """
@@ -13,23 +13,23 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
-# Columns of the terminal between two columns of a table.
+# Blanks between two columns.
 GAP: Final = 1
-# Characters behind which a long name may go on in the next line.
+# Characters after which a long name may be broken.
 _SEAMS: Final = re.compile(r"[/,:;_.@~=+-]*[^/,:;_.@~=+-]+[/,:;_.@~=+-]?|[/,:;_.@~=+-]+")
 ELLIPSIS: Final = "…"
 
 
 class Kind(StrEnum):
-    """What a column holds, by the character in front of its heading. How wide the column may be follows from that."""
+    """Kind of a column's contents, by the character in front of its heading. Determines how wide the column may be."""
 
-    NAME = ""  # a name or path: where it is too long, it goes on in the next line behind a `/`, `-` or the like
+    NAME = ""  # a name or path: broken after a `/`, `-` or the like if it is too long
     WORD = "="  # a word: never cut
     NUMBER = ">"  # a number: never cut, and aligned to the right
-    PROSE = "~"  # text: goes on in the next line at a blank
+    PROSE = "~"  # text: broken at blanks
 
 
-# How many columns of the terminal a name and a text have before others are left out for them, and the fewest.
+# Width of names and texts below which other columns are left out, and their least width.
 _EASY: Final = {Kind.NAME: 24, Kind.PROSE: 28}
 _LEAST: Final = {Kind.NAME: 10, Kind.PROSE: 12}
 
@@ -40,22 +40,22 @@ class Column:
 
     heading: str
     kind: Kind = Kind.NAME
-    # 0: it is always shown. Those with the highest number are left out first, and of several the last one.
+    # 0: always shown. Columns with the highest number are left out first, the last of them before the others.
     spare: int = 0
 
     @classmethod
     def parse(cls, text: str) -> "Column":
-        """The column of a heading with the sign of its kind in front, and as many `?` behind as it is spare."""
+        """Parse a heading with the sign of its kind in front, and a `?` for each level of `spare`."""
         heading = text.rstrip("?")
         kind = Kind(heading[0]) if heading[:1] in ("=", ">", "~") else Kind.NAME
         return cls(heading[len(kind) :], kind, len(text) - len(heading))
 
 
 def fit(columns: Sequence[Column], natural: Sequence[int], room: int) -> dict[int, int]:
-    """Which columns are shown in *room* columns of a terminal, and how wide: index -> width.
+    """Return the columns that fit into *room*, and their widths: index -> width.
 
-    natural: the width that each would take. Where not even the columns that are never left out find room with their
-    least width, they are wider than *room*.
+    natural: the full width of each column. If even the mandatory columns do not fit with their least widths, the result
+    is wider than *room*.
     """
     easy = [min(width, _EASY.get(one.kind, width)) for one, width in zip(columns, natural, strict=True)]
     shown = dict(enumerate(easy))
@@ -77,8 +77,8 @@ def _width(shown: dict[int, int]) -> int:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    """The text in lines of that width: broken at blanks; a word that is longer behind a `/`, `-` and the like; and what
-    is longer still anywhere."""
+    """Break a text into lines of that width: at blanks; a longer word behind a `/`, `-` and the like; and an even
+    longer piece anywhere."""
     lines = [""]
     for word in text.split(" "):
         joined = f"{lines[-1]} {word}" if lines[-1] else word
@@ -108,7 +108,7 @@ def _cut(text: str, width: int) -> list[str]:
 
 
 def shortened(text: str, width: int) -> str:
-    """The text in one line of that width. Of a longer one the middle is left out, as names often differ at the end."""
+    """Shorten a text to that width by leaving out its middle, since names often differ at the end."""
     if cell_len(text) <= width:
         return text
     if width <= len(ELLIPSIS):

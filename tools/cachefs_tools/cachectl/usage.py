@@ -1,4 +1,4 @@
-"""Help as a command, and what a wrong command line is answered with."""
+"""The help command, and answers to a wrong command line."""
 
 import difflib
 import json
@@ -12,9 +12,9 @@ from click.shell_completion import CompletionItem
 _WORDS: Final = f"{__name__}.words"
 
 
-# Other words for commands, which a group takes where it has the command and no other of that word.
+# Aliases, used where a group has the command and no other one of that name.
 ALIASES: Final = {"ls": "list", "remove": "rm", "delete": "rm"}
-# Words for which there is no command, and what to use.
+# Unknown words, and the commands to use instead.
 HINTS: Final = {
     "prefetch": "warmup", "preload": "warmup", "unmount": "umount", "list": "dataset list", "rm": "dataset rm",
     "remove": "dataset rm", "add": "dataset add", "show": "dataset show", "jobs": "job list",
@@ -23,7 +23,7 @@ HINTS: Final = {
 
 
 class CommandGroup(click.Group):
-    """A group that takes other words for its commands."""
+    """A group with aliases for its commands."""
 
     def __init__(self, *positional: Any, aliases: Mapping[str, str] = ALIASES, **named: Any) -> None:
         super().__init__(*positional, **named)
@@ -35,8 +35,8 @@ class CommandGroup(click.Group):
 
 
 class MainGroup(click.Group):
-    """The program itself: its commands stand in groups in its help, and it names the right command for wrong words. It
-    answers a wrong command line with a JSON object too, where that has --json in it."""
+    """The program's group: its help has sections, and it suggests the right command for a wrong word. With --json,
+    usage errors are also printed as a JSON object."""
 
     def __init__(self, *positional: Any, sections: Mapping[str, Sequence[click.Command]], **named: Any) -> None:
         """sections: heading -> commands."""
@@ -79,13 +79,13 @@ class MainGroup(click.Group):
 
 
 def _say(error: click.UsageError, words: list[str]) -> None:
-    """On stdout; click says it on stderr for people."""
+    """Print the error on stdout as JSON; click prints it on stderr."""
     if "--json" in words[: words.index("--") if "--" in words else None]:
         click.echo(json.dumps({"error": "UsageError", "message": error.format_message()}))
 
 
 def _complete_commands(ctx: click.Context, param: click.Parameter, typed: str) -> list[CompletionItem]:
-    """The commands of the group that the words before name."""
+    """Complete the commands of the group named by the preceding words."""
     group = cast(click.Context, ctx.parent).command
     for word in ctx.params.get("command") or ():
         group = group.commands.get(word, group) if isinstance(group, click.Group) else group

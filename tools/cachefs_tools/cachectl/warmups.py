@@ -1,4 +1,4 @@
-"""cachectl warmups: which warmups run, and how they end."""
+"""cachectl warmups: running and finished warmups."""
 
 import sys
 

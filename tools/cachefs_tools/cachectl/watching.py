@@ -1,4 +1,4 @@
-"""`--watch`: shows an answer again and again, until Ctrl-C."""
+"""`--watch`: shows an answer repeatedly, until Ctrl-C."""
 
 import contextlib
 import json
@@ -16,13 +16,13 @@ from rich.segment import Segment
 from cachefs.errors import DaemonUnavailable
 from cachefs_tools.cachectl.command_session import CommandSession, plain, show
 
-# Seconds from one answer to the next.
+# Seconds between answers.
 USUAL: Final = 2.0
-# Seconds that the daemon has for an answer.
+# Deadline in seconds of an answer.
 PATIENCE: Final = 10.0
 TERMINATED: Final = 128 + signal.SIGTERM
 
-# The document for --json, and the lines for people.
+# Document for --json, and lines for people.
 Answer = tuple[object, Iterable[RenderableType]]
 
 watch_option = click.option(
@@ -37,10 +37,10 @@ watch_option = click.option(
 
 
 def watch(session: CommandSession, seconds: float, look: Callable[[], Answer]) -> NoReturn:
-    """Show what *look* finds every so many seconds. While no daemon answers, that is said, and it goes on.
+    """Show the result of *look* every *seconds*. Continues while no daemon answers, and says so.
 
-    On a terminal each answer takes the place of the one before; elsewhere they follow each other, with --json one in a
-    line. Raises KeyboardInterrupt at the end, and CachefsError where the daemon refuses.
+    On a terminal each answer replaces the previous one; elsewhere they follow each other, with --json one per line.
+    Raises KeyboardInterrupt at the end, and CachefsError if the daemon refuses.
     """
     with _screen(session) as put:
         begun = time.monotonic()
@@ -49,14 +49,14 @@ def watch(session: CommandSession, seconds: float, look: Callable[[], Answer]) -
                 put(*look())
             except DaemonUnavailable as error:
                 put({"error": type(error).__name__, "message": str(error)}, [f"{error}; trying again"])
-            # Where an answer takes long, the next one is asked for after a pause of its own.
+            # If an answer takes long, a pause precedes the next one.
             begun = max(begun + seconds, time.monotonic() - seconds)
             time.sleep(max(0.05, begun - time.monotonic()))
 
 
 @contextlib.contextmanager
 def _screen(session: CommandSession) -> Iterator[Callable[[object, Iterable[RenderableType]], None]]:
-    """Something that shows an answer."""
+    """Yield a function that shows an answer."""
     if session.as_json:
         yield lambda document, _: click.echo(json.dumps(plain(document)))
         return
@@ -70,7 +70,7 @@ def _screen(session: CommandSession) -> Iterator[Callable[[object, Iterable[Rend
 
 @contextlib.contextmanager
 def _ends_on_sigterm() -> Iterator[None]:
-    """Ends the program in an orderly way, so that the terminal is as it was."""
+    """Exit in order on SIGTERM, so that the terminal is restored."""
     before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
         yield
@@ -79,7 +79,7 @@ def _ends_on_sigterm() -> Iterator[None]:
 
 
 class _Cropped:
-    """As many lines as the terminal has. The last one says how many there would be more."""
+    """As many lines as fit the terminal. The last line counts the missing ones."""
 
     def __init__(self, lines: list[RenderableType]) -> None:
         self._lines = lines

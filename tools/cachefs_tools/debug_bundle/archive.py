@@ -1,4 +1,4 @@
-"""The file of a bundle: a tar.gz that only its owner can read, and that is there as a whole or not at all."""
+"""The file of a bundle: a tar.gz readable by its owner only, written atomically."""
 
 import gzip
 import io
@@ -15,26 +15,24 @@ MODE: Final = 0o600
 
 
 def require_new(path: Path) -> None:
-    """Raises AlreadyExists where there is a file at *path*."""
+    """Raise AlreadyExists if there is a file at *path*."""
     if os.path.lexists(path):
         raise AlreadyExists(f"{path} exists already; name another file with -o")
 
 
 def write(path: Path, top: str, files: Mapping[str, str]) -> int:
-    """Write *files* (name -> text) into a new file at *path*, below the directory *top*. Returns its bytes.
-
-    Raises AlreadyExists where there is a file, CachefsError where none can be written.
-    """
+    """Write *files* (name -> text) into a new file at *path*, below the directory *top*. Returns its bytes. Raises
+    AlreadyExists if the file exists, CachefsError if it cannot be written."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
         try:
             with os.fdopen(descriptor, "wb") as raw:
-                os.fchmod(raw.fileno(), MODE)  # whatever the umask
+                os.fchmod(raw.fileno(), MODE)  # independent of the umask
                 with gzip.GzipFile(fileobj=raw, mode="wb", filename="") as packed:
                     _fill(packed, top, files)
                 size = raw.tell()
-            os.link(draft, path)  # unlike a rename, it replaces nothing
+            os.link(draft, path)  # unlike rename, fails for an existing file
         finally:
             draft.unlink(missing_ok=True)
     except FileExistsError:

@@ -1,4 +1,4 @@
-"""Makes a bundle of its parts: gathered, without secrets, without names where that is wanted, and bounded."""
+"""Makes a bundle of its parts: gathered, redacted, pseudonymised if requested, and limited in size."""
 
 import getpass
 import os
@@ -11,7 +11,7 @@ from cachefs_tools.debug_bundle.collecting import LeftOut, Node, Part, as_text, 
 from cachefs_tools.debug_bundle.pseudonyms import Pseudonyms
 from cachefs_tools.debug_bundle.redaction import Redaction
 
-# Bytes of one file, and of all together.
+# Most bytes of one file, and of all together.
 MOST_EACH: Final = 4 << 20
 MOST: Final = 24 << 20
 _CUT: Final = "\n[cut here: the file is longer than a bundle may have]\n"
@@ -19,15 +19,16 @@ _CUT: Final = "\n[cut here: the file is longer than a bundle may have]\n"
 
 @dataclass(slots=True)
 class Bundle:
-    """What will be written."""
+    """The contents of a bundle."""
 
     files: dict[str, str] = field(default_factory=dict)  # by name
-    # Name of a part -> why it is not there.
+    # Name of a missing part -> reason.
     left_out: dict[str, str] = field(default_factory=dict)
 
 
 def made(node: Node, hides_names: bool, report: Callable[[Part], None]) -> Bundle:
-    """The bundle of a node. hides_names: names become numbers. report: told of each part before it is gathered."""
+    """Make the bundle of a node. hides_names: replace names by numbers. report: called with each part before it is
+    gathered."""
     bundle = Bundle()
     contents: dict[str, Any] = {}
     for part in node.parts():
@@ -64,7 +65,7 @@ def _clean(content: Any, redaction: Redaction, names: Pseudonyms | None) -> str:
 
 
 def readme(parts: list[Part], bundle: Bundle, hides_names: bool) -> str:
-    """The file that says what is in the bundle, and what is not."""
+    """Return the file that lists present and missing parts."""
     titles = {part.name: part.title for part in parts}
     lines = ["A bundle of cachectl debug-bundle. Keys, tokens, passwords and signed URLs were removed."]
     lines += ["Names were replaced by numbers." if hides_names else "Names of datasets, paths and users are in it.", ""]
@@ -76,7 +77,7 @@ def readme(parts: list[Part], bundle: Bundle, hides_names: bool) -> str:
 
 
 def _names(node: Node, contents: dict[str, Any]) -> Pseudonyms:
-    """Names that are known, so that they are found in texts too."""
+    """Return pseudonyms of all known names, so that they are found in texts too."""
     names = Pseudonyms()
     names.learn("host", {os.uname().nodename, os.uname().nodename.partition(".")[0]})
     names.learn("user", _users())
@@ -96,7 +97,7 @@ def _names(node: Node, contents: dict[str, Any]) -> Pseudonyms:
 
 
 def _users() -> Iterator[str]:
-    """Names of who runs this, and of whom they are for."""
+    """Yield the names of the user, and of the user behind sudo."""
     yield os.environ.get("SUDO_USER", "")
     try:
         yield getpass.getuser()

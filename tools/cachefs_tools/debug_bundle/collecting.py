@@ -1,4 +1,4 @@
-"""What goes into a bundle: each part has a name, and something that gathers it with a deadline and a bound."""
+"""The parts of a bundle: each has a name, and a function that gathers it with a deadline and a limit."""
 
 import functools
 import importlib.metadata
@@ -28,7 +28,7 @@ from cachefs_tools.doctor.examination import Examination, Wanted
 CALL_SECONDS: Final = 20.0
 JOURNAL_SECONDS: Final = 20.0
 JOURNAL_LINES: Final = 3000
-# Seconds between two looks at the counters, so that rates can be told.
+# Seconds between two readings of the counters, for rates.
 BETWEEN: Final = 2.0
 # Bytes of the end of a log.
 LOG_BYTES: Final = 1 << 20
@@ -40,7 +40,7 @@ _PACKAGES: Final = (
 
 
 class LeftOut(Exception):
-    """A part cannot be had; the text says why."""
+    """A part is not available, for the reason in the text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,26 +48,26 @@ class Part:
     """A file of the bundle."""
 
     name: str
-    # What it is, for people.
+    # A description for people.
     title: str
-    gather: Callable[[], Any]  # a document as JSON has it, or a text; raises LeftOut
+    gather: Callable[[], Any]  # returns a JSON document or a text; raises LeftOut
 
 
 @dataclass(slots=True)
 class Node:
-    """The node that the bundle is of."""
+    """The node of the bundle."""
 
     socket: Path
     config: Path
     logs: Sequence[Path] = ()
     unit: str = "cachefsd"
-    # What was learnt while gathering.
+    # Learnt while gathering.
     status: Status | None = None
     datasets: DatasetList | None = None
     _client: DaemonClient | None = field(default=None, repr=False)
 
     def parts(self) -> list[Part]:
-        """All parts, in the order in which they are gathered."""
+        """Return all parts, in the order of gathering."""
         calls = [
             Part("status.json", "the daemon's status, with mounts and errors", self._status),
             Part("datasets.json", "datasets", self._datasets),
@@ -93,7 +93,7 @@ class Node:
         ]
 
     def ids(self) -> Iterator[str]:
-        """Long ids that are no secrets."""
+        """Yield long ids that are not secret."""
         if self.status is not None:
             yield self.status.instance
             yield from (mount.id for mount in self.status.mounts)
@@ -102,7 +102,7 @@ class Node:
                 yield from (dataset.snapshot, *dataset.others)
 
     def secrets(self) -> Iterator[str]:
-        """What is known to be one: of the daemon, of this user, and of files that the configuration names."""
+        """Yield known secrets: of the daemon, of this user, and in files named by the configuration."""
         daemon = secrets_here.environment_of(self.status.pid) if self.status is not None else {}
         for variables in (dict(os.environ), daemon):
             yield from secrets_here.of_variables(variables)
@@ -187,17 +187,17 @@ class Node:
 
 
 def gathered(part: Part) -> Any:
-    """What the part holds: a text, or a document as JSON has it. Raises LeftOut."""
+    """Return the contents of a part: a text, or a JSON document. Raises LeftOut."""
     try:
         return plain(part.gather())
     except LeftOut:
         raise
-    except Exception as error:  # whatever is broken on the node, the other parts are wanted all the more
+    except Exception as error:  # other parts are needed even more if something is broken
         raise LeftOut(f"{type(error).__name__}: {error}") from None
 
 
 def known_settings(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a configuration, the keys that cachefs has. Others may be anything, and only their number is told."""
+    """Return the known keys of a configuration. Others may hold anything, so only their number is given."""
     from cachefs_daemon.config import Config
 
     result: dict[str, Any] = {}
@@ -229,7 +229,7 @@ def _config_document(path: Path) -> dict[str, Any] | None:
 
 
 def _secret_files(config: Mapping[str, Any] | None) -> Iterator[Path]:
-    """Files that hold one secret each, as the configuration names them."""
+    """Yield files named by the configuration that hold one secret each."""
     for section in (config or {}).values():
         for key, value in section.items() if isinstance(section, dict) else ():
             if isinstance(value, str) and key.endswith(("_password_file", "_token_file")):
@@ -263,14 +263,14 @@ def machine() -> dict[str, Any]:
 
 
 def mounts() -> dict[str, Any]:
-    """Of other file systems only the kinds: their options may hold passwords."""
+    """Return cachefs mounts; for other file systems only the kinds, since their options may hold passwords."""
     ours = [{"path": str(each.path), "spec": each.spec, "device": each.device, "shielded": each.shielded}
             for each in mount_points()]  # fmt: skip
     return {"cachefs": ours, "kinds": file_system_kinds()}
 
 
 def threads(process: int) -> list[dict[str, str]]:
-    """What each thread of a process does, as the kernel sees it. Its stack is there for root only."""
+    """Return the kernel's view of each thread of a process. Stacks are visible to root only."""
     found = []
     tasks = sorted(Path(f"/proc/{process}/task").glob("*"))[:_MOST_THREADS]
     for task in tasks:
@@ -281,7 +281,7 @@ def threads(process: int) -> list[dict[str, str]]:
 
 
 def tail(path: Path, most: int) -> str:
-    """The end of a file, at most so many bytes of it. Raises LeftOut."""
+    """Return the last *most* bytes of a file. Raises LeftOut."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - most - 1))
@@ -291,14 +291,14 @@ def tail(path: Path, most: int) -> str:
 
 
 def _end_of(content: bytes, most: int) -> str:
-    """The last *most* bytes at most, in whole lines: the end of a secret does not look like that secret."""
+    """Return at most the last *most* bytes, in whole lines: a truncated secret would not be recognised."""
     if len(content) > most:
         content = content[-most - 1 :].partition(b"\n")[2]
     return content.decode(errors="replace")
 
 
 def as_text(content: Any) -> str:
-    """The content of a part as its file has it."""
+    """Return the text of a part's file."""
     return content if isinstance(content, str) else json.dumps(content, indent=1, ensure_ascii=True) + "\n"
 
 

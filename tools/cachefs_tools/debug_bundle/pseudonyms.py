@@ -1,4 +1,4 @@
-"""Stands a number in for each name of a dataset, bucket, path, host or user: the same for the same name, all over."""
+"""Replaces names of datasets, buckets, paths, hosts and users by numbers, consistently throughout a bundle."""
 
 import re
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from cachefs_tools.debug_bundle.redaction import walked
 
-# Paths of the system and of cachefs, which tell nothing of who uses it.
+# Paths of the system and of cachefs, which reveal nothing about the users.
 _SYSTEM: Final = (
     "/dev",
     "/proc",
@@ -20,24 +20,24 @@ _SYSTEM: Final = (
     "/bin",
     "/opt/cachefs",
 )
-_OF_SYSTEM: Final = re.compile(rf"(?:{'|'.join(map(re.escape, _SYSTEM))})(?:/|\Z)")  # and not /runs, or /library
+_OF_SYSTEM: Final = re.compile(rf"(?:{'|'.join(map(re.escape, _SYSTEM))})(?:/|\Z)")  # but not /runs, or /library
 _URL: Final = re.compile(r"(?P<scheme>[a-z][a-z0-9+]*)://(?P<host>[^/\s'\"]*)(?P<path>/[^\s'\"]*)?")
-# One that is relative, with a file's ending.
+# A relative path with a file's suffix.
 _RELATIVE: Final = re.compile(r"(?<![\w.:/-])[\w@+=-][\w.@+=-]*(?:/[\w.@+=-]+)*/[\w@+=-]+(?:\.[\w@+=-]+)+")
 _PATH: Final = re.compile(r"(?<![\w.:/-])/[^\s'\",:;()<>]+")
-# By key of a document: what kind of name its text is.
+# By key of a document: the kind of name in its text.
 _KINDS: Final = {
     "dataset": "dataset", "spec": "dataset", "subject": "path", "path": "path", "mountpoint": "path",
     "directory": "path", "state_dir": "path", "url": "path", "host": "host", "job": "job", "endpoint_url": "host",
     "key": "path", "zone": "zone", "account": "user", "profile": "user", "consumer": "consumer",
 }  # fmt: skip
-# Names that are words of cachefs, and shorter ones than this, are not searched for in texts.
+# Words of cachefs, and names shorter than this, are not searched for in texts.
 _SHORTEST: Final = 3
 _OURS: Final = frozenset(("all", "memory", "ssd", "state", "root", "cachefs", "cachefsd", "localhost", "default"))
 
 
 class Pseudonyms:
-    """Names of one bundle."""
+    """The pseudonyms of one bundle."""
 
     def __init__(self) -> None:
         self._known: dict[str, str] = {}  # by name
@@ -45,7 +45,7 @@ class Pseudonyms:
         self._search: re.Pattern[str] | None = None
 
     def of(self, kind: str, name: str) -> str:
-        """What stands for the name."""
+        """Return the pseudonym of a name."""
         if name not in self._known:
             self._counts[kind] = self._counts.get(kind, 0) + 1
             self._known[name] = f"{kind}-{self._counts[kind]}"
@@ -53,7 +53,7 @@ class Pseudonyms:
         return self._known[name]
 
     def learn(self, kind: str, names: Iterable[str]) -> None:
-        """Names to be found in texts as well."""
+        """Add names that are to be found in texts."""
         for name in names:
             if name and name not in _OURS:
                 self.of(kind, name)

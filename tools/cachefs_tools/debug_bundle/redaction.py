@@ -1,8 +1,8 @@
-"""Removes secrets from what is given away.
+"""Removes secrets from texts and documents.
 
-Two ways together. What is known to be a secret, such as the values of the daemon's environment, is removed wherever it
-stands. Of all else only what looks harmless stays: words, numbers, short names, and ids that are known. So a key that
-nobody knew of is removed too, since it looks like none of these.
+Two methods are combined. Known secrets, such as values in the daemon's environment, are removed everywhere. Otherwise
+only harmless text stays: words, numbers, short names, and known ids. So an unknown key is removed too, since it looks
+like none of these.
 """
 
 import base64
@@ -13,10 +13,10 @@ from typing import Any, Final
 from urllib.parse import quote, quote_plus, urlsplit, urlunsplit
 
 REMOVED: Final = "[removed]"
-# A known secret that is shorter could be a part of any word, and is removed only where its name stands beside it.
+# A shorter known secret could be a part of any word, and is removed only beside its name.
 _SHORTEST: Final = 6
-# Characters of a token that is too short to be a key; of a part of one that tells nothing; of letters and digits in one
-# part; of a word.
+# Characters of a token too short to be a key; of a harmless part of a token; of a mixed part of letters and digits; of
+# a word.
 _SHORT: Final = 12
 _PART: Final = 6
 _NAME: Final = 12
@@ -40,10 +40,10 @@ _HEADER: Final = re.compile(
     re.IGNORECASE,
 )
 _SCHEME: Final = re.compile(r"\b(bearer|basic|negotiate|aws4-hmac-sha256)\s+[^\s\"']{6,}", re.IGNORECASE)
-# What may be one secret, or a path, or a name.
+# A possible secret, path, or name.
 _TOKEN: Final = re.compile(r"[A-Za-z0-9+/=_.~%@:-]+")
 _PARTS: Final = re.compile(r"[^A-Za-z0-9]+")
-# A word with a number behind it or before it, as in `Shard0012`.
+# A word with a number in front or behind, as in `Shard0012`.
 _NUMBERED: Final = re.compile(r"[A-Za-z][a-z]*\d+|\d+[A-Za-z][a-z]*")
 _CAMEL: Final = re.compile(r"(?:[A-Z]?[a-z]{2,}|[A-Z]{2,6}(?=[A-Z][a-z]|$))+")
 
@@ -52,13 +52,13 @@ class Redaction:
     """Removes secrets from texts and documents."""
 
     def __init__(self, known: Iterable[str], allowed: Collection[str] = ()) -> None:
-        """known: secrets. allowed: long ids that are none, such as those of snapshots."""
+        """known: secrets. allowed: long ids that are not secret, such as those of snapshots."""
         forms = {form for secret in known if len(secret) >= _SHORTEST for form in _forms(secret)}
         self._known = re.compile("|".join(map(re.escape, sorted(forms, key=len, reverse=True)))) if forms else None
         self._allowed = frozenset(allowed)
 
     def text(self, text: str) -> str:
-        """The text without secrets."""
+        """Return the text without secrets."""
         if self._known is not None:
             text = self._known.sub(REMOVED, text)
         text = _PEM.sub(REMOVED, text)
@@ -69,7 +69,7 @@ class Redaction:
         return _TOKEN.sub(lambda found: found[0] if self._is_harmless(found[0]) else REMOVED, text)
 
     def document(self, value: Any) -> Any:
-        """The same for all texts of a document as JSON has it, its keys too. Values of keys that name secrets go."""
+        """Redact all texts and keys of a JSON document, and remove the values of keys that name secrets."""
         return walked(
             value,
             self.text,
@@ -77,7 +77,7 @@ class Redaction:
         )
 
     def is_clean(self, text: str) -> bool:
-        """Is no known secret in the text?"""
+        """Return whether the text has no known secret."""
         return self._known is None or self._known.search(text) is None
 
     def _is_harmless(self, token: str) -> bool:
@@ -95,7 +95,7 @@ class Redaction:
 
 
 def walked(value: Any, text: Callable[[str], str], field: Callable[[str, Any], Any]) -> Any:
-    """A document with *text* applied to all texts and keys, after *field* has seen each key with its value."""
+    """Apply *text* to all texts and keys of a document, after *field* to each value with its key."""
     if isinstance(value, dict):
         return {text(str(key)): walked(field(str(key), item), text, field) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -104,12 +104,12 @@ def walked(value: Any, text: Callable[[str], str], field: Callable[[str, Any], A
 
 
 def names_secret(name: str) -> bool:
-    """Is what has this name a secret?"""
+    """Return whether the name is that of a secret."""
     return re.fullmatch(_SECRET, name, re.IGNORECASE) is not None
 
 
 def _plain_url(url: str) -> str:
-    """Scheme, host and path of a URL: no user, no password, and nothing that is signed."""
+    """Return scheme, host and path of a URL, without user, password and query."""
     try:
         parts = urlsplit(url)
         host = parts.netloc.rpartition("@")[2]
@@ -119,7 +119,7 @@ def _plain_url(url: str) -> str:
 
 
 def _forms(secret: str) -> Iterable[str]:
-    """What a secret looks like in texts of several kinds."""
+    """Return the encodings of a secret that may occur in texts."""
     yield secret
     yield from (quote(secret, safe=""), quote(secret), quote_plus(secret))
     yield json.dumps(secret)[1:-1]

@@ -1,4 +1,4 @@
-"""Secrets of this node that can be found, so that they are removed wherever else they stand."""
+"""Finds secrets of this node, so that they can be removed everywhere."""
 
 import configparser
 import os
@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from cachefs_tools.debug_bundle.redaction import names_secret
 
-# Variables whose values are given away, after URLs in them were made plain.
+# Variables whose values are kept, after URLs in them have been redacted.
 HARMLESS: Final = frozenset(
     ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_CA_BUNDLE",
      "AWS_EC2_METADATA_DISABLED", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE", "REQUESTS_CA_BUNDLE",
@@ -22,14 +22,15 @@ _CLOUDS: Final = ("AWS_", "AZURE_", "GOOGLE_", "HF_", "HUGGING")
 
 
 def environment_of(process: int) -> dict[str, str]:
-    """All variables of a process; none where this user may not see them."""
+    """Return all variables of a process; none if this user may not see them."""
     content = _read(Path(f"/proc/{process}/environ"))
     pairs = (item.partition("=") for item in content.split("\0") if item)
     return {name: value for name, _, value in pairs}
 
 
 def of_variables(variables: Mapping[str, str]) -> Iterator[str]:
-    """What is secret in an environment: all that clouds need and is not known to be harmless, and what is named so."""
+    """Yield secret values of an environment: of clouds' variables that are not known to be harmless, and of variables
+    named like secrets."""
     for name, value in variables.items():
         yield from of_url(value)
         if name not in HARMLESS and "://" not in value and (name.startswith(_CLOUDS) or names_secret(name)):
@@ -37,7 +38,7 @@ def of_variables(variables: Mapping[str, str]) -> Iterator[str]:
 
 
 def of_files(variables: Mapping[str, str], environment_file: Path = ENVIRONMENT_FILE) -> Iterator[str]:
-    """What is secret in files that hold credentials, of the user whose variables these are."""
+    """Yield secrets in credential files of the user with these variables."""
     lines = (line.partition("=") for line in _read(environment_file).splitlines() if not line.lstrip().startswith("#"))
     yield from of_variables({name.strip(): value.strip().strip("\"'") for name, _, value in lines if value.strip()})
     home = Path(variables.get("HOME") or Path.home())
@@ -46,14 +47,14 @@ def of_files(variables: Mapping[str, str], environment_file: Path = ENVIRONMENT_
 
 
 def of_secret_file(path: Path) -> Iterator[str]:
-    """The content of a file that holds one secret, such as a password."""
+    """Yield the content of a file that holds one secret, such as a password."""
     text = _read(path).strip()
     if text:
         yield text
 
 
 def of_url(text: str) -> Iterator[str]:
-    """User, password and query of a URL."""
+    """Yield user, password and query of a URL."""
     if "://" not in text:
         return
     try:
@@ -80,7 +81,7 @@ def _of_profiles(text: str) -> Iterator[str]:
 
 
 def _read(path: Path) -> str:
-    """A text, from its beginning on; empty where it cannot be read."""
+    """Return the begin of a text; empty if it cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with os.fdopen(descriptor, "rb") as file:

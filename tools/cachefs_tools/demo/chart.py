@@ -1,6 +1,6 @@
-"""The demo's figures on a terminal: a bar for each epoch, and what the kill of the daemon did.
+"""The demo's figures on a terminal: a bar for each epoch, and the effect of the daemon's kill.
 
-Bars differ by shape as well as by colour. Where the terminal has ASCII only, so has the chart.
+Bars differ in shape and colour. On an ASCII terminal the chart is ASCII too.
 """
 
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ WAITING: Final = "red"
 
 
 def chart(story: Story, settings: Settings, screen: Console) -> Group:
-    """All figures, as wide as the screen within reason. Titles go on in a further line where it is narrow."""
+    """Return the chart, at most as wide as the screen. Titles are wrapped on a narrow one."""
     marks = UNICODE if "utf" in screen.encoding.lower() else ASCII
     return Group(*_lines(story, settings, marks, max(LEAST_WIDTH, min(screen.width, MOST_WIDTH))))
 
@@ -75,7 +75,7 @@ def _bar(epoch: Epoch, width: int, longest: float, marks: Marks) -> Text:
 
 
 def _killed(story: Story, width: int, longest: float, marks: Marks) -> Iterator[Text]:
-    """The run whose daemon was killed, and the loop's speed in that epoch."""
+    """Yield the run whose daemon was killed, and the loop's speed in that epoch."""
     kill, run = story.kill, story.killed
     yield Text.assemble((run.title, "bold"), ("  " + run.explanation, "dim"))
     yield from (_bar(epoch, width, longest, marks) for epoch in run.epochs)

@@ -1,4 +1,4 @@
-"""cachefs-demo: what cachefs does for a training loop, shown on this machine in less than two minutes."""
+"""cachefs-demo: shows the effect of cachefs on a training loop, on this machine in less than two minutes."""
 
 import json
 import sys
@@ -22,7 +22,7 @@ with quiet_loading(), needs_extra("demo", "cachefs-demo"):
     from cachefs_tools.orderly_exit import orderly_exit
     from cachefs_tools.scratch_node import require_fuse
 
-# Of the chart where it goes to a file; a terminal of this width shows it whole.
+# Width of the chart in a file.
 WIDTH = 80
 
 
@@ -73,7 +73,7 @@ def main(files: int, file_size: int, compute: int, workers: int, svg: Path, as_j
 
 
 def _require_writable(path: Path) -> None:
-    """Raises CachefsError where the picture could not be written in the end, and leaves no file."""
+    """Raise CachefsError if the picture could not be written at the end. Leaves no file."""
     fresh = not path.exists()
     try:
         with path.open("ab"):

@@ -1,4 +1,4 @@
-"""How far the demo is: live bars on a terminal, and a line for each step where the output goes elsewhere."""
+"""Shows the progress of the demo: live bars on a terminal, otherwise a line for each step."""
 
 import sys
 from collections.abc import Iterator
@@ -15,13 +15,13 @@ PROGRAM: Final = "cachefs-demo"
 
 
 class Display:
-    """What people see while the demo runs. All of it goes to standard error."""
+    """The demo's progress, on standard error."""
 
     def __init__(self, bars: Progress) -> None:
         self._bars = bars
 
     def say(self, step: str) -> None:
-        """Name a step."""
+        """Show the name of a step."""
         if self._bars.disable:
             click.echo(f"{PROGRAM}: {step}", err=True)
         else:
@@ -29,7 +29,7 @@ class Display:
 
     @contextmanager
     def working(self, step: str) -> Iterator[None]:
-        """Show a step that takes some seconds, as long as it takes."""
+        """Show a step of some seconds while it runs."""
         task = self._bars.add_task(step, total=None, note="")
         try:
             yield
@@ -38,7 +38,7 @@ class Display:
 
     @contextmanager
     def epoch(self, title: str, samples: int) -> Iterator["Bar"]:
-        """A bar for an epoch."""
+        """Show a bar for an epoch."""
         task = self._bars.add_task(title, total=samples, note="")
         bar = Bar(self._bars, task, samples)
         try:
@@ -47,7 +47,7 @@ class Display:
             self._bars.stop_task(task)
 
     def done(self, title: str, epoch: Epoch) -> None:
-        """Say what an epoch has taken, where there are no bars."""
+        """Report the time of an epoch, if there are no bars."""
         if self._bars.disable:
             trained = epoch.trained
             self.say(
@@ -57,7 +57,7 @@ class Display:
 
 
 class Bar:
-    """How far an epoch is."""
+    """The progress of an epoch."""
 
     def __init__(self, bars: Progress, task: TaskID, samples: int) -> None:
         self._bars = bars
@@ -65,7 +65,7 @@ class Bar:
         self._samples = samples
 
     def move(self, position: Position) -> None:
-        """The loop is there now."""
+        """Move the bar to the loop's position."""
         waiting = f"{position.waited / position.seconds:4.0%} waiting" if position.seconds else ""
         self._bars.update(
             self._task,
@@ -76,7 +76,7 @@ class Bar:
 
 @contextmanager
 def shown() -> Iterator[Display]:
-    """A display, until the demo ends."""
+    """Yield a display, until the demo ends."""
     screen = Console(file=sys.stderr, highlight=False)
     columns = (
         TextColumn("{task.description}", markup=False), BarColumn(16),

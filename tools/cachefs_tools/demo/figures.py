@@ -1,4 +1,4 @@
-"""What the demo has measured, as plain records, and what must be true of it."""
+"""Results of the demo as plain records, and checks of them."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -10,25 +10,25 @@ from cachefs.errors import CachefsError
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far the training loop is."""
+    """The progress of the training loop."""
 
     epoch: int = 0
     samples: int = 0  # computed in this epoch
     seconds: float = 0.0  # since the epoch began
-    waited: float = 0.0  # seconds of them in which the loop waited for a batch
+    waited: float = 0.0  # seconds of them that the loop waited for a batch
 
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What the loop has measured in one epoch. Times are in seconds."""
+    """The loop's measurements of one epoch. Times are in seconds."""
 
     epoch: int
     samples: int
     bytes: int
     seconds: float
     waited: float
-    slowest_wait: float  # the longest time that it waited for one batch
-    digest: str  # of the bytes of all samples, in the order in which they came
+    slowest_wait: float  # longest wait for one batch
+    digest: str  # of the bytes of all samples, in order of arrival
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,45 +37,45 @@ class Epoch:
 
     trained: Trained
     positions: Sequence[Position]  # after each batch
-    requests: int  # that came to the object store meanwhile
-    bytes: int  # that left it meanwhile
+    requests: int  # to the object store meanwhile
+    bytes: int  # from the object store meanwhile
 
     @property
     def waiting(self) -> float:
-        """The share of the time in which the loop waited for samples."""
+        """Share of time that the loop waited for samples."""
         return self.trained.waited / self.trained.seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The training loop, fed in one way."""
+    """The training loop with one data source."""
 
     name: str  # for machines
     title: str
-    explanation: str  # a few words more
+    explanation: str  # a short description
     epochs: Sequence[Epoch]
-    listing_requests: int  # that came to the object store before the first epoch
+    listing_requests: int  # to the object store before the first epoch
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """What the kill of the daemon did to a run. Times are in seconds."""
+    """The effect of the daemon's kill on a run. Times are in seconds."""
 
-    at: Position  # where the loop was
+    at: Position  # position of the loop
     away: float  # from the kill until the restarted daemon answered
-    held_before: int  # blocks that its tiers held shortly before
-    held_after: int  # blocks that they held when it answered again
-    requests: int  # that came to the object store since the kill, until the run was over and the daemon answered
-    slowest_wait: float  # the longest time that the loop waited for a batch from then on, in that epoch
+    held_before: int  # blocks in its tiers shortly before
+    held_after: int  # blocks in them when it answered again
+    requests: int  # to the object store, from the kill until the run was over and the daemon answered
+    slowest_wait: float  # longest wait for a batch in the rest of that epoch
 
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """All of the demo."""
+    """All results of the demo."""
 
     files: int
     bytes: int
-    runs: Sequence[Run]  # the last one is of the local disk
+    runs: Sequence[Run]  # the last one reads the local disk
     killed: Run
     kill: Kill
 
@@ -85,7 +85,7 @@ class Story:
 
 
 def require_equal_bytes(story: Story) -> None:
-    """Every run has read every byte of the dataset, in the same order. Raises CachefsError where one has not."""
+    """Raise CachefsError unless every run has read every byte of the dataset, in the same order."""
     native = story.runs[-1]
     for run in story.all_runs():
         for ours, its in zip(run.epochs, native.epochs, strict=True):
@@ -103,13 +103,14 @@ def require_equal_bytes(story: Story) -> None:
 
 
 def slowest_wait(positions: Sequence[Position], since: Position) -> float:
-    """The longest time that the loop waited for a batch after it had been there, in seconds."""
+    """Return the longest wait for a batch after position *since*, in seconds."""
     later = [position for position in positions if position.samples >= since.samples]
     return max((after.waited - before.waited for before, after in pairwise(later)), default=0.0)
 
 
 def rates(positions: Sequence[Position], intervals: int) -> list[float]:
-    """Samples per second in equal intervals of an epoch. A batch counts for all the time since the one before."""
+    """Return samples per second in equal intervals of an epoch. A batch counts for all the time since the previous
+    one."""
     width = positions[-1].seconds / intervals
     samples = [0.0] * intervals
     before = Position()
@@ -125,7 +126,7 @@ def rates(positions: Sequence[Position], intervals: int) -> list[float]:
 
 
 def document(story: Story) -> dict[str, Any]:
-    """The figures for machines. Times are in seconds."""
+    """Return the JSON document. Times are in seconds."""
     kill = story.kill
     return {
         "files": story.files,

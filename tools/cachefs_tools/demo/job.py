@@ -1,4 +1,4 @@
-"""A training loop that runs: its process, and what it says."""
+"""A running training loop: its process, and its reports."""
 
 import json
 import os
@@ -22,9 +22,9 @@ _INTERVAL: Final = 0.05
 
 @dataclass(slots=True)
 class Said:
-    """What the process has said by now."""
+    """The process's reports so far."""
 
-    samples: int = -1  # that it has found; -1: it is not ready
+    samples: int = -1  # number of samples found; -1: not ready
     positions: list[Position] = field(default_factory=list)
     epochs: list[Trained] = field(default_factory=list)
 
@@ -40,29 +40,29 @@ class Job:
         self._listener.start()
 
     def ready(self, samples: int) -> None:
-        """Wait until it has found its samples. Raises CachefsError where it finds others than so many."""
+        """Wait until the loop has found its samples. Raises CachefsError if there are not *samples* of them."""
         self.until(lambda: self.said.samples >= 0, START_SECONDS)
         if self.said.samples != samples:
             raise CachefsError(f"the training loop finds {self.said.samples:,} samples, not {samples:,}")
 
     def begin_epoch(self) -> None:
-        """Let it begin its next epoch."""
+        """Let the loop begin its next epoch."""
         assert self._process.stdin is not None
-        with suppress(BrokenPipeError):  # `until` says why it has ended
+        with suppress(BrokenPipeError):  # `until` reports why it has ended
             self._process.stdin.write(b"go\n")
             self._process.stdin.flush()
 
     def position(self, epoch: int) -> Position:
-        """How far it is in that epoch, which is its last one."""
+        """Return the loop's position in its latest epoch."""
         positions = self.said.positions
         return positions[-1] if positions and positions[-1].epoch == epoch else Position(epoch)
 
     def positions(self, epoch: int) -> list[Position]:
-        """Where it was after each batch of that epoch."""
+        """Return the positions after each batch of that epoch."""
         return [position for position in self.said.positions if position.epoch == epoch]
 
     def until(self, reached: Callable[[], bool], seconds: float) -> None:
-        """Wait, and ask again and again. Raises CachefsError where the loop fails or takes longer."""
+        """Wait for a condition. Raises CachefsError if the loop fails or takes longer."""
         deadline = time.monotonic() + seconds
         while not reached():
             if self._process.poll() is not None:
@@ -75,14 +75,14 @@ class Job:
             time.sleep(_INTERVAL)
 
     def end(self) -> None:
-        """End it and all that it has started."""
+        """End the process group."""
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGTERM)
         wait(self._process)
         self._listener.join(START_SECONDS)
 
     def _words(self) -> str:
-        """The last line that it has written besides: where Python fails, the error."""
+        """Return the last line of its log: the error, if Python fails."""
         return (self._log.read_text(errors="replace").splitlines() or ["it said nothing"])[-1][:500]
 
     def _listen(self) -> None:
@@ -99,7 +99,7 @@ class Job:
 
 @contextmanager
 def started_job(command: Sequence[str], env: Mapping[str, str], log: Path) -> Iterator[Job]:
-    """The command, running; it and its children are ended in the end. What it says besides goes to *log*."""
+    """Run the command; it and its children are ended at the end. Its stderr goes to *log*."""
     with log.open("wb") as errors:
         process = subprocess.Popen(
             [*WITH_PARENT, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=env,

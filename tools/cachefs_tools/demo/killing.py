@@ -1,6 +1,6 @@
-"""The daemon is killed in the middle of an epoch, and started again at once, as systemd would do it.
+"""Kills the daemon in the middle of an epoch, and restarts it at once, like systemd would.
 
-By then the tiers have all blocks. Before that epoch the kernel's pages are dropped, so that its reads need the tiers.
+By then the tiers hold all blocks. Before that epoch the kernel's pages are dropped, so that its reads need the tiers.
 """
 
 import time
@@ -17,33 +17,33 @@ from cachefs_tools.demo.stage import Stage
 from cachefs_tools.kernel_pages import forget_pages
 from cachefs_tools.lab.node import Node
 
-# The number of the epoch, and the part of it after which it happens.
+# Number of the epoch, and the share of it after which the daemon is killed.
 KILLED_IN: Final = EPOCHS - 1
 KILLED_AT: Final = 0.5
 
 
 class Killing:
-    """Called before each epoch and again and again during it, and does the next step when its time has come."""
+    """Kills and restarts the daemon in steps, from calls before and during epochs."""
 
     def __init__(self, node: Node, stage: Stage, display: Display) -> None:
         self._node = node
         self._stage = stage
         self._display = display
         self._at: Position | None = None
-        self._when = 0.0  # of the kill
+        self._when = 0.0  # time of the kill
         self._before = self._after = -1  # blocks in the tiers
-        self._requests = 0  # that had come to the store
+        self._requests = 0  # to the store until the kill
         self._away = 0.0
 
     def before(self, epoch: int) -> None:
-        """Called before an epoch begins."""
+        """Prepare an epoch."""
         if epoch == KILLED_IN:
             self._display.say("dropping the kernel's pages, so that reads need the tiers")
             mounted = Folder(str(self._node.mountpoint))
             forget_pages(mounted.path(name) for name in mounted.names)
 
     def during(self, job: Job) -> None:
-        """Called again and again while an epoch is read."""
+        """Do the next step if it is due. Call repeatedly during an epoch."""
         position = job.position(KILLED_IN)
         if self._at is None and position.samples >= KILLED_AT * self._stage.settings.files:
             self._kill(position)
@@ -51,7 +51,7 @@ class Killing:
             self._answers()
 
     def result(self, positions: Sequence[Position]) -> Kill:
-        """What it did to the epoch with these positions. Raises CachefsError where the daemon does not come back."""
+        """Return the effect on the epoch with these positions. Raises CachefsError if the daemon does not come back."""
         if self._at is None:
             raise CachefsError("the epoch was over before the daemon could be killed; use more files")
         if self._after < 0:

@@ -1,4 +1,4 @@
-"""Where the loop's samples come from: files, or an S3 client; and the loader that reads some batches ahead."""
+"""Sources of the loop's samples (files, or an S3 client), and the loader that reads some batches ahead."""
 
 import hashlib
 import os
@@ -12,18 +12,18 @@ from cachefs_tools.demo.settings import BATCH_SIZE, PREFETCH
 
 
 class Source(Protocol):
-    """A dataset: what it has, and how one sample of it is read."""
+    """A dataset: its samples, and how to read one."""
 
     @property
     def names(self) -> Sequence[str]:
         """The samples, sorted: paths relative to the dataset."""
 
     def read(self, name: str) -> bytes:
-        """All bytes of a sample. Safe to call from several threads."""
+        """Return the bytes of a sample. Thread-safe."""
 
 
 class Folder:
-    """Samples are files: of a mount, or of a local disk."""
+    """Samples in files, of a mount or a local disk."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -34,23 +34,21 @@ class Folder:
         )
 
     def read(self, name: str) -> bytes:
-        """All bytes of the file. Raises OSError."""
+        """Return the bytes of the file. Raises OSError."""
         with open(self.path(name), "rb") as file:
             return file.read()
 
     def path(self, name: str) -> str:
-        """Where a sample is."""
+        """Return the path of a sample."""
         return f"{self._root}/{name}"
 
 
 class Bucket:
-    """Samples are objects: read with one GetObject each by botocore, the client that is inside boto3.
-
-    Credentials are those of the environment, as usual.
-    """
+    """Samples in objects, read with one GetObject each by botocore, the client inside boto3. Credentials come from the
+    environment, as usual."""
 
     def __init__(self, endpoint: str, bucket: str, connections: int) -> None:
-        # Readers of files do without it.
+        # Imported here, since readers of files do not need it.
         from botocore.config import Config
         from botocore.session import Session
 
@@ -61,21 +59,21 @@ class Bucket:
         self.names = sorted(entry["Key"] for page in pages for entry in page.get("Contents", ()))
 
     def read(self, name: str) -> bytes:
-        """All bytes of the object. Raises botocore's errors."""
+        """Return the bytes of the object. Raises botocore's errors."""
         body: bytes = self._client.get_object(Bucket=self._bucket, Key=name)["Body"].read()
         return body
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What the loop gets."""
+    """A batch of the loader."""
 
     digests: list[bytes]  # SHA-256 of each sample, in order
     bytes: int
 
 
 class Loader:
-    """Reads batches in threads, a bounded number ahead, and gives them in order, as PyTorch's DataLoader does."""
+    """Reads batches in threads, a bounded number ahead, and returns them in order, like PyTorch's DataLoader."""
 
     def __init__(self, source: Source, workers: int) -> None:
         self._source = source
@@ -83,7 +81,7 @@ class Loader:
         self._ahead = workers * PREFETCH
 
     def batches(self, order: Sequence[int]) -> Iterator[Batch]:
-        """The batches of an epoch, whose samples are read in that order."""
+        """Yield the batches of an epoch with samples in that order."""
         waiting: deque[Future[Batch]] = deque()
         starts = iter(range(0, len(order), BATCH_SIZE))
         for start in starts:

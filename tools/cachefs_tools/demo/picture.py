@@ -1,4 +1,4 @@
-"""The demo's figures as a picture: an SVG that browsers show in light and dark, and that reads out its title."""
+"""The demo's figures as an SVG, for light and dark mode, with an accessible title."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -8,16 +8,16 @@ from cachefs_tools.demo import words
 from cachefs_tools.demo.figures import Epoch, Run, Story, rates
 from cachefs_tools.demo.settings import Settings
 
-# All lengths are in pixels.
+# Lengths in pixels.
 WIDTH: Final = 860
-_LEFT: Final = 100  # where bars begin
-_BAR: Final = 490  # the longest one
-_TIME: Final = 668  # where the columns of figures end
+_LEFT: Final = 100  # begin of the bars
+_BAR: Final = 490  # longest bar
+_TIME: Final = 668  # right ends of the columns of figures
 _WAITING: Final = 752
 _REQUESTS: Final = 836
 _ROW: Final = 22
 _THICK: Final = 15
-_LINE: Final = 40  # height of the line of the loop's speed
+_LINE: Final = 40  # height of the speed curve
 _INTERVALS: Final = 60
 _STYLE: Final = """
 text { font: 13px system-ui, sans-serif; fill: #1f2933; }
@@ -42,13 +42,13 @@ class _Drawing:
 
     def __init__(self) -> None:
         self.elements: list[str] = []
-        self.y = 0.0  # the base line of what comes next
+        self.y = 0.0  # base line of the next element
 
     def text(self, x: float, text: str, style: str = "") -> None:
         self.elements.append(f'<text x="{x:.0f}" y="{self.y:.0f}" class="{style}">{escape(text)}</text>')
 
     def bar(self, x: float, width: float, style: str) -> None:
-        """A rectangle on the line."""
+        """Add a rectangle on the base line."""
         self.elements.append(
             f'<rect x="{x:.1f}" y="{self.y - _THICK + 3:.0f}" width="{width:.1f}" height="{_THICK}" class="{style}"/>'
         )
@@ -58,7 +58,7 @@ class _Drawing:
 
 
 def picture(story: Story, settings: Settings) -> str:
-    """The text of an SVG file."""
+    """Return the text of an SVG file."""
     drawing = _Drawing()
     drawing.down(32)
     drawing.text(24, "One training loop, fed in four ways", "head")
@@ -126,7 +126,7 @@ def _draw_epoch(drawing: _Drawing, epoch: Epoch, longest: float) -> None:
 
 
 def _draw_speed(drawing: _Drawing, story: Story, longest: float) -> None:
-    """How fast the loop was in the epoch in which the daemon was killed."""
+    """Draw the loop's speed in the epoch in which the daemon was killed."""
     epoch = story.killed.epochs[story.kill.at.epoch]
     whole = _BAR * epoch.trained.seconds / longest
     speeds = rates(epoch.positions, _INTERVALS)

@@ -1,4 +1,4 @@
-"""What the training loop runs against: a dataset behind a slow object store, and new nodes that cache it."""
+"""The environment of the training loop: a dataset behind a slow object store, and new nodes that cache it."""
 
 import os
 import shutil
@@ -28,7 +28,7 @@ from cachefs_tools.scratch_node import SCRATCH, environment_for, memory_director
 BUCKET: Final = "demo-bucket"
 DATASET: Final = "demo"
 BLOCK_SIZE: Final = 1 << 20
-# Share of the dataset. The rest goes to the SSD tier, so both tiers have work to do.
+# Share of the dataset. The rest goes to the SSD tier, so both tiers are used.
 MEMORY_SHARE: Final = 0.75
 _SHARED_MEMORY: Final = Path("/dev/shm")
 
@@ -44,25 +44,27 @@ class Stage:
     store: Throttle
 
     def node_settings(self) -> NodeSettings:
-        """Room for the dataset, and some blocks more, since the daemon asks for it; else what it does by itself."""
+        """Return settings with room for the dataset and some blocks that the daemon requires, and defaults
+        otherwise."""
         memory = TierSettings(int(MEMORY_SHARE * self.total) + (16 << 20))
         return NodeSettings(memory, TierSettings(self.total + (64 << 20)), BLOCK_SIZE)
 
     def environment(self, node: Node | None = None) -> dict[str, str]:
-        """The variables of a training loop: those of a shell, where the daemon is, and the store's credentials."""
+        """Return the variables of a training loop: those of a shell, the daemon's socket, and the store's
+        credentials."""
         ours: Mapping[str, str] = {SOCKET_VARIABLE: str(node.socket)} if node is not None else {}
         return {**environment_for(SCRATCH), **ours, "PYTHONUNBUFFERED": "1"}
 
     def training(self, node: Node | None = None, *options: str) -> list[str]:
-        """The training loop that reads the node's mount; None: the local disk."""
+        """Return the command of a training loop that reads the node's mount; None: the local disk."""
         return self._loop(str(self.source if node is None else node.mountpoint), *options)
 
     def from_store(self) -> list[str]:
-        """The training loop that reads the object store itself."""
+        """Return the command of a training loop that reads the object store itself."""
         return self._loop(BUCKET, "--endpoint", self.store.endpoint)
 
     def under_run(self, node: Node) -> list[str]:
-        """The training loop under `cachefs run`."""
+        """Return the command of a training loop under `cachefs run`."""
         front = [program("cachefs"), "run", "--job", DATASET, "--socket", str(node.socket), "--"]
         return [*front, *self.training(node, "--publish")]
 
@@ -81,7 +83,7 @@ class Stage:
 
     @contextmanager
     def node(self, name: str, display: Display) -> Iterator[Node]:
-        """A new node with nothing in its tiers, the dataset listed and mounted."""
+        """Run a new node with empty tiers, and the dataset listed and mounted."""
         work = self.work / name
         work.mkdir()
         with _memory(self.total, work) as memory:
@@ -97,13 +99,13 @@ class Stage:
 
 @contextmanager
 def set_up(settings: Settings, display: Display) -> Iterator[Stage]:
-    """Make the dataset, and start the object store. Nothing of it is left in the end."""
+    """Make the dataset, and run the object store. Everything is removed at the end."""
     with ExitStack() as stack:
         work = stack.enter_context(scratch_directory("cachefs-demo-"))
         source = work / "buckets" / BUCKET
         display.say(f"generating {settings.files:,} files in {source}")
         total = image_folder.generate(source, settings.files, settings.file_size)
-        os.sync()  # else the disk writes them while the loop reads, and pages that are dirty cannot be dropped
+        os.sync()  # otherwise the disk writes during the reads, and dirty pages cannot be dropped
         display.say(
             f"starting an S3 server that answers like a distant one: after {1e3 * STORE.latency:.0f} ms (p99"
             f" {1e3 * STORE.latency_p99:.0f} ms), with {STORE.bandwidth / 1e6:.0f} MB/s"
@@ -117,14 +119,14 @@ def set_up(settings: Settings, display: Display) -> Iterator[Stage]:
 
 
 def file_system_of(path: Path) -> str:
-    """The type of the file system that holds *path*, such as `ext4`."""
+    """Return the type of the file system of *path*, such as `ext4`."""
     above = [one for one in psutil.disk_partitions(all=True) if path.is_relative_to(one.mountpoint)]
     return str(max(above, key=lambda one: len(one.mountpoint)).fstype)
 
 
 @contextmanager
 def _memory(total: int, work: Path) -> Iterator[Path]:
-    """A directory for the memory tier: in /dev/shm, or in *work* where that is too small (64 MB in containers)."""
+    """Create a directory for the memory tier: in /dev/shm, or in *work* if that is too small (64 MB in containers)."""
     if not _SHARED_MEMORY.is_dir() or shutil.disk_usage(_SHARED_MEMORY).free < 2 * total + (64 << 20):
         yield work / "memory"
         return

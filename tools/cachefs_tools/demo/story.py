@@ -1,4 +1,5 @@
-"""What happens: one training loop is fed in four ways, and then a daemon is killed in the middle of an epoch."""
+"""The plot of the demo: one training loop with four data sources, then a daemon that is killed in the middle of an
+epoch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from cachefs_tools.lab.node import Node
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How the training loop gets its samples."""
+    """A data source of the training loop."""
 
     name: str
     title: str
@@ -26,7 +27,7 @@ class Way:
 
 
 def tell(stage: Stage, display: Display) -> Story:
-    """All runs, one after the other. Raises CachefsError where one fails, or reads other bytes than the others."""
+    """Make all runs, one after the other. Raises CachefsError if one fails, or reads other bytes than the others."""
     threads = f"{stage.settings.workers} thread{'s' if stage.settings.workers > 1 else ''}"
     direct = Way("s3", "S3, no cachefs", f"one GET per sample, botocore (inside boto3), {threads}", stage.from_store())
     runs = [_run(stage, display, direct)]
@@ -48,7 +49,7 @@ def tell(stage: Stage, display: Display) -> Story:
 
 
 def _killed_run(stage: Stage, display: Display) -> tuple[Run, Kill]:
-    """A run like the one under `cachefs run`, on a new node whose daemon is killed in the last epoch."""
+    """Run under `cachefs run` on a new node whose daemon is killed in the last epoch."""
     with stage.node("killed", display) as node:
         killing = Killing(node, stage, display)
         way = Way(

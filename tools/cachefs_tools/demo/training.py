@@ -1,8 +1,8 @@
-"""The training loop of the demo: shuffled epochs, and an accelerator that takes a fixed time per batch, by sleeping.
+"""The training loop of the demo: shuffled epochs, and an accelerator that sleeps for a fixed time per batch.
 
 It is a process of its own. It lists its samples, prints `{"ready": ...}`, and reads an epoch for each line on its
-standard input. Meanwhile it prints how far it is, and then what it has measured: one JSON document a line. An epoch's
-clock runs from that line to the end of the last batch's computing, so it has all that the first batch waits for.
+standard input. It prints its progress, and then its measurements: one JSON document per line. An epoch's clock runs
+from that input line to the end of the last batch's computing, so it includes all waits for the first batch.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def main() -> None:
             break
         begin = time.monotonic()
         if options.publish and not epoch and isinstance(source, Folder):
-            # The one line that is for cachefs. With PyTorch's DataLoader, `cachefs run` finds all this out by itself.
+            # The only line for cachefs. With PyTorch's DataLoader, `cachefs run` finds all this out by itself.
             cachefs.publish(
                 [source.path(name) for name in source.names],
                 sampler=cachefs.SamplerSpec(kind="numpy", size=len(source.names), seed=SEED, epochs=EPOCHS),
@@ -52,7 +52,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _train(epoch: int, begin: float, batches: Iterable[Batch], compute: float) -> None:
-    """Go through an epoch, and print what was measured: times in seconds."""
+    """Run an epoch, and print its measurements. Times in seconds."""
     digest = hashlib.sha256()
     waited = slowest = 0.0
     samples = size = 0

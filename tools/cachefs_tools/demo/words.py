@@ -1,4 +1,4 @@
-"""What the demo says about its figures, in lines that fit 80 columns. The chart and the picture show the same."""
+"""Texts about the demo's figures, in lines of up to 80 columns, shared by chart and picture."""
 
 from typing import Final
 
@@ -8,20 +8,20 @@ from cachefs_tools.demo.settings import STORE, Settings
 
 COMPUTING: Final = "computing"
 WAITING: Final = "waiting for samples"
-# Seconds. Who waits so long for a batch waits for a daemon.
+# Seconds. A longer wait for a batch is a wait for a daemon.
 NOTICED: Final = 0.5
 KILLED_HERE: Final = "the daemon is killed here"
 
 
 def heading(story: Story, settings: Settings) -> str:
-    """What is trained on, and how."""
+    """Return a description of the training."""
     readers = "1 reader" if settings.workers == 1 else f"{settings.workers} readers"
     computing = f"{1e3 * settings.compute:g} ms of computing per sample"
     return f"{story.files:,} files, {size(story.bytes)}, shuffled; {computing}, {readers}"
 
 
 def store() -> str:
-    """What the object store is like."""
+    """Return a description of the object store."""
     return (
         f"origin: an S3 server that answers after {1e3 * STORE.latency:.0f} ms (p99 {1e3 * STORE.latency_p99:.0f} ms),"
         f" with {STORE.bandwidth / 1e6:.0f} MB/s"
@@ -29,7 +29,7 @@ def store() -> str:
 
 
 def kill(story: Story) -> list[str]:
-    """What the kill of the daemon did."""
+    """Return the effect of the daemon's kill."""
     kill = story.kill
     lines = [
         f"Killed at sample {kill.at.samples:,} of {story.files:,}. The next daemon answered {kill.away:.1f} s later.",
@@ -44,7 +44,7 @@ def kill(story: Story) -> list[str]:
 
 
 def verdict(story: Story) -> list[str]:
-    """What all runs together say."""
+    """Return the conclusion from all runs."""
     direct, native = _seconds(story.runs[0]), _seconds(story.runs[-1])
     published = next(_seconds(run) for run in story.runs if run.name == "run")
     digests = ", ".join(epoch.trained.digest[:8] for epoch in story.runs[-1].epochs)

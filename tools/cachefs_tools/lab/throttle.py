@@ -1,15 +1,15 @@
-"""A proxy in front of a real S3 server that is as slow as it is told to be (see lab.slow_link).
+"""A throttling proxy in front of a real S3 server (see lab.slow_link).
 
     with throttled(server_url, Limits(latency=0.02, bandwidth=50e6), log) as throttle:
         ...                                   # reads through throttle.endpoint
         throttle.counters().bytes
 
 The proxy is meant for reading; fill the real server directly. Each connection of a client has a connection of its own
-to the server. The Host header is passed on as the client sent it, so signatures of requests stay valid. Setting up a
-connection costs nothing extra.
+to the server. The Host header is forwarded unchanged, so signatures of requests stay valid. Setting up a connection
+costs nothing extra.
 
-The proxy is a process of its own. It reads JSON lines of limits from its standard input, which hold from then on; an
-empty line changes nothing. It answers each line with a line of its counters, and ends when its input ends.
+The proxy is a process of its own. It reads JSON lines of new limits from its standard input; an empty line changes
+nothing. It answers each line with a line of its counters, and ends when its input ends.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Files of a dataset for a trial: drawn at random, those first that are not on the node."""
+"""Chooses files of a dataset for a trial: at random, preferring files that are not on the node."""
 
 from pathlib import Path
 from typing import Final
@@ -10,13 +10,13 @@ from cachefs.snapshot import Snapshot
 from cachefs_tools.origin_speed import sampled_files
 from cachefs_tools.trial.load import Choice, Job, Sample, chosen
 
-# Files that are looked at, for each that is read; and at most.
+# Files examined for each file read, and most files examined.
 _CANDIDATES: Final = 3
 _MOST: Final = 20_000
 
 
 def choose(client: DaemonClient, detail: DatasetDetail, job: Job, seed: int) -> Choice:
-    """Raises CachefsError where the dataset has nothing that a trial can read."""
+    """Choose the files of a trial. Raises CachefsError if the dataset has nothing that a trial can read."""
     snapshot = Snapshot(Path(detail.dataset.path))
     try:
         mean = max(1.0, snapshot.bytes / max(1, snapshot.files))
@@ -29,7 +29,7 @@ def choose(client: DaemonClient, detail: DatasetDetail, job: Job, seed: int) -> 
         raise CachefsError(f"dataset {detail.dataset.name} has no file with bytes in it; there is nothing to try")
     stream = client.stream(CACHED, Selection(dataset=detail.dataset.name, paths=paths), 120.0)
     cached = {file.path: sum(file.cached) for page in stream for file in page.files}
-    # A file that is here in part can neither be read cold nor be evicted afterwards as it was.
+    # A partly cached file can neither be read cold nor be restored to its state afterwards.
     found = {path: cached.get(path, 0) for path in paths}
     sizes = _sizes(Path(detail.dataset.path), paths)
     candidates = [

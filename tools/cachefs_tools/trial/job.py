@@ -1,8 +1,8 @@
-"""The job of a trial, a process of its own: it reads files in a published order, and computes by sleeping.
+"""The job of a trial, a process of its own: reads files in a published order, and computes by sleeping.
 
     python -m cachefs_tools.trial.job < JSON
 
-It prints a line with the number of samples after each batch, and in the end one JSON document per epoch.
+It prints a line with the number of samples after each batch, and at the end one JSON document per epoch.
 """
 
 import argparse
@@ -19,10 +19,10 @@ from pathlib import Path
 import cachefs
 from cachefs_tools.training_loop import Batch, train
 
-# Batches that each worker reads ahead, as torch's DataLoader does.
+# Batches that each worker reads ahead, like torch's DataLoader.
 PREFETCH = 2
 _PIECE = 1 << 20
-# An epoch that takes so many times as long as computing is cut short: the share of waiting is known by then.
+# An epoch that takes this multiple of its computing time is cut short: the share of waiting is known by then.
 _LONGEST = 4.0
 
 
@@ -63,13 +63,13 @@ def main() -> None:
         load, argparse.Namespace(report=Path(given["report"]), epochs=given["epochs"], batches=0, demand=given["rate"])
     )
     publication.close()
-    # Readers that still wait for the origin must not keep it.
+    # Do not wait for readers that wait for the origin.
     pool.shutdown(wait=False, cancel_futures=True)
     os._exit(0)
 
 
 def _read(path: bytes) -> tuple[float, float]:
-    """(when the read began, seconds that it took)."""
+    """Return (begin of the read, its seconds)."""
     begin = time.monotonic()
     buffer = bytearray(_PIECE)  # a shard of many GB need not fit into memory
     with open(path, "rb", buffering=0) as file:

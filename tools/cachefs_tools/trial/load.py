@@ -1,4 +1,4 @@
-"""What a trial does: the job that it plays, the files that it reads, and what that costs."""
+"""The extent of a trial: its job, its files, and their cost."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -8,7 +8,7 @@ import msgspec
 from cachefs.block import block_count
 from cachefs_tools.origin_speed import Look
 
-# Of the bytes that a trial may read, the part that goes to asking the origin alone.
+# Share of a trial's bytes for measuring the origin alone.
 _FOR_ORIGIN: Final = 0.2
 WIDTHS: Final = (1, 4, 16)
 _LARGEST_READ: Final = 1 << 20
@@ -16,26 +16,26 @@ _LOOK_SECONDS: Final = 60.0
 
 
 class Job(msgspec.Struct, frozen=True):
-    """The job that is played."""
+    """The simulated job."""
 
     # Samples per second that its accelerators take.
     rate: float
     batch: int
     workers: int
-    # Seconds that an epoch takes where the job never waits, at most.
+    # Most seconds of an epoch without waits.
     seconds: float
     epochs: int
-    # Bytes that the whole trial may take from the origin.
+    # Most bytes that the whole trial may take from the origin.
     bytes: int
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """A file that is one sample."""
+    """A file, which is one sample."""
 
     # Relative to the dataset.
     path: bytes
     size: int
-    # Is all of it on this node already?
+    # Whether all of it is on this node already.
     is_cached: bool
 
 
@@ -51,29 +51,30 @@ class Choice(msgspec.Struct, frozen=True):
 
     @property
     def mean(self) -> float:
-        """Bytes of a sample."""
+        """Mean bytes of a sample."""
         return self.bytes / max(1, len(self.samples))
 
     @property
     def cold(self) -> Sequence[Sample]:
-        """Those that come from the origin."""
+        """The samples that come from the origin."""
         return [sample for sample in self.samples if not sample.is_cached]
 
     @property
     def requests(self) -> int:
-        """GETs that the cold files take, at most."""
+        """Most GETs for the cold files."""
         return sum(block_count(sample.size, self.block_size) for sample in self.cold)
 
 
 def look_of(job: Job, mean: float) -> Look:
-    """How the origin is asked alone, within its part of the bytes. mean: bytes of a file."""
+    """Return the bounds for measuring the origin alone, within its share of bytes. mean: bytes of a file."""
     size = max(1, min(_LARGEST_READ, int(mean) or 1))
     each = job.bytes * _FOR_ORIGIN / len(WIDTHS) / size
     return Look(small=16, widths=WIDTHS, large=int(min(64, max(1, each))), large_bytes=size, seconds=_LOOK_SECONDS)
 
 
 def chosen(job: Job, candidates: Sequence[Sample], block_size: int) -> Choice:
-    """Of the candidates as many as the job reads in an epoch, within its bytes; those that are not here come first."""
+    """Return as many candidates as the job reads in an epoch, within its bytes, preferring files that are not
+    cached."""
     most = max(job.batch, int(job.rate * job.seconds))
     room = job.bytes * (1 - _FOR_ORIGIN)
     taken: list[Sample] = []

@@ -1,4 +1,4 @@
-"""Runs the job of a trial, and reads what it reports."""
+"""Runs the job of a trial, and reads its report."""
 
 import json
 import os
@@ -24,11 +24,11 @@ _START_SECONDS: Final = 90.0
 
 
 class Epoch(msgspec.Struct, frozen=True):
-    """How the job fared in an epoch."""
+    """The job's results of an epoch."""
 
     samples: int
     seconds: float
-    # Seconds that it waited for data, those before its first batch included.
+    # Seconds of waiting for data, including those before the first batch.
     waited: float
     # Seconds before its first batch.
     first_batch: float
@@ -38,13 +38,13 @@ class Epoch(msgspec.Struct, frozen=True):
 
     @property
     def waiting(self) -> float:
-        """The share of its time that it waited, without the wait for its first batch: a long job has that once."""
+        """Share of time spent waiting, without the first batch, for which a long job waits only once."""
         return max(0.0, self.waited - self.first_batch) / max(1e-9, self.seconds - self.first_batch)
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Where the job of a trial runs."""
+    """The environment of a trial's job."""
 
     # The mount, and the daemon's socket.
     root: Path
@@ -56,8 +56,8 @@ class Stage:
 
 
 def run(stage: Stage, job: Job, choice: Choice, progress: Callable[[int], None]) -> list[Epoch]:
-    """Run the job. progress: told how many samples of the epoch it has. Raises CachefsError where it fails, or takes
-    far too long."""
+    """Run the job. progress: called with the number of samples of the epoch. Raises CachefsError if the job fails, or
+    takes far too long."""
     report = stage.work / "report"
     given = {
         "root": os.fsdecode(stage.root), "paths": [sample.path.hex() for sample in choice.samples], "rate": job.rate,

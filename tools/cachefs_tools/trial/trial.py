@@ -1,5 +1,4 @@
-"""A whole trial, step by step. It leaves nothing behind: no mount, no file, and on the node no block that was not there
-before, where this user may evict."""
+"""A whole trial, step by step. It leaves no mount and no file, and no new block on the node if this user may evict."""
 
 import contextlib
 import tempfile
@@ -27,12 +26,11 @@ from cachefs_tools.trial.verdict import Figures
 _EVICTED_AT_ONCE: Final = 2000
 _GRACE: Final = 20.0
 
-Step = Callable[[str, int], None]  # told of a step and of the samples that are done in it
+Step = Callable[[str, int], None]  # called with a step and its finished samples
 
 
 def reason_of(errors: Sequence[ErrorView], url: str, began: float) -> str:
-    """Returns what was said of the last read of an origin that has failed since *began* (unix time in seconds); empty
-    where none has."""
+    """Return the last error since *began* (Unix time) of an origin; "" if there is none."""
     prefix = f"{url.rstrip('/')}/"
     failed = [each for each in errors if each.when >= began and f"{each.subject}/".startswith(prefix)]
     return max(failed, key=lambda each: each.when).message if failed else ""
@@ -48,11 +46,11 @@ class Trial:
     job: Job
     choice: Choice
     step: Step
-    # What could not be done; one line each.
+    # Steps that failed, one line each.
     remarks: list[str] = field(default_factory=list)
 
     def run(self) -> Figures:
-        """Raises CachefsError, OSError."""
+        """Run the trial. Raises CachefsError, OSError."""
         require_fuse()
         status = self.client.call(STATUS, Empty(), 20.0)
         self.step("asking the origin", 0)
@@ -72,8 +70,8 @@ class Trial:
         return Figures(self.job, self.choice, origin, epochs, speed, dataset.bytes, capacity)
 
     def _play(self, stage: running.Stage) -> list[running.Epoch]:
-        """Run the job. Raises CachefsError, with what the daemon says of the reads that have failed: a program that
-        reads files learns no more than an errno."""
+        """Run the job. Raises CachefsError with the daemon's reason for failed reads: a program that reads files gets
+        only an errno."""
         began = time.time()
         try:
             return running.run(stage, self.job, self.choice, lambda done: self.step("playing the job", done))
@@ -83,7 +81,7 @@ class Trial:
             raise CachefsError(f"{error}; {said}; {SEE_ERRORS}" if said else str(error)) from None
 
     def _origin(self, daemon: int) -> OriginSpeed:
-        """As the daemon would ask it, where its environment can be seen."""
+        """Measure the origin like the daemon would, if its environment is visible."""
         look = look_of(self.job, self.choice.mean)
         question = origins.Question(self.detail.dataset.name, self.detail.dataset.path, self.detail.options, look=look)
         name = asking_as(daemon)
@@ -106,7 +104,7 @@ class Trial:
 
     @contextlib.contextmanager
     def _as_before(self) -> Iterator[None]:
-        """In the end, evict what was not on the node."""
+        """At the end, evict what was not on the node before."""
         try:
             yield
         finally:

@@ -1,4 +1,4 @@
-"""What the figures of a trial mean, in words, and what to change."""
+"""Puts the figures of a trial into words, with advice."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -11,22 +11,22 @@ from cachefs_tools.trial.load import Choice, Job
 from cachefs_tools.trial.running import Epoch
 from cachefs_tools.trial.warm import WarmSpeed
 
-# Shares of waiting below which nobody would notice, and from which something should be changed.
+# Share of waiting that is negligible, and share from which something should be changed.
 NOTHING: Final = 0.01
 MUCH: Final = 0.05
-# Warm reads through a mount that are slower than this, beside native ones, have a cause.
+# Warm reads through a mount below this ratio to native ones have a specific cause.
 _SLOW: Final = 0.6
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """What a trial has found."""
+    """The figures of a trial."""
 
     job: Job
     choice: Choice
     origin: OriginSpeed
     epochs: Sequence[Epoch]
     warm: WarmSpeed | None
-    # Bytes of the whole dataset, and that all tiers of the node may take.
+    # Bytes of the whole dataset, and capacity of all tiers.
     dataset_bytes: int
     capacity: int
 
@@ -37,12 +37,12 @@ class Figures(msgspec.Struct, frozen=True):
 
     @property
     def origin_bytes(self) -> float:
-        """Bytes per second that the origin brings at best, as measured."""
+        """The origin's highest measured bytes per second."""
         return max((each.bytes for each in self.origin.throughput), default=0.0)
 
 
 def verdict(found: Figures) -> Iterator[str]:
-    """Sentences, the answer first."""
+    """Yield sentences, the answer first."""
     if found.epochs:
         yield _first_epoch(found)
     if len(found.epochs) > 1:

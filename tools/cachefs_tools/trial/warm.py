@@ -1,4 +1,4 @@
-"""Reads of what is on the node: from a tier, and out of the page cache beside a native copy of the same files."""
+"""Measures reads of data on the node: from a tier, and from the page cache next to a native copy of the same files."""
 
 import json
 import os
@@ -16,20 +16,20 @@ from cachefs.errors import CachefsError
 from cachefs_tools.kernel_pages import forget_pages
 from cachefs_tools.trial.load import Sample
 
-# Bytes and files that are copied.
+# Most bytes and files that are copied.
 MOST_BYTES: Final = 64 << 20
 MOST_FILES: Final = 1000
 _PYREAD: Final = Path(cachefs_tools.__file__).parent / "bench" / "pyread.py"
 _ROUNDS: Final = 3
 _SECONDS: Final = 120.0
-# Seconds in which the copy is written to the disk: pages that are dirty cannot be dropped.
+# Seconds for writing the copy to the disk: dirty pages cannot be dropped.
 _WRITTEN_SECONDS: Final = 10.0
 
 
 class WarmSpeed(msgspec.Struct, frozen=True):
-    """What was found."""
+    """Measured speeds."""
 
-    # Of files that are not in the page cache: bytes per second that one reader gets, and seconds of a read (median).
+    # Without pages in the page cache: bytes per second of one reader, and median seconds of a read.
     tier: float
     tier_p50: float
     # Microseconds of open, read and close of a file in the page cache: natively, and through the mount.
@@ -38,12 +38,13 @@ class WarmSpeed(msgspec.Struct, frozen=True):
 
     @property
     def ratio(self) -> float:
-        """Speed through the mount to that of the native file."""
+        """Speed through the mount relative to the native file."""
         return self.native_us / self.mount_us if self.mount_us else 0.0
 
 
 def measure(mount: Path, work: Path, samples: Sequence[Sample]) -> WarmSpeed:
-    """Read files that are all on the node. *work* is a directory on a local disk. Raises CachefsError, OSError."""
+    """Measure reads of files that are all on the node. *work* is a directory on a local disk. Raises CachefsError,
+    OSError."""
     names = _readable(samples)
     forget_pages(mount / name for name in names)
     took, count = [], 0
@@ -54,8 +55,8 @@ def measure(mount: Path, work: Path, samples: Sequence[Sample]) -> WarmSpeed:
     native = work / "native"
     for name in names:
         _copy(mount / name, native / name)
-    # Anew, one file of each tree in turn, so that their pages lie alike in memory (see cachefs_tools.kernel_pages). An
-    # fsync would not be interrupted by Ctrl-C.
+    # Load one file of each tree in turn, so that their pages are placed alike in memory (see
+    # cachefs_tools.kernel_pages). An fsync could not be interrupted by Ctrl-C.
     forget_pages((native / name for name in names), _WRITTEN_SECONDS)
     forget_pages(mount / name for name in names)
     for name in names:
@@ -66,7 +67,7 @@ def measure(mount: Path, work: Path, samples: Sequence[Sample]) -> WarmSpeed:
 
 
 def _readable(samples: Sequence[Sample]) -> list[str]:
-    """Names that a list with one in a line can have, within the bounds."""
+    """Return names that fit a list of one per line, within the bounds."""
     names: list[str] = []
     room = MOST_BYTES
     for sample in samples[: 4 * MOST_FILES]:

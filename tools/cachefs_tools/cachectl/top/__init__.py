@@ -1,5 +1,5 @@
-"""`cachectl top`: a live picture of the node, on a whole terminal.
+"""`cachectl top`: a live, full-screen view of the node.
 
-`asking` gets pictures of the daemon, `history` makes rates of them, `frame` makes lines of text of these, and `screen`
-shows the lines and takes keys. May import what the other commands of cachectl may.
+`asking` gets pictures of the daemon, `history` derives rates, `frame` renders lines of text, and `screen` shows the
+lines and handles keys. May import what the other commands of cachectl may.
 """

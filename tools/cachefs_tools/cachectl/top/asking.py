@@ -1,7 +1,7 @@
-"""Asks the daemon for pictures, in a thread: nobody who looks at them waits for the daemon.
+"""Queries the daemon in a thread, so that the screen never waits for it.
 
-What a picture costs is bounded. The list of datasets is asked for only when it may have changed, and what is cached of
-a few datasets at a time only. Where answers take long, the next picture is asked for later.
+The cost of a picture is bounded: the list of datasets is requested only if it may have changed, and cached bytes for a
+few datasets at a time. If answers take long, the next picture is requested later.
 """
 
 import threading
@@ -15,53 +15,52 @@ from cachefs.messages import DatasetCached, DatasetNames, DatasetView, Empty
 from cachefs.rpc import DATASET_CACHED, DATASET_LIST, JOB_LIST, STATUS, DaemonClient
 from cachefs_tools.cachectl.top.picture import Picture
 
-# Seconds that the daemon has for each answer.
+# Deadline in seconds of each query.
 PATIENCE: Final = 5.0
-# Of the time, the part in which the daemon is asked at most; and seconds after which it is asked all the same.
+# Largest share of time spent in queries; and longest pause in seconds.
 _BUSY: Final = 0.2
 _MOST_PAUSE: Final = 10.0
-# Pictures after which the list of datasets is asked for again, though their number is the same.
+# Pictures after which the list of datasets is requested again although their number is unchanged.
 _LIST_EVERY: Final = 10
-# Datasets of which one picture asks what is cached: of those that are looked at, and of the others. Each takes the
-# daemon 5 ms.
+# Datasets per picture whose cached bytes are requested: visible ones, and others. Each takes the daemon 5 ms.
 _SHOWN_AT_ONCE: Final = 4
 _OTHERS_AT_ONCE: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How the last attempt to get a picture has ended."""
+    """The result of the last attempt to get a picture."""
 
     number: int  # of the attempt
-    picture: Picture | None  # the last one; None: there was none yet
-    problem: str  # why there is none since; empty where there is
+    picture: Picture | None  # the last one; None: none yet
+    problem: str  # why the last attempt failed; empty if it did not
 
 
 class Asker:
-    """Asks again and again, once `start` was called."""
+    """Requests pictures repeatedly after `start`."""
 
     def __init__(self, client: DaemonClient, interval: float) -> None:
-        """interval: seconds from picture to picture."""
+        """interval: seconds between pictures."""
         self.answer = Answer(0, None, "")
-        # Names of the datasets that somebody looks at now.
+        # Returns the names of the visible datasets.
         self.looked_at: Callable[[], Sequence[str]] = list
         self._client = client
         self.interval = interval
         self._datasets: list[DatasetView] = []
         self._cached: dict[str, DatasetCached] = {}
-        self._number = 0  # of pictures so far
-        self._asked: dict[str, int] = {}  # by dataset: the number of the picture for which its cache was asked for last
+        self._number = 0  # number of pictures so far
+        self._asked: dict[str, int] = {}  # by dataset: number of the last picture that requested its cached bytes
         self._instance = ""
         self._stopped = threading.Event()
 
     def begin(self) -> Picture:
-        """The first picture. Raises CachefsError."""
+        """Get the first picture. Raises CachefsError."""
         picture = self.ask()
         self.answer = Answer(1, picture, "")
         return picture
 
     def ask(self) -> Picture:
-        """A picture. Raises CachefsError."""
+        """Get a picture. Raises CachefsError."""
         status = self._client.call(STATUS, Empty(), PATIENCE)
         jobs = self._client.call(JOB_LIST, Empty(), PATIENCE)
         known = status.instance == self._instance and status.datasets == len(self._datasets)
@@ -73,19 +72,19 @@ class Asker:
         return Picture(time.monotonic(), time.time(), status, jobs, self._datasets, dict(self._cached))
 
     def _ask_cached(self) -> None:
-        """What is cached of some datasets: mostly of those that somebody looks at, and of the others in turn."""
+        """Request the cached bytes of some datasets: mostly visible ones, and others in turn."""
         there = [view.name for view in self._datasets]
         names = self._next_names(there)
         try:
             found = self._client.call(DATASET_CACHED, DatasetNames(names=names), PATIENCE).datasets if names else []
-        except CachefsError:  # a daemon of an earlier version does not know this call
+        except CachefsError:  # an older daemon does not know this call
             found = []
         self._cached.update((one.name, one) for one in found)
         for gone in self._cached.keys() - set(there):
             del self._cached[gone]
 
     def _next_names(self, there: list[str]) -> list[str]:
-        """Those that somebody looks at, and some others: of each, those that were asked for longest ago."""
+        """Return some visible and some other datasets, those requested longest ago first."""
         looked_at = set(self.looked_at())
         oldest = sorted(there, key=lambda name: self._asked.get(name, -1))
         shown = [name for name in oldest if name in looked_at][:_SHOWN_AT_ONCE]
@@ -95,11 +94,11 @@ class Asker:
         return [*shown, *others]
 
     def start(self) -> None:
-        """Go on until `stop` is called, or the process ends."""
+        """Request pictures until `stop` is called, or the process ends."""
         threading.Thread(target=self._run, name="asker", daemon=True).start()
 
     def stop(self) -> None:
-        """Ask for nothing more. An answer that is under way is not waited for."""
+        """Stop without waiting for a query in progress."""
         self._stopped.set()
 
     def _run(self) -> None:

@@ -17,7 +17,7 @@ from cachefs_tools.cachectl.top.pen import pen_for
 from cachefs_tools.cachectl.top.picture import document
 from cachefs_tools.cachectl.top.state import State
 
-# Columns and lines of a frame where nothing says how large the terminal is.
+# Columns and lines of a frame if the terminal's size is unknown.
 USUAL: Final = (80, 24)
 EXTRA: Final = "top"
 

@@ -1,4 +1,4 @@
-"""Makes the lines of the picture: text for a terminal of a given size."""
+"""Renders the picture as lines of text for a terminal of a given size."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,12 +23,12 @@ from cachefs_tools.cachectl.top.room import shared
 from cachefs_tools.cachectl.top.state import State
 from cachefs_tools.names import escape
 
-# The fewest columns and lines in which anything can be shown.
+# Fewest columns and lines in which anything can be shown.
 NARROWEST, LOWEST = 40, 10
-# From so many lines on, there is an empty line above each list.
+# Lines from which there is an empty line above each list.
 _ROOMY: Final = 30
 _LABEL: Final = 8
-# Lines that say what is wrong.
+# Most lines of problems.
 MOST_TROUBLES: Final = 3
 KEYS: Final = "q quit  ? help  Tab list  Enter job  s sort  r turn  / filter"
 HELP: Final = (
@@ -55,7 +55,7 @@ HELP: Final = (
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What is known of the node."""
+    """The known state of the node."""
 
     picture: Picture
     history: History
@@ -67,17 +67,17 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """A picture as text."""
+    """A rendered picture."""
 
     lines: list[Text]
-    # All rows of each list, in order; and names of the datasets that are on the screen.
+    # All rows of each list, in order; and names of the visible datasets.
     rows: Mapping[Part, Sequence[Row]]
     datasets: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """What is drawn on."""
+    """Size and drawing characters of the output."""
 
     width: int
     height: int
@@ -85,7 +85,7 @@ class Sheet:
 
 
 def frame(view: View, state: State, sheet: Sheet) -> Frame:
-    """The picture, of as many lines as the sheet is high."""
+    """Render the picture with the sheet's number of lines."""
     listings = view.listings(sheet.pen)
     rows = {
         part: arranged(listing, state.orders[part], state.needle, turned=part in state.turned)
@@ -196,7 +196,7 @@ def _rate(count: float) -> str:
 def _lists(
     listings: Mapping[Part, Listing], rows: Mapping[Part, list[Row]], state: State, sheet: Sheet, room: int
 ) -> dict[Part, tuple[list[Text], list[Row]]]:
-    """By list: its lines, and the rows that are among them."""
+    """Return by list its lines, and the visible rows."""
     space = 1 if sheet.height >= _ROOMY else 0
     wanted = [max(1, len(rows[part])) for part in listings]
     given = shared(room - len(listings) * (1 + space), wanted, list(listings).index(state.part))
@@ -229,7 +229,7 @@ def _table(
 
 
 def _heading(heading: str, listing: Listing, state: State, pen: Pen) -> str:
-    """With an arrow where the list is sorted by this column."""
+    """Return a heading, with an arrow if the list is sorted by this column."""
     order = state.orders[listing.part] % len(listing.orders)
     if listing.orders[order] != heading:
         return heading
@@ -254,13 +254,13 @@ def _row(
 
 
 def _job(picture: Picture, wanted: str, width: int) -> list[str]:
-    """The lines of `cachectl job show`."""
+    """Return the lines of `cachectl job show`."""
     view = next((one for one in picture.jobs.jobs if one.job == wanted), None)
     return [f"there is no job {escape(wanted)} any more"] if view is None else text_of(describe(view), width)
 
 
 def text_of(what: Iterable[RenderableType], width: int) -> list[str]:
-    """Lines and tables as they are printed on a terminal of that width."""
+    """Render lines and tables for a terminal of that width."""
     console = Console(width=width, color_system=None, highlight=False, markup=False, emoji=False, force_terminal=False)
     with console.capture() as captured:
         for each in what:

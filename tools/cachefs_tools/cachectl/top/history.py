@@ -1,4 +1,4 @@
-"""What has changed from picture to picture: rates, and how they were over the last minutes."""
+"""Derives rates from successive pictures, over the last minutes."""
 
 import itertools
 from collections import deque
@@ -11,9 +11,9 @@ from cachefs.messages import Status
 from cachefs_tools.cachectl.stats import advance
 from cachefs_tools.cachectl.top.picture import Picture
 
-# Rates that are kept of each flow: as many as the widest terminal shows.
+# Rates kept of each flow: as many as the widest terminal shows.
 MOST_POINTS: Final = 400
-# Seconds over which it is taken how quick jobs are, and which share of the time they wait.
+# Seconds over which job rates and waiting shares are averaged.
 OVER: Final = 10.0
 
 
@@ -21,7 +21,7 @@ def _reads(status: Status) -> int:
     return sum(tier.hits for tier in status.tiers) + status.misses
 
 
-# Name of a flow -> what a status has counted of it since the daemon started.
+# Name of a flow -> its counter in a status, since the daemon started.
 FLOWS: Final[Mapping[str, Callable[[Status], int]]] = {
     "origin": lambda status: status.fetched_bytes,
     "peers in": lambda status: status.peers.bytes,
@@ -29,30 +29,30 @@ FLOWS: Final[Mapping[str, Callable[[Status], int]]] = {
     "reads": _reads,
     "misses": lambda status: status.misses,
 }
-# Those that are bytes.
+# Flows in bytes.
 BYTE_FLOWS: Final = ("origin", "peers in", "peers out")
 
 
 @dataclass(slots=True)
 class History:
-    """Of one daemon. What it counted before a restart does not count."""
+    """Rates of one daemon. Counts from before a restart are discarded."""
 
-    # By name: the flow in a second, oldest first.
+    # By name: the flow per second, oldest first.
     flows: dict[str, deque[float]] = field(
         default_factory=lambda: {name: deque(maxlen=MOST_POINTS) for name in FLOWS}, init=False
     )
-    # By id of a mount and name of a counter; by name of a tier, its hits: in a second.
+    # Per second: counters by mount id and name; hits by tier name.
     mounts: dict[tuple[str, str], float] = field(default_factory=dict, init=False)
     hits: dict[str, float] = field(default_factory=dict, init=False)
-    # By job, of the last seconds: 0 to 1, the share of the time that its consumers waited; and samples in a second.
+    # Over the last seconds, by job: share of time (0 to 1) that its consumers waited; samples per second.
     waited: dict[str, float] = field(default_factory=dict, init=False)
     samples: dict[str, float] = field(default_factory=dict, init=False)
     _last: Picture | None = field(default=None, init=False)
-    # Of the last seconds: monotonic seconds, and the jobs at that time by name.
+    # The last seconds: monotonic time, and jobs by name.
     _jobs: deque[tuple[float, dict[str, JobView]]] = field(default_factory=deque, init=False)
 
     def add(self, picture: Picture) -> None:
-        """The next picture."""
+        """Add the next picture."""
         before, self._last = self._last, picture
         if before is None or before.status.instance != picture.status.instance:
             self._jobs.clear()
@@ -62,7 +62,7 @@ class History:
         self._count_jobs(picture)
 
     def rate(self, flow: str) -> float:
-        """The flow now, in a second."""
+        """Return the present flow per second."""
         points = self.flows[flow]
         return points[-1] if points else 0.0
 
@@ -97,8 +97,8 @@ class History:
 
 
 def share_told(before: JobView, now: JobView) -> float | None:
-    """The share of the time, 0 to 1, that a job's training loops waited for batches, as its programs say. None where
-    they say nothing, or no loader was busy."""
+    """Return the share of time, 0 to 1, that a job's training loops waited for batches, according to its programs; None
+    if they do not report it, or no loader was busy."""
     earlier = {one.consumer: one.loader for one in before.consumers}
     waited = busy = 0.0
     for one in now.consumers:
@@ -110,13 +110,13 @@ def share_told(before: JobView, now: JobView) -> float | None:
 
 
 def share_waited(waited: float, seconds: float, consumers: int) -> float:
-    """The share of the time, 0 to 1, that consumers waited who have waited *waited* seconds together. Where a consumer
-    has workers, several reads of it may wait at once: so it is 1 at most."""
+    """Return the share of time, 0 to 1, for consumers that have waited *waited* seconds together. Capped at 1, since
+    several reads of a consumer with workers may wait at once."""
     return min(1.0, max(0.0, waited) / (seconds * max(1, consumers)))
 
 
 def levels(points: Iterable[float], count: int) -> list[float]:
-    """The last *count* points as parts of the largest of them; 0 where there are not so many yet."""
+    """Return the last *count* points relative to the largest of them, padded with 0."""
     last = list(points)[-count:] if count > 0 else []
     most = max(last, default=0.0)
     return list(itertools.chain([0.0] * (count - len(last)), (point / most if most else 0.0 for point in last)))

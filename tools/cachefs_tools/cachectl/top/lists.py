@@ -1,4 +1,4 @@
-"""The lists of the picture: jobs, datasets and mounts; their rows, and how they are sorted and filtered."""
+"""The lists of the picture (jobs, datasets and mounts): rows, sorting and filtering."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ from cachefs_tools.cachectl.top.picture import Picture
 from cachefs_tools.names import escape
 
 RUNNING: Final = "running"
-# A job that waits for more than this share of the time is marked.
+# A job that waits for more than this share of the time is highlighted.
 ALARMING: Final = 0.1
-# Columns of the terminal that a bar takes in a row.
+# Width of a bar in a row.
 BAR: Final = 12
 
 
@@ -34,35 +34,35 @@ class Part(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """An item of a list."""
+    """A row of a list."""
 
-    key: str  # names it among those of its list
+    key: str  # unique within its list
     cells: tuple[str, ...]
-    # What it is sorted by: a value for each of the list's orders.
+    # Sort keys, one for each of the list's orders.
     sort: tuple[float | str, ...]
-    # Something is wrong with it; it is over, or not in use.
+    # Highlighted for a problem; dimmed if over or not in use.
     alarm: bool = False
     faint: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """A list, as it is shown."""
+    """A list as shown."""
 
     part: Part
     columns: Sequence[Column]
-    # The headings by which it can be sorted. The first is that of names, which rise; numbers fall.
+    # The headings by which it can be sorted. The first one is that of names, in ascending order; numbers descend.
     orders: Sequence[str]
     rows: list[Row]
 
 
 def arranged(listing: Listing, order: int, needle: str, *, turned: bool) -> list[Row]:
-    """The rows that have *needle* in a name, in the order of this number. turned: the other way round."""
+    """Return the rows with *needle* in a name, in the given order. turned: reversed."""
     wanted = needle.casefold()
     texts = [at for at, column in enumerate(listing.columns) if column.kind in (Kind.NAME, Kind.WORD)]
     rows = [row for row in listing.rows if not wanted or any(wanted in row.cells[at].casefold() for at in texts)]
     at = order % len(listing.orders)
-    rows.sort(key=lambda row: (row.faint, row.key))  # what is over comes last
+    rows.sort(key=lambda row: (row.faint, row.key))  # finished items come last
     if at:
         rows.sort(key=lambda row: row.sort[at], reverse=True)
     return rows[::-1] if turned else rows
@@ -78,7 +78,7 @@ _MOUNTS: Final = _columns("MOUNTPOINT SPEC? =STATE >READS/S >REQS/S? >ERRORS? >P
 
 
 def jobs(picture: Picture, history: History, pen: Pen) -> Listing:
-    """A row for each job. Epoch, counted from 1, and progress are those of its slowest consumer."""
+    """Return a row for each job. Epoch (from 1) and progress are those of its slowest consumer."""
     return Listing(
         Part.JOBS, _JOBS, ("JOB", "DONE", "RATE", "WAITED"),
         [_job_row(view, history, pen) for view in picture.jobs.jobs],
@@ -104,23 +104,23 @@ def _job_row(view: JobView, history: History, pen: Pen) -> Row:
 
 
 def done(view: ConsumerView) -> float | None:
-    """The part of its epoch that a consumer has read, 0 to 1; None while nobody knows how long it is."""
+    """Return the share of its epoch that a consumer has read, 0 to 1; None if its length is unknown."""
     return min(1.0, view.position / view.epoch_length) if view.epoch_length else None
 
 
 def _left(view: ConsumerView, rate: float) -> str:
-    """How long its epoch still takes with so many samples in a second."""
+    """Return the remaining time of its epoch at this number of samples per second."""
     left = view.epoch_length - view.position
     return duration(left / rate) if left > 0 and rate > 0 else "-"
 
 
 def progress(part: float | None, pen: Pen) -> str:
-    """A bar with the percentage behind it."""
+    """Return a bar followed by the percentage."""
     return "-" if part is None else f"{pen.bar(part, BAR)} {100 * part:3.0f} %"
 
 
 def datasets(picture: Picture, _: History, pen: Pen) -> Listing:
-    """A row for each dataset."""
+    """Return a row for each dataset."""
     return Listing(
         Part.DATASETS, _DATASETS, ("DATASET", "SIZE", "CACHED"),
         [_dataset_row(view, picture, pen) for view in picture.datasets],
@@ -138,7 +138,7 @@ def _dataset_row(view: DatasetView, picture: Picture, pen: Pen) -> Row:
 
 
 def mounts(picture: Picture, history: History, _: Pen) -> Listing:
-    """A row for each mount."""
+    """Return a row for each mount."""
     return Listing(
         Part.MOUNTS, _MOUNTS, ("MOUNTPOINT", "READS/S", "REQS/S", "ERRORS"),
         [_mount_row(view, history) for view in picture.status.mounts],
@@ -155,7 +155,7 @@ def _mount_row(view: MountView, history: History) -> Row:
     return Row(view.id, cells, (view.mountpoint, reads, requests, float(errors)), alarm=not view.alive)
 
 
-# In the order in which they stand.
+# In order of display.
 LISTINGS: Final[Mapping[Part, Callable[[Picture, History, Pen], Listing]]] = {
     Part.JOBS: jobs, Part.DATASETS: datasets, Part.MOUNTS: mounts,
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Bars and curves of characters: block characters, or ASCII where a terminal may not have others."""
+"""Draws bars and curves with block characters, or with ASCII if the terminal cannot show others."""
 
 import os
 import sys
@@ -8,26 +8,26 @@ from typing import Final, TextIO
 
 from cachefs_tools.cachectl.top.history import levels
 
-# Terminals whose fonts have hardly more than ASCII: real ones, and the console of Linux.
+# Terminals with little more than ASCII: real ones, and the Linux console.
 _PLAIN: Final = ("dumb", "linux", "vt100", "vt102", "vt220", "ansi", "unknown")
 
 
 @dataclass(frozen=True, slots=True)
 class Pen:
-    """How bars and curves are drawn."""
+    """The characters of bars and curves."""
 
     full: str
     empty: str
-    # From nothing to the most.
+    # From nothing to the maximum.
     steps: str
-    # Behind the heading by which rows are sorted: falling, rising.
+    # Behind the heading of the sort column: descending, ascending.
     down: str
     up: str
-    # In place of what was left out. One character.
+    # Replaces omitted text. One character.
     ellipsis: str
 
     def bar(self, part: float, width: int) -> str:
-        """A bar for a part of a whole, 0 to 1. It is full only where the part is all of it, and empty only for 0."""
+        """Draw a bar for a share from 0 to 1. It is full only for 1, and empty only for 0."""
         filled = round(min(1.0, max(0.0, part)) * width)
         if part > 0 and filled == 0:
             filled = 1
@@ -36,7 +36,7 @@ class Pen:
         return self.full * filled + self.empty * (width - filled)
 
     def curve(self, points: Iterable[float], width: int) -> str:
-        """The last *width* points, each at least 0; the highest one reaches to the top."""
+        """Draw the last *width* points, each at least 0, relative to the highest one."""
         top = len(self.steps) - 1
         return "".join(
             self.steps[0] if level <= 0 else self.steps[max(1, round(level * top))] for level in levels(points, width)
@@ -48,7 +48,7 @@ ASCII: Final = Pen("#", ".", " _.-=+*#", "v", "^", "~")
 
 
 def pen_for(stream: TextIO = sys.stdout, environment: Mapping[str, str] = os.environ) -> Pen:
-    """The pen that a terminal and its encoding can show."""
+    """Return the pen for a terminal and its encoding."""
     encoding = (stream.encoding or "ascii").lower().replace("-", "")
     plain = environment.get("TERM", "dumb") in _PLAIN and stream.isatty()
     return BLOCKS if encoding == "utf8" and not plain else ASCII

@@ -1,4 +1,4 @@
-"""What the daemon says at one moment."""
+"""The state of the daemon at one moment."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,11 +20,11 @@ class Picture:
     status: Status
     jobs: JobList
     datasets: list[DatasetView]
-    cached: Mapping[str, DatasetCached]  # by dataset: those that were asked for so far
+    cached: Mapping[str, DatasetCached]  # by dataset: those requested so far
 
 
 def document(picture: Picture, rates: Mapping[str, float]) -> dict[str, Any]:
-    """The document of `top --json`. rates: bytes in a second, by what they are of."""
+    """Return the document of `top --json`. rates: bytes per second by flow."""
     datasets = []
     for one in picture.datasets:
         known = picture.cached.get(one.name)

@@ -1,11 +1,11 @@
-"""Shares lines of the terminal among lists."""
+"""Divides lines of the terminal among lists."""
 
 from collections.abc import Sequence
 
 
 def shared(room: int, wanted: Sequence[int], first: int) -> list[int]:
-    """How many of *room* lines each list gets, of as many as it wants: all alike, but the one with number *first*, on
-    which the user works, gets up to half of them before."""
+    """Return the lines of *room* for each list: equal parts up to what each wants, but up to half for list *first*,
+    which has the cursor."""
     room, given = max(0, room), [0] * len(wanted)
     given[first] = min(wanted[first], (room + 1) // 2)
     while sum(given) < room:
@@ -18,7 +18,7 @@ def shared(room: int, wanted: Sequence[int], first: int) -> list[int]:
 
 
 def window(cursor: int, count: int, room: int, top: int) -> int:
-    """The number of the first item that is shown, of *count*, so that the cursor is among the *room* that are. top: the
-    one that was first until now."""
+    """Return the number of the first visible item of *count*, so that the cursor is among *room* visible ones. top: the
+    previous first item."""
     top = min(top, max(0, count - room))
     return max(0, min(max(top, cursor - room + 1), cursor))

@@ -1,4 +1,4 @@
-"""Shows pictures on the terminal, and takes keys."""
+"""Shows pictures on the terminal, and handles keys."""
 
 import asyncio
 import signal
@@ -21,14 +21,14 @@ from cachefs_tools.cachectl.top.history import History
 from cachefs_tools.cachectl.top.pen import Pen, pen_for
 from cachefs_tools.cachectl.top.state import ALL, State
 
-# Seconds after which the screen looks whether there is a new picture, and without one says so.
+# Seconds between checks for a new picture, and seconds without one after which the screen says so.
 _LOOK: Final = 0.2
 _SILENT: Final = 3.0
 _PAGE: Final = 10
 
 
 class Canvas(Widget, can_focus=True):
-    """Lines of text. Only those that have changed are sent to the terminal, which may be far away."""
+    """Lines of text. Only changed lines are sent to the terminal, which may be far away."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Canvas(Widget, can_focus=True):
                 self.refresh(Region(0, y, self.size.width, 1))
 
     def show_again(self) -> None:
-        """The terminal has lost what was on it."""
+        """Redraw everything: the terminal has lost its contents."""
         self.app.refresh(repaint=True, layout=True)
         self.refresh()
 
@@ -52,7 +52,7 @@ class Canvas(Widget, can_focus=True):
 
 
 class Top(App[None]):
-    """The live picture."""
+    """The application."""
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """
@@ -80,7 +80,7 @@ class Top(App[None]):
     ]
 
     def __init__(self, asker: Asker, history: History, pen: Pen) -> None:
-        """asker: has got a picture, which is in the history."""
+        """asker: has its first picture, which is in *history*."""
         super().__init__(ansi_color=True)
         self.asker = asker
         self._history = history
@@ -88,7 +88,7 @@ class Top(App[None]):
         self._state = State()
         self._seen = asker.answer.number
         self._frame: Frame | None = None
-        self._drawn = ""  # the problem that the screen shows
+        self._drawn = ""  # the problem on the screen
 
     def compose(self) -> ComposeResult:
         yield Canvas()
@@ -126,7 +126,7 @@ class Top(App[None]):
         return ""
 
     def draw(self) -> None:
-        """Show the picture as it is known now."""
+        """Draw the present picture."""
         picture, canvas = self.asker.answer.picture, self.query_one(Canvas)
         if picture is None or not canvas.size.height:
             return
@@ -193,10 +193,8 @@ class Top(App[None]):
 
 
 def run(asker: Asker, history: History) -> int:
-    """Until the user quits, or a signal comes; the terminal is then as it was before. Returns the exit status.
-
-    Raises CachefsError where there is not even a first picture.
-    """
+    """Run until the user quits, or a signal arrives; the terminal is then restored. Returns the exit status. Raises
+    CachefsError if there is no first picture."""
     history.add(asker.begin())
     asker.start()
     top = Top(asker, history, pen_for())
@@ -211,5 +209,5 @@ async def _run(top: Top) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
         loop.add_signal_handler(number, partial(top.exit, return_code=128 + number))
-    # The mouse stays the terminal's, so that text can be marked and copied.
+    # Without mouse support the terminal's own selection works.
     await top.run_async(mouse=False)

@@ -1,4 +1,4 @@
-"""What the user of the picture has chosen with keys: which list, which row, which order, what is opened."""
+"""The user's choices in the picture: list, row, order, and opened item."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Final
 from cachefs_tools.cachectl.top.lists import Part, Row
 from cachefs_tools.cachectl.top.room import window
 
-# More than any list has rows: to move by so many is to go to its end.
+# More rows than any list has: moves to its end.
 ALL: Final = 1 << 30
 _PARTS: Final = list(Part)
 
@@ -16,31 +16,31 @@ Rows = Mapping[Part, Sequence[Row]]
 
 @dataclass(slots=True)
 class State:
-    """Changed by keys only."""
+    """State changed by keys only."""
 
-    part: Part = Part.JOBS  # the list that has the cursor
+    part: Part = Part.JOBS  # the list with the cursor
     orders: dict[Part, int] = field(default_factory=lambda: dict.fromkeys(Part, 0))  # see `lists.arranged`
     turned: set[Part] = field(default_factory=set)
     needle: str = ""  # rows without this text are left out
-    opened: str = ""  # the job that is shown alone; empty: none
-    scrolled: int = 0  # lines above the first one that is shown of the job, or of the help
+    opened: str = ""  # the job shown alone; empty: none
+    scrolled: int = 0  # hidden lines above the opened job or the help
     helping: bool = False
-    # By list: the key of the row that has the cursor, and the number of the first row that is shown.
+    # By list: key of the row with the cursor, and number of the first visible row.
     _cursors: dict[Part, str] = field(default_factory=dict)
     _tops: dict[Part, int] = field(default_factory=lambda: dict.fromkeys(Part, 0))
 
     def cursor(self, part: Part, rows: Sequence[Row]) -> int:
-        """The number of the row that has the cursor. It stays with its item when others come and go."""
+        """Return the number of the row with the cursor, which follows its item as others come and go."""
         key = self._cursors.get(part)
         return next((number for number, row in enumerate(rows) if row.key == key), 0)
 
     def top(self, part: Part, rows: Sequence[Row], room: int) -> int:
-        """The number of the first row that is shown in so many lines."""
+        """Return the number of the first visible row."""
         self._tops[part] = window(self.cursor(part, rows), len(rows), max(1, room), self._tops[part])
         return self._tops[part]
 
     def move(self, rows: Rows, by: int) -> None:
-        """Go down by so many rows, or lines of a text."""
+        """Move down by *by* rows, or lines of a text."""
         if self.opened or self.helping:
             self.scrolled = max(0, min(self.scrolled + by, ALL))
             return
@@ -50,16 +50,16 @@ class State:
             self._cursors[self.part] = mine[max(0, min(number, len(mine) - 1))].key
 
     def go(self, steps: int) -> None:
-        """To the next list, or with -1 to the one before."""
+        """Go to the next list, or with -1 to the previous one."""
         self.part = _PARTS[(_PARTS.index(self.part) + steps) % len(_PARTS)]
 
     def sort(self, orders: Sequence[str]) -> None:
-        """The next order of the list."""
+        """Switch to the next order of the list."""
         self.orders[self.part] = (self.orders[self.part] + 1) % len(orders)
         self.turned.discard(self.part)
 
     def turn(self) -> None:
-        """The other way round."""
+        """Reverse the order."""
         self.turned ^= {self.part}
 
     def open(self, rows: Rows) -> None:
@@ -69,11 +69,11 @@ class State:
             self.opened, self.scrolled = jobs[self.cursor(Part.JOBS, jobs)].key, 0
 
     def help(self) -> None:
-        """Show the keys, or no more."""
+        """Toggle the help."""
         self.helping, self.scrolled = not self.helping, 0
 
     def back(self) -> None:
-        """Out of what is open, else without the filter."""
+        """Close what is open, or else clear the filter."""
         if self.helping or self.opened:
             self.helping, self.opened, self.scrolled = False, "", 0
         else:
