@@ -1,1 +1,1 @@
-"""cachefs-scheduler: tells schedulers which nodes hold what a job reads (asyncio)."""
+"""cachefs-scheduler: tells schedulers which nodes hold a job's data (asyncio)."""

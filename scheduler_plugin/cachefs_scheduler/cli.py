@@ -38,7 +38,7 @@ USAGE: Final = 2
 @click.version_option(__version__, prog_name="cachefs-scheduler")
 @click.pass_context
 def main(context: click.Context, path: Path | None, check_config: bool, log_level: str | None) -> None:
-    """The service that tells schedulers which nodes hold what a job reads.
+    """Tell schedulers which nodes hold a job's data.
 
     Exit status: 0 stopped in order, 1 failure, 2 wrong usage or configuration.
     """
@@ -80,7 +80,7 @@ def _duration(context: click.Context, parameter: click.Parameter, text: str | No
 @click.option("--namespace", default="", help="Namespace of the Lease.  [default: the pod's, or the file's]")
 @click.option("--lease", default="cachefs-scheduler", show_default=True, help="Name of the Lease.")
 def open_gates_command(if_silent: float, api: str, namespace: str, lease: str) -> None:
-    """Let all pods of Kubernetes go that wait for a copy, as where the service is dead.
+    """Release all Kubernetes pods that wait for a copy, for use while the service is dead.
 
     Exit status: 0 no gate is closed, or a replica lives; 1 some are still closed; 2 wrong usage.
     """

@@ -110,7 +110,7 @@ class QueueSection(Section):
 
 
 class Config(Section):
-    """The whole file."""
+    """The whole configuration."""
 
     service: ServiceSection = ServiceSection()
     cluster: ClusterSection = ClusterSection()

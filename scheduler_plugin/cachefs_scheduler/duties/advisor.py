@@ -68,7 +68,7 @@ class Advisor:
         self._unsaved = False
         self._next_look = 0.0
 
-    # --- which nodes ------------------------------------------------------------------------------------------------
+    # --- placement ---------------------------------------------------------------------------------------------------
 
     def rank(self, ask: Ask, candidates: Sequence[str] | None = None) -> Ranking:
         names = self._candidates(candidates)
@@ -144,7 +144,7 @@ class Advisor:
             state=node.state if node is not None else "unknown",
         )
 
-    # --- when -------------------------------------------------------------------------------------------------------
+    # --- admission ---------------------------------------------------------------------------------------------------
 
     def admit(self, ask: Ask) -> Admission:
         now = self._view.now()
@@ -235,7 +235,7 @@ class Advisor:
         target = clone_target(JobAsk(job, snapshot), candidates, self._view.cluster)
         return target.nodes if target is not None else ()
 
-    # --- what has happened ------------------------------------------------------------------------------------------
+    # --- events of jobs ----------------------------------------------------------------------------------------------
 
     def placed(self, job: str, nodes: Sequence[str], ask: Ask | None = None) -> None:
         now = self._view.now()
@@ -320,7 +320,7 @@ class Advisor:
         facts = [self._view.cluster.facts(node) for node in known.nodes]
         return any(one.jobs.get(known.snapshot) or _SILENT < one.age < _LOST for one in facts if one is not None)
 
-    # --- why --------------------------------------------------------------------------------------------------------
+    # --- explanations ------------------------------------------------------------------------------------------------
 
     def explain(self, job: str) -> Explanation:
         known = self.book.get(job)
@@ -345,7 +345,7 @@ class Advisor:
             placed=list(known.nodes),
         )
 
-    # --- who listens ------------------------------------------------------------------------------------------------
+    # --- listeners ---------------------------------------------------------------------------------------------------
 
     def subscribe(self, changed: Callable[[], None]) -> Unsubscribe:
         self._listeners.append(changed)

@@ -1,5 +1,5 @@
-"""The jobs that schedulers have named, and what is known of each. The number of jobs is bounded, and jobs without news
-are forgotten."""
+"""The jobs that schedulers have named, and their states. The number of jobs is bounded, and jobs without news are
+forgotten."""
 
 import math
 from collections.abc import Iterator

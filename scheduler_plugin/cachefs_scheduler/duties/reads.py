@@ -25,7 +25,7 @@ class _Counted:
     """The last report of a node about a snapshot."""
 
     reads: int
-    # Monotonic seconds when `reads` was seen to change, or was learnt; -IN_USE where there were none.
+    # Monotonic time when `reads` changed, or was learnt; -IN_USE without reads.
     changed: float
     # Whether a part of the snapshot is in the node's tiers.
     is_held: bool
@@ -52,7 +52,7 @@ class Reads:
         self._read[snapshot] = max(when, self._read.get(snapshot, when))
 
     def note_arrival(self, node: str, snapshot: str, when: float) -> None:
-        """Record that a copy has come to a node, which may keep it as if the copy was read then."""
+        """Record the arrival of a copy, which the node may keep as if the copy had been read then."""
         came = self._came.setdefault(node, {})
         if snapshot not in came:
             if self._count >= MOST:
@@ -61,7 +61,7 @@ class Reads:
         came[snapshot] = when
 
     def note_jobs(self, snapshots: Collection[str], now: float) -> None:
-        """Record what jobs read now, and forget all but these snapshots. To be called every few seconds."""
+        """Record the jobs' present reads, and forget all but these snapshots. Call every few seconds."""
         self._read = {one: when for one, when in self._read.items() if one in snapshots}
         self._changed = {one: when for one, when in self._changed.items() if one in snapshots}
         for one in self._of_jobs(snapshots):

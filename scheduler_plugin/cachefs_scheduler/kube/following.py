@@ -87,7 +87,7 @@ class Following:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._api.close()
 
-    # --- what the watch tells ----------------------------------------------------------------------------------------
+    # --- events of the watch -----------------------------------------------------------------------------------------
 
     def listed(self, pods: list[Pod]) -> None:
         self._jobs.listed(pods, time.monotonic())
@@ -113,7 +113,7 @@ class Following:
     def _is_able(self) -> bool:
         return not self.is_broken and time.monotonic() - self._followed < GIVEN_UP
 
-    # --- what is done ------------------------------------------------------------------------------------------------
+    # --- actions -----------------------------------------------------------------------------------------------------
 
     async def _act(self) -> None:
         while True:

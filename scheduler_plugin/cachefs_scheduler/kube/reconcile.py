@@ -108,7 +108,7 @@ class Jobs:
         """Return the number of followed pods."""
         return len(self._names)
 
-    # --- what is seen ------------------------------------------------------------------------------------------------
+    # --- events of pods ----------------------------------------------------------------------------------------------
 
     def listed(self, pods: Iterable[Pod], now: float) -> None:
         """Replace all known pods by these."""
@@ -175,7 +175,7 @@ class Jobs:
         self._dirty.update(self._jobs)
         self._queue.clear()
 
-    # --- what is to be done ------------------------------------------------------------------------------------------
+    # --- due actions -------------------------------------------------------------------------------------------------
 
     def due(self, now: float) -> Due:
         """Inform Advice, and return the other pending actions."""

@@ -129,7 +129,7 @@ class KubeServer:
             self._server.close()
         await self._runner.cleanup()
 
-    # --- each connection and request ---------------------------------------------------------------------------------
+    # --- connections and requests ------------------------------------------------------------------------------------
 
     def _admit(self) -> Any:
         """Return the handler of a new connection. Above the limit, the connections idle the longest are cut."""
@@ -228,7 +228,7 @@ class KubeServer:
             if len(body) > most:
                 raise _too_large(most)
 
-    # --- what is asked -----------------------------------------------------------------------------------------------
+    # --- handlers ----------------------------------------------------------------------------------------------------
 
     async def _filter(self, request: web.Request) -> web.StreamResponse:
         begun = time.monotonic()

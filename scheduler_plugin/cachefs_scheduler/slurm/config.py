@@ -62,7 +62,7 @@ class ServiceSection(Section):
 
 
 class HintConfig(Section):
-    """The whole file."""
+    """The whole configuration."""
 
     service: ServiceSection = ServiceSection()
     slurm: SlurmSection = SlurmSection()

@@ -58,10 +58,11 @@ def _duration(context: click.Context, parameter: click.Parameter, text: str | No
     help="With --release: only where the service has said nothing for so long (30min, 2h).",
 )  # fmt: skip
 def main(path: Path | None, files: bool, check_config: bool, remove: bool, release: bool, if_silent: float) -> None:
-    """Tell Slurm which nodes hold what of which dataset, and let jobs wait for a copy.
+    """Tell Slurm which nodes hold which datasets, and let jobs wait for a copy.
 
     Runs beside slurmctld, as a user who may change nodes and jobs (SlurmUser or root). Asks cachefs-scheduler, keeps
-    node features current, and writes the hint file that cachefs.lua reads. Where it ends, jobs go where Slurm likes.
+    node features current, and writes the hint file that cachefs.lua reads. When it ends, Slurm schedules jobs without
+    hints.
     """
     if files:
         click.echo(PLUGIN)

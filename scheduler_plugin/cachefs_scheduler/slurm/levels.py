@@ -24,7 +24,7 @@ MOST_NODES: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """Which nodes have which level of a dataset."""
+    """The holders of each level of a dataset."""
 
     # From the best level to the widest, each a subset of the next one.
     nested: Mapping[str, frozenset[str]]

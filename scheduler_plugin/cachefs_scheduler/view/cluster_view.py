@@ -44,7 +44,7 @@ class ClusterView:
     def __iter__(self) -> Iterator[NodeState]:
         return iter(list(self.nodes.values()))
 
-    # --- who there is ----------------------------------------------------------------------------------------
+    # --- members -------------------------------------------------------------------------------------------
 
     def meet(self, members: Mapping[str, Member], *, complete: bool = True) -> None:
         """Record these members, by id. complete: there are no others."""
@@ -82,7 +82,7 @@ class ClusterView:
             self.cluster.remove(name)
         self._tell(name)
 
-    # --- what they say ----------------------------------------------------------------------------------------
+    # --- reports -------------------------------------------------------------------------------------------
 
     def take(self, node: NodeState, report: NodeReport) -> None:
         """Record a node's report. Raises ValueError for an invalid report."""
@@ -135,7 +135,7 @@ class ClusterView:
         for listener in self.listeners:
             listener(name)
 
-    # --- what is asked ----------------------------------------------------------------------------------------
+    # --- queries -------------------------------------------------------------------------------------------
 
     def now(self) -> float:
         """Return the time, and age the reports of silent nodes."""
@@ -145,7 +145,7 @@ class ClusterView:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether each node has been heard, or does not answer."""
+        """Return whether every node has reported, or is known not to respond."""
         return all(one.heard is not None or one.problem or one.member_state == "away" for one in self.nodes.values())
 
     def age(self, name: str) -> float:

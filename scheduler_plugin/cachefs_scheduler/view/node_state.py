@@ -47,7 +47,7 @@ class NodeState:
         """The state for scoring."""
         said = self.report.state if self.report is not None and self.heard is not None else self.member_state
         if said == "draining":
-            # A node that is configured as a seed stays in the list after it has left; its silence tells.
+            # A draining node has left once it is silent as well: nodes of a static list stay members.
             return "away" if self.problem and self.member_state == "away" else "draining"
         return "away" if said == "away" or self.missing is not None or self.report is None else "up"
 

@@ -121,9 +121,9 @@ def plan_command(samples: int, consumers: int, reads: int) -> None:
 )
 @click.option("--epochs", default=5, show_default=True, type=click.IntRange(1, 1000), help="Epochs that are decided.")
 def growth_command(blocks: int, sizes: tuple[int, ...], epochs: int) -> None:
-    """Measure what a node of a large cluster computes.
+    """Measure the computations of a node of a large cluster.
 
-    Processor time and memory of placement, copies and duties, as each node computes them for itself, with so many
+    Processor time and memory of placement, copies and duties, as each node computes them for itself, with that many
     simulated peers; and the messages that nodes send each other while nothing happens, and while a job reads.
     """
     runs = [in_own_process(growth.measure, blocks, nodes, epochs) for nodes in sizes]

@@ -37,8 +37,8 @@ _WIDTH = 80
 def miss_command(as_json: bool, directory: Path | None, endpoint: str | None, bucket: str | None, **shape: int) -> None:
     """Measure cold reads through a mount, shuffled and as cp -r reads.
 
-    Nothing is cached, and nobody has said what will be read. A client that only receives shows what the server can do.
-    `rclone mount --vfs-cache-mode full` and `s3fs` read the same files where they are installed.
+    Nothing is cached, and nothing is published. A client that only receives shows what the server can do. `rclone mount
+    --vfs-cache-mode full` and `s3fs` read the same files where they are installed.
     """
     if bucket is not None and endpoint is None:
         raise click.UsageError("--bucket is one of a running server: give its --endpoint, too")

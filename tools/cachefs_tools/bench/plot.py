@@ -43,7 +43,7 @@ def _bars(axes: Any, names: list[str], groups: list[list[float]]) -> None:
 
 
 def _stacked(axes: Any, names: list[str], groups: list[list[float]]) -> None:
-    """Draw one row per run, with its values one behind the other."""
+    """Draw one row per run, with its values side by side."""
     for row, values in enumerate(groups):
         start = 0.0
         for number, value in enumerate(values):

@@ -36,7 +36,7 @@ STAMP: Final = 8
 
 
 class Pattern(StrEnum):
-    """The order of the reads."""
+    """Orders of the reads."""
 
     SEQUENTIAL = "sequential"  # from begin to end
     RANDOM = "random"  # each record once, in random order

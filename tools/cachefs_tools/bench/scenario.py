@@ -22,7 +22,7 @@ class Loader(StrEnum):
 
 
 class Publishing(StrEnum):
-    """How a job publishes what it will read."""
+    """Ways in which a job publishes its sequence."""
 
     NONE = "none"  # not at all
     RUN = "run"  # by `cachefs run` in front of its command
@@ -40,7 +40,7 @@ class Lie(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TrainingJob:
-    """One job of a run."""
+    """One job of a scenario."""
 
     seed: int = 0  # of its sampler
     start: float = 0  # seconds after the start of the first job
@@ -81,7 +81,7 @@ class Tiers:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One run."""
+    """The configuration of one run."""
 
     title: str
     loader: Loader = Loader.TORCH

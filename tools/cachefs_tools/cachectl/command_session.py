@@ -30,7 +30,7 @@ _ANY_WIDTH: Final = 1 << 16
 
 
 class ExitStatus(IntEnum):
-    """Exit statuses of cachectl, beside 0 for done and click's 2 for wrong usage."""
+    """Exit statuses of cachectl, in addition to 0 (done) and click's 2 (wrong usage)."""
 
     FAILED = 1
     NO_DAEMON = 3  # no daemon answers
@@ -39,7 +39,7 @@ class ExitStatus(IntEnum):
 
 
 class CommandSession:
-    """One run of a command."""
+    """The state of one command: its socket, its daemon client and its output."""
 
     def __init__(self, socket: Path, as_json: bool) -> None:
         self.socket = socket

@@ -164,7 +164,7 @@ def check_own_process(pid: int) -> None:
 
 
 def _pid_namespace() -> int:
-    """The one in which numbers of processes are given: that of this command. 0 where nobody can tell."""
+    """Return the id of this process's PID namespace; 0 if it is unknown."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:

@@ -64,7 +64,7 @@ def sched() -> None:
 @sched.command()
 @with_scheduler
 def status(session: CommandSession, client: SchedulerClient) -> None:
-    """Nodes, what they hold, jobs, and warm-ups that were ordered."""
+    """Show nodes, their contents, jobs, and warm-ups that were ordered."""
     found, nodes = client.get(STATUS, SchedulerStatus), client.get(NODES, NodesStatus)
     document = {"status": found, "nodes": nodes.nodes}
     session.answer(document, *_status(found, nodes))
@@ -118,7 +118,7 @@ def _held(node: NodeStatus) -> str:
 @sched.command()
 @with_scheduler
 def queue(session: CommandSession, client: SchedulerClient) -> None:
-    """Jobs that wait for a copy of their dataset, and all others."""
+    """Show jobs that wait for a copy of their dataset, and all others."""
     found = client.get(QUEUE, QueueStatus)
     waiting = [one for one in found.jobs if one.state == "waiting"]
     lines: list[str | Table] = [f"{len(waiting)} of {len(found.jobs)} jobs wait"]
@@ -140,7 +140,7 @@ def _job(one: WaitingJob) -> tuple[object, ...]:
 @click.argument("job")
 @with_scheduler
 def explain(session: CommandSession, client: SchedulerClient, job: str) -> None:
-    """Why a job is on its nodes, or waits.
+    """Explain why a job is on its nodes, or waits.
 
     JOB is kube:NAMESPACE/KIND/NAME or slurm:JOBID, as `cachectl sched queue` shows it. FIRST and LATER are the seconds
     that one rank would wait in its first epoch and in each later one; the other columns say where the bytes of an epoch

@@ -147,7 +147,7 @@ def advance(before: ConsumerView, now: ConsumerView) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """A column of the lines."""
+    """A column of a line."""
 
     heading: str
     unit: str  # below the heading

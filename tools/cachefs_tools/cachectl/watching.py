@@ -79,7 +79,7 @@ def _ends_on_sigterm() -> Iterator[None]:
 
 
 class _Cropped:
-    """As many lines as fit the terminal. The last line counts the missing ones."""
+    """Shows as many lines as fit the terminal. The last line counts the missing ones."""
 
     def __init__(self, lines: list[RenderableType]) -> None:
         self._lines = lines

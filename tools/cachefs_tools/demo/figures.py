@@ -71,7 +71,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """All results of the demo."""
+    """The results of all runs of the demo."""
 
     files: int
     bytes: int

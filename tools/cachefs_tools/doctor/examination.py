@@ -62,7 +62,7 @@ class Name:
 
 @dataclass(slots=True)
 class Examination:
-    """One run of doctor."""
+    """The checks of one run of doctor, and their findings."""
 
     wanted: Wanted
     report: Report

@@ -23,7 +23,7 @@ _START_SECONDS: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class JobSettings:
-    """How a job reads."""
+    """Parameters of a job's reads."""
 
     name: str
     dataset: str
@@ -48,7 +48,7 @@ class Progress:
 
 
 class Rank:
-    """One reader of a job."""
+    """The process of one rank, which reads."""
 
     def __init__(self, job: JobSettings, node: Node, rank: int, ranks: int, first: int = 0) -> None:
         self.node = node

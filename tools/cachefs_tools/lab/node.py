@@ -38,7 +38,7 @@ from cachefs_tools.scratch_node import (
 STOP_SECONDS: Final = 30.0
 # Grace in seconds: other programs' namespaces may keep a detached mount and its process alive.
 _GRACE: Final = 5
-# Readers of the lab drop pushed pages, and send no ioctls.
+# Readers of the lab drop pushed pages and send no ioctls, so pusher and shield would have no effect.
 MOUNT_OPTIONS: Final = ("no_push", "shield=off")
 
 

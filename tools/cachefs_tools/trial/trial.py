@@ -38,7 +38,7 @@ def reason_of(errors: Sequence[ErrorView], url: str, began: float) -> str:
 
 @dataclass(slots=True)
 class Trial:
-    """One trial of a dataset."""
+    """A trial of one dataset."""
 
     client: DaemonClient
     socket: Path

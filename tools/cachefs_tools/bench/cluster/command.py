@@ -80,7 +80,7 @@ DEFAULT: Final = Load()
 def cluster_command(
     scenario: str, seconds: float, only: tuple[str, ...], directory: Path | None, **options: Any
 ) -> None:
-    """Run jobs on several nodes of this machine, with real mounts and an S3 server, and see what happens.
+    """Run jobs on several nodes of this machine, with real mounts and an S3 server, and compare figures with bounds.
 
     It needs root, since each node has a network namespace (not with --network loopback). Every byte is checked.
     """

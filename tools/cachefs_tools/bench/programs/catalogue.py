@@ -8,7 +8,7 @@ from cachefs.errors import ConfigError
 
 
 class Access(StrEnum):
-    """How a program reads, which bounds the share of its waits that can be removed."""
+    """The access pattern of a program, which bounds the share of its waits that can be removed."""
 
     MAP = "map-style"  # a loader asks a dataset for samples, each of which is a file
     SCATTERED = "scattered"  # random parts of large files
@@ -23,7 +23,7 @@ AIMS: Final = {Access.MAP: 0.9, Access.SCATTERED: 0.6, Access.STREAM: 0.6, Acces
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One row of the table."""
+    """A program of the benchmark, and a row of the table."""
 
     name: str  # on the command line
     title: str  # in the table

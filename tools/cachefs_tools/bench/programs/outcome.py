@@ -5,7 +5,7 @@ from enum import StrEnum
 
 
 class Mode(StrEnum):
-    """How a program is run."""
+    """The ways to run a program."""
 
     NATIVE = "native"  # on the local disk, with cached pages
     BARE = "bare"  # mounted, nothing published, without readahead
@@ -26,7 +26,7 @@ class Epoch:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What a run published, according to the daemon."""
+    """Sequences that a run published, as the daemon reported them."""
 
     # Consumer -> its epochs (from 0) with a known order, and when that was first seen (CLOCK_MONOTONIC).
     known: dict[str, dict[int, float]] = field(default_factory=dict)

@@ -25,7 +25,7 @@ BAR: Final = 12
 
 
 class Part(StrEnum):
-    """A list."""
+    """The lists of the screen."""
 
     JOBS = "JOBS"
     DATASETS = "DATASETS"

@@ -13,7 +13,7 @@ from cachefs_tools.cachectl.job_page import document_of
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """The node at one moment."""
+    """The node's state at one moment."""
 
     when: float  # monotonic seconds
     clock: float  # unix seconds
