@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-# Memory of a control group that the kernel cannot reclaim by dropping clean pages. tmpfs, and so the memory tier,
-# counts as shmem.
+# Memory of a control group that is not reclaimable by dropping clean pages. tmpfs (the memory tier) counts as shmem.
 _HELD_V2: Final = ("anon", "shmem", "slab_unreclaimable", "kernel_stack", "pagetables")
 _HELD_V1: Final = ("total_rss", "total_shmem")
 
@@ -32,8 +31,7 @@ def memory_limits(proc: Path = Path("/proc"), sys: Path = Path("/sys/fs/cgroup")
 
 
 def _with_parents(root: Path, path: str) -> Iterator[Path]:
-    """Yield the directory of a control group and its parents. In a container without a cgroup namespace only *root*
-    exists."""
+    """Yield the directory of a control group and its parents. Without a cgroup namespace only *root* exists."""
     directory = root / path.lstrip("/")
     while directory != root:
         yield directory

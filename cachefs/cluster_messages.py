@@ -147,10 +147,9 @@ class ScaleOutcome(Message, frozen=True):
     nodes: int
     # Bytes that the tiers of these nodes have room for.
     capacity: int
-    # Of the bytes that jobs read, those that stay in the cluster from one epoch to the next.
+    # The part of the bytes read by jobs that stays in the cluster from one epoch to the next.
     kept: int
-    # Bytes from the origins until the jobs end, beyond the first fetch of each block; None where the end of the jobs is
-    # unknown.
+    # Bytes from the origins until the jobs end, beyond each block's first fetch; None where the jobs' end is unknown.
     origin_bytes: float | None
     # Bytes per second from the origins, and between nodes, at the present rates of the jobs.
     origin_rate: float

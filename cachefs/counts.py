@@ -7,8 +7,7 @@ _UNITS: Final = ((86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
-    """Return a number with its noun, such as `1 read` and `1,024 reads`. plural: where it is not the noun with an
-    `s`."""
+    """Return a number with its noun, such as `1 read` and `1,024 reads`. plural: where it has no regular `s`."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 

@@ -18,8 +18,7 @@ IDENTITY_SUFFIX: Final = ".id"
 IDENTITY_KEY: Final = "cachefs-identity"
 # Prefix of the identity of a mount that forwards calls of its control file, whose writer the mount does not know.
 FOR_SOMEBODY: Final = "somebody."
-# Separates a job's name from its owner, where that is not the daemon's user. No name given by a user contains this
-# character.
+# Separates a job's name from its owner other than the daemon's user. Names given by users never contain it.
 OWNER_MARK: Final = "~"
 # Owner of the jobs of unknown users.
 UNKNOWN_OWNER: Final = "control"
@@ -33,8 +32,7 @@ def identity_socket(daemon_socket: Path) -> Path:
 
 
 def ask_identity(daemon_socket: Path) -> str | None:
-    """Return this process's identity; "" where there is no second socket, None where it does not answer, as the daemon
-    has ended, or is too busy."""
+    """Return this process's identity; "" without a second socket, None where the daemon has ended, or is too busy."""
     answer = b""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:

@@ -23,7 +23,7 @@ MAX_DBS: Final = 8
 
 
 class IndexReader:
-    """A read-only view of the index. LMDB allows one environment per file in a process, which must not survive a
+    """A read-only view of the index. LMDB allows one environment per file and process, which must not survive a
     fork."""
 
     def __init__(self, path: Path) -> None:
@@ -58,8 +58,7 @@ class IndexReader:
             return None
 
     def blocks_of(self, content: bytes) -> Iterator[tuple[bytes, Location]]:
-        """Yield all cached blocks of one content, sorted by number. Holds a read transaction, so the iteration must be
-        short."""
+        """Yield all cached blocks of one content, sorted by number. Iterate quickly: this holds a read transaction."""
         with self._env.begin(db=self._blocks) as txn, txn.cursor() as cursor:
             found = cursor.set_range(content)
             while found and cursor.key().startswith(content):

@@ -82,8 +82,7 @@ class LoaderView(Message, frozen=True):
     epoch_samples: int = 0
     # Delivered samples of all epochs.
     samples: int = 0
-    # Time that the loader was busy in this epoch; in all epochs; and time that the loop has waited for its batches in
-    # all epochs.
+    # Time that the loader was busy in this epoch, and in all epochs; and time that the loop has waited for its batches.
     epoch_busy: float = 0.0
     busy: float = 0.0
     waited: float = 0.0

@@ -109,23 +109,21 @@ def ranks_of_job(view: JobView) -> int:
 
 
 def share_waited(loaders: Iterable[Loader]) -> float | None:
-    """Return the part of its time that the job has waited for data, from 0 to 1; None where no loader reports its
-    times."""
+    """Return the part of its time that the job has waited for data, from 0 to 1; None without reported times."""
     times = [loader.waited for loader in loaders]
     busy = sum(one.busy for one in times)
     return min(1.0, sum(one.waited for one in times) / busy) if busy else None
 
 
 def time_left(loaders: Sequence[Loader]) -> float | None:
-    """Return the seconds until the job ends, where its loaders take turns; None unless all loaders' epochs are
-    known."""
+    """Return the seconds until the job ends, where its loaders take turns; None where any loader's are unknown."""
     left = [loader.left for loader in loaders if loader.state != ENDED]
     known = [seconds for seconds in left if seconds is not None]
     return sum(known) if known and len(known) == len(left) else None
 
 
 def why(loaders: Sequence[Loader], processors: int = 0, *, has_full_tier: bool = False) -> str:
-    """Return why the job has waited longest, and what would help. processors: number of the node's; 0 where unknown.
+    """Return why the job has waited longest, and what would help. processors: of the node; 0 where unknown.
     has_full_tier: see `reason`."""
     longest = max(loaders, key=lambda loader: loader.waited.waited, default=None)
     if longest is None or not longest.waited.waited:
@@ -143,8 +141,7 @@ def epoch_of(view: ConsumerView) -> int:
 
 
 def planned_of(view: ConsumerView) -> int:
-    """Return the number of all epochs; 0 where unknown, as for a loader's sampler, which is published without an
-    end."""
+    """Return the number of all epochs; 0 where unknown. A published sampler of a loader has no end."""
     planned = view.loader.planned if view.loader is not None else view.epochs
     return planned if planned >= epoch_of(view) else 0
 
@@ -153,13 +150,12 @@ def done_of(view: ConsumerView) -> float | None:
     loader = view.loader
     if loader is not None and loader.epochs:
         return loader.epoch_samples / loader.epoch_length if loader.epoch_length else None
-    # Of a consumer that has ended without a loader's report, it is unknown whether the last samples were read.
+    # It is unknown whether the last samples of an ended consumer were read, without a loader's report.
     return view.position / view.epoch_length if view.epoch_length and view.state != ENDED else None
 
 
 def rate_of(view: ConsumerView) -> float:
-    """Return the samples per second in this epoch; without a loader's report, the samples read if reads never
-    waited."""
+    """Return the samples per second in this epoch; without a loader's report, those if reads never waited."""
     if view.state == ENDED:
         return 0.0
     loader = view.loader

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 
 
 def largest(parts: Iterable[tuple[int | None, int]], user: int | None, size: int) -> int | None:
-    """Return the user whose *parts* of the room are the largest in sum, once *user* has taken *size* more; *user* in
-    case of a tie with others."""
+    """Return the user with the largest sum of *parts*, once *user* has taken *size* more; *user* in case of a tie."""
     together: dict[int | None, int] = {user: size}
     for owner, part in parts:
         together[owner] = together.get(owner, 0) + part

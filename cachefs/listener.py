@@ -58,8 +58,7 @@ def why_unanswered(path: Path, proc: Path = Path("/proc")) -> str:
 
 
 def _scheduling(process: int, proc: Path) -> list[str]:
-    """Return the kernel's lines with the state of the process, and with the number of times that it gave its processor
-    up."""
+    """Return the kernel's lines with the state of the process, and with its number of context switches."""
     try:
         lines = (proc / str(process) / "status").read_text(errors="replace").splitlines()
     except OSError:

@@ -38,7 +38,7 @@ class DatasetView(Message, frozen=True):
     created_ns: int
     # Keys of the origin that are missing from the snapshot.
     problems: int = 0
-    # Files that could not be read when they were listed, unless they are restored from an archive.
+    # Files that were archived when they were listed, and cannot be read before they are restored.
     archived: int = 0
     # Part of each tier that the dataset may use.
     share: float = 1.0
@@ -146,8 +146,7 @@ class BlockRef(Message, frozen=True, array_like=True):
     number: int
     # The packed Location whose bytes failed verification, or could not be read; empty without a failure.
     bad: bytes = b""
-    # The range of the block that the reader waits for, returned in the reply where no tier can hold the block; none
-    # with a size of 0.
+    # The range of the block that the reader needs, returned where no tier can hold the block; none with a size of 0.
     start: int = 0
     size: int = 0
     # Whether the tier at *bad* does not answer: take the bytes from the origin, without waiting for the tier.
@@ -158,8 +157,7 @@ class Fetch(Message, frozen=True):
     """A request to fetch blocks to the node (sent by cachefs.fetch_frames)."""
 
     blocks: list[BlockRef]
-    # No reader waits for these blocks. They are fetched after blocks that readers wait for, and an empty reply comes at
-    # once.
+    # No reader waits for the blocks: fetch them after blocks that readers wait for, and send an empty reply at once.
     ahead: bool = False
     # Seconds from now within which the reply is needed.
     deadline: float = 60.0
@@ -184,8 +182,7 @@ class FetchedBlock(Message, frozen=True, array_like=True):
     # checksums of all pieces of the block.
     data: memoryview = memoryview(b"")
     checksums: bytes = b""
-    # For a requesting node: it is to fetch the block from the origin itself; or to ask others, as the block is not
-    # here.
+    # For a requesting node: fetch the block from the origin itself; or ask others, as the block is not here.
     take_it: bool = False
     not_here: bool = False
     # Source of a block that was just fetched: `peer NAME`, or "" for its origin.
@@ -248,8 +245,7 @@ class TierStatus(Message, frozen=True):
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether the disk or the control group is too full for the budget. A tier keeps a little of its budget
-        back."""
+        """Whether the disk or the control group is too full for the budget, of which a tier keeps a little back."""
         return self.limit < 0.95 * self.budget
 
 
@@ -405,8 +401,7 @@ class PeerCounts(Message, frozen=True):
     hedged: int = 0
     # Requests made because a node sent no heartbeat.
     silent: int = 0
-    # Blocks that this node has fetched from the origin in place of a home that was behind; and that others have fetched
-    # for this one.
+    # Blocks that this node has fetched from the origin for a home that was behind; and that others have for this one.
     taken: int = 0
     given: int = 0
     # Blocks fetched to bring this node up to its share, without a present reader.
@@ -457,8 +452,7 @@ class Status(Message, frozen=True):
 
 
 class OriginOptions(Message, frozen=True):
-    """Options for an origin that needs other than the daemon's defaults. Credentials come from the daemon's
-    environment."""
+    """Options for an origin beside the daemon's defaults. Credentials come from the daemon's environment."""
 
     endpoint_url: str | None = None
     # Account of Azure storage.

@@ -35,8 +35,7 @@ class MountPoint:
     """A mount of cachefs."""
 
     path: Path
-    # Major and minor number of the mount's device, as in "0:57". Without a shield, the minor number is that of the FUSE
-    # connection.
+    # Major and minor number of the mount's device, as in "0:57"; without a shield, the minor is the FUSE connection's.
     device: str
     # Source of the mount, as shown by `df`: "cachefs:" and the SPEC.
     source: str
@@ -73,15 +72,13 @@ def mount_points() -> list[MountPoint]:
 
 
 def mount_seen_at(path: Path) -> MountPoint | None:
-    """Return the mount of cachefs that programs see at *path*; None where there is none, or a later mount of any file
-    system covers it."""
+    """Return the mount of cachefs seen at *path*; None without one, or where a later mount covers it."""
     row = _seen().get(os.fspath(path))
     return None if row is None else _mount_point(row)
 
 
 def mount_points_of(process: int) -> list[MountPoint]:
-    """Return the mounts of cachefs that *process* sees, which may be in a container. Raises OSError where they are
-    unknown."""
+    """Return the mounts of cachefs seen by *process*, which may be in a container. Raises OSError if unknown."""
     return _mount_points(_PROCESSES / str(process) / "mountinfo")
 
 

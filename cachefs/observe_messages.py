@@ -68,13 +68,11 @@ class SnapshotReport(Message, frozen=True):
     # Bytes of the snapshot in each tier.
     memory: Count = 0
     ssd: Count = 0
-    # For each of 256 shards, the part that the node holds, from 0 to 255; empty where it holds nothing or does not
-    # track it.
+    # For each of 256 shards, the part that the node holds, from 0 to 255; empty if it holds or tracks nothing.
     shards: Annotated[bytes, msgspec.Meta(max_length=256)] = b""
     # Whether the whole snapshot is pinned.
     pinned: bool = False
-    # Number of checks since the daemon started, some seconds apart, that found reads of a mount with a dataset of the
-    # snapshot.
+    # Checks since the daemon started, some seconds apart, that found reads of a mount with the snapshot's dataset.
     reads: Count = 0
 
 

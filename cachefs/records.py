@@ -22,8 +22,7 @@ INDEXERS = ("npy", "tar", "tfrecord", "fixed:<bytes>")
 _FIXED: Final = "fixed:"
 _LONGEST_NUMBER: Final = 20  # digits
 
-# Minimum size in bytes of a sequential read: an object store takes less than a millisecond for 64 KiB, 20 for a
-# request.
+# Minimum bytes of a sequential read: an object store takes less than 1 ms for 64 KiB, and 20 ms for a request.
 AHEAD = 64 << 10
 # Maximum number of records of one file, or of all files of a map: their extents take 16 bytes each.
 MOST: Final = 1 << 26
@@ -79,8 +78,7 @@ class _Window:
         self._held = b""
 
     def at(self, offset: int, length: int) -> bytes:
-        """Return the bytes at *offset*; fewer at the end of the file. Raises ConfigError where the file ends before
-        *size*."""
+        """Return the bytes at *offset*; fewer at the end of the file. Raises ConfigError if it ends before *size*."""
         length = min(length, self.size - offset)
         if length <= 0:
             return b""
@@ -289,8 +287,7 @@ def _tfrecord(file: _Window) -> Extents:
 
 
 def _check_lengths(headers: bytes, offsets: list[int]) -> None:
-    """Verify the headers of the last records of *offsets*. Reports the first wrong one, after which the scan is
-    wrong."""
+    """Verify the headers of the last records of *offsets*. Reports the first wrong one: the next are wrong too."""
     fields = numpy.frombuffer(headers, dtype=[("length", numpy.uint8, 8), ("crc", "<u4")])
     wrong = numpy.flatnonzero(masked_crc32c(fields["length"]) != fields["crc"])
     if len(wrong):

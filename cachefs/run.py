@@ -214,8 +214,7 @@ def _inherited_signals() -> Iterator[None]:
 
 
 def _ignored_by(process: int) -> int:
-    """Return the signals, as bits, that a process ignores and its children inherit. A Python restores its own for
-    children."""
+    """Return the signals, as bits, that children of a process inherit as ignored; Python restores its own."""
     with contextlib.suppress(OSError):
         if Path(f"/proc/{process}/exe").readlink().name.startswith("python"):
             return 0

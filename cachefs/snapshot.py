@@ -95,8 +95,8 @@ class Meta(msgspec.Struct, frozen=True):
     created_ns: int
     # Keys of the origin that are missing from the tree.
     problem_count: int
-    # Files that could not be read when the snapshot was first made, unless they are restored from an archive. Not part
-    # of the id: nodes of earlier releases compute the id without it.
+    # Files that were archived when the snapshot was first made, and cannot be read before they are restored. Not part of
+    # the id: nodes of earlier releases compute the id without it.
     archived: int = 0
 
 
@@ -235,8 +235,7 @@ class Snapshot:
         return entry
 
     def path(self, number: int) -> bytes:
-        """Return the path of an entry relative to the root. For a file this is its key relative to the dataset's
-        URL."""
+        """Return an entry's path relative to the root; a file's is its key relative to the dataset's URL."""
         return self.path_of(self.entry(number)) if number != ROOT else b""
 
     def path_of(self, entry: Entry) -> bytes:

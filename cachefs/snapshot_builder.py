@@ -90,8 +90,7 @@ def build(
     directory: Path,
     progress: Progress = lambda phase, objects, size: None,
 ) -> Path:
-    """Write the snapshot of *objects* into *directory*. Return the file, which is named after the id; see
-    SnapshotBuilder."""
+    """Write the snapshot of *objects* into *directory*. Return the file, named after the id; see SnapshotBuilder."""
     with contextlib.closing(SpillFile(directory)) as spill:
         builder = SnapshotBuilder(url, block_size, identity, spill)
         builder.add(objects)
@@ -165,8 +164,7 @@ class SnapshotBuilder:
             self._spill_rows()
 
     def report(self, key: bytes, reason: str) -> None:
-        """Record that the origin's *key* is not in the tree. A key that is listed twice counts once, up to MAX_PROBLEMS
-        keys."""
+        """Record that *key* is not in the tree. A key that is listed twice counts once, up to MAX_PROBLEMS keys."""
         if (key, reason) in self._problems:
             return
         self._problem_count += 1

@@ -24,7 +24,7 @@ _EARLIEST: Final = -(1 << 63)
 # Time in ns since _EARLIEST, so that bytes sort by time; size; whether the object is archived. The version follows.
 _FACTS: Final = struct.Struct(">QQ?")
 _TIME: Final = struct.Struct(">Q")
-# Of a directory: the newest time in it, as above, and its number of children. In _families its path follows.
+# The newest time in a directory, as above, and its number of children. In _families its path follows.
 _FAMILY: Final = struct.Struct(">QQ")
 # Index of a directory in its depth, and its number of children.
 _PARENT: Final = struct.Struct(">QQ")
@@ -78,7 +78,7 @@ class SnapshotLevels:
     """The merged rows of all depths, in files without names."""
 
     def __init__(self, directory: Path, report: Report) -> None:
-        """directory: for the files; report: called with (path, reason) for objects that cannot be in the tree. Raises
+        """directory: for the files; report: gets (path, reason) of objects that cannot be in the tree. Raises
         OSError."""
         self._rows, self._parents, self._families = (SpillFile(directory) for _ in range(3))
         self._report = report
@@ -168,8 +168,8 @@ class SnapshotLevels:
             yield kept_path, kept_facts
 
     def _numbered(self, level: _Level, first: int, parents: Iterator[tuple[int, int]]) -> Iterator[TreeRow]:
-        """Yield the rows with numbers. first: number of the first row; parents: (number, children) of the directories
-        above, in order."""
+        """Yield numbered rows. first: the first row's number; parents: (number, children) of the level above, in
+        order."""
         first_child = first + level.size
         parent, left = ROOT, 0
         for number, row in enumerate(self._rows.read(level.rows), first):

@@ -7,8 +7,7 @@ from typing import Final
 DEFAULT_SOCKET: Final = Path("/run/cachefs/cachefsd.sock")
 # Variable with the socket's path where none is given.
 SOCKET_VARIABLE: Final = "CACHEFS_SOCKET"
-# Maximum length of the socket's path in bytes: the size of sun_path, less its final NUL and the suffix of
-# cachefs.identity.
+# Maximum bytes of the socket's path: the size of sun_path, less its final NUL and the suffix of cachefs.identity.
 MAX_SOCKET_PATH: Final = 104
 
 

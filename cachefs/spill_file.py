@@ -35,8 +35,7 @@ class SpillFile:
     """A file of rows. One thread writes and reads."""
 
     def __init__(self, directory: Path, path: Path | None = None) -> None:
-        """path: of a file that stays when the process ends; None for a file without a name in the *directory*. Raises
-        OSError."""
+        """path: of a file that outlives the process; None for an unnamed one in *directory*. Raises OSError."""
         if path is None:
             with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
                 self._fd = os.dup(file.fileno())

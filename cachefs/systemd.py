@@ -53,8 +53,7 @@ def watchdog_interval() -> float | None:
 
 
 async def feed_watchdog() -> None:
-    """Send heartbeats as long as the process runs, from its event loop, so that systemd restarts it when the loop is
-    stuck."""
+    """Send heartbeats from the process's event loop, so that systemd restarts a process with a stuck loop."""
     interval = watchdog_interval()
     while interval:
         notify("WATCHDOG=1")

@@ -23,8 +23,7 @@ class Cause(StrEnum):
     SLOT = "slot"
     # Reads have waited for seconds, while the server answers other requests.
     SLOW = "slow"
-    # The server, or the file system, refuses the daemon's reads: for its credentials, the object's state, or another
-    # reason.
+    # The server, or the file system, refuses the daemon's reads: for credentials, the object's state, or else.
     REFUSED = "refused"
     # An object differs from the listed one.
     CHANGED = "changed"

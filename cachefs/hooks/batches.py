@@ -65,8 +65,7 @@ class Fetch:
 
 
 def _begin(fetcher: Any, caller: FrameType) -> None:
-    """Record that a batch begins. caller: torch's function that is about to have a batch loaded; its `index` is what
-    the sampler gave."""
+    """Record that a batch begins. caller: torch's function, whose `index` is the sampler's item for the batch."""
     reader = opened.reader_of(caller)
     if reader is None:
         _switch(None)
@@ -160,8 +159,7 @@ class Batches:
 
 
 def is_one_by_one(dataset: Any) -> bool:
-    """Return whether the samples of a batch are loaded one after the other. A dataset with `__getitems__` may load in
-    any way."""
+    """Return whether the samples of a batch are loaded one by one. `__getitems__` may load them in any way."""
     subset = sys.modules["torch"].utils.data.Subset
     for _ in range(_DEPTH):
         if type(dataset) is not subset:

@@ -65,8 +65,7 @@ def _forget(number: int) -> None:
 
 
 def place_of(loader: Any) -> tuple[str, ...]:
-    """Return the lines of the job's own code that made the loader, such as `train.py:41`, the innermost first; empty
-    where they are unknown."""
+    """Return the lines of the job's own code that made the loader, such as `train.py:41`, the innermost first."""
     known = _places.get(id(loader))
     return known[1] if known is not None and known[0]() is loader else ()
 

@@ -50,7 +50,7 @@ class Shards:
     world_size: int
 
     def orders(self, begun: int, workers: int, *, keeps_workers: bool) -> list[list[int]]:
-        # The documented way is to set the epoch before each one. A job that has not done so by the second one never
+        # The documented way is to set the epoch before each one: a job that has not done so by the second one never
         # will.
         following = self.epoch + (self.epoch >= begun)
         return [self._order(self.epoch, workers), self._order(following, workers)]

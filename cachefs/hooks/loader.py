@@ -41,8 +41,7 @@ Watched = TypeVar("Watched", Watch, Stream)
 
 
 def install(dataloader: Any) -> None:
-    """Watch the loaders of the module torch.utils.data.dataloader. Raises AttributeError where this torch lacks a
-    name."""
+    """Watch the loaders of torch.utils.data.dataloader. Raises AttributeError where this torch lacks a name."""
     iterator = dataloader._BaseDataLoaderIter
     if isinstance(iterator.__dict__["_next_index"], NextIndex):
         return  # another installation of cachefs watches, or the module was loaded before
@@ -180,8 +179,8 @@ class Progress:
         self.watch.stopwatch.ask(now)
 
     def got(self, iterator: Any, now: int, caller: FrameType) -> None:
-        """Record that the loop gets a batch. now: monotonic nanoseconds; caller: torch's function, which is about to
-        return it."""
+        """Record that the loop gets a batch. now: monotonic nanoseconds; caller: torch's function that returns the
+        batch."""
         if not self._is_watching or self._was_interrupted or not iterator._num_yielded:
             return
         before = self._delivered
@@ -203,7 +202,7 @@ class Progress:
 
     def _is_same_epoch(self, iterator: Any) -> bool:
         """Return whether the sampler's iterator is that of the last call. Refers to it weakly where possible, since the
-        job may see when it ends."""
+        job may see when the iterator is collected."""
         current = iterator._sampler_iter
         known = self._epoch() if isinstance(self._epoch, weakref.ref) else self._epoch
         if known is current:
@@ -296,8 +295,7 @@ def _named(loader: Any) -> dict[str, Any]:
 
 
 def _timed(watched: Watched, loader: Any, opening: dict[str, Any]) -> Watched:
-    """Return the watch with its stopwatch: where the loader is made anew for each epoch, that of the previous
-    loader."""
+    """Return the watch with its stopwatch, or with the previous one where the loader is made anew for each epoch."""
     key = (opening["dataset"], created.place_of(loader))
     known = _stopwatches.get(key)
     if known is not None and known[1] == opening["number"]:
@@ -331,8 +329,7 @@ def _publishes_itself(loader: Any) -> bool:
 
 
 def keep_untraced() -> None:
-    """Exclude our functions, and those that they call, from torch.compile. A job may compile the function that iterates
-    a loader."""
+    """Exclude our functions from torch.compile, as a job may compile the function that iterates a loader."""
     frames = getattr(getattr(sys.modules["torch"]._C, "_dynamo", None), "eval_frame", None)
     if frames is None:
         return  # this torch does not compile

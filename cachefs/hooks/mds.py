@@ -33,7 +33,8 @@ _OWN: Final = ("__iter__", "_get_work", "_resume", "resample_streams", "prepare_
 MOST_SAMPLES: Final = 3 << 19
 MOST_FURTHER: Final = 1 << 18
 MOST_SHARDS: Final = 1 << 14
-# Of the library: shuffling algorithms for which the default number of canonical nodes is larger than the number of
+# Shuffling algorithms for which the library's default number of canonical nodes is larger than the number of nodes; and
+# the library's minimum default size of a shuffle block.
 # nodes; and the minimum size of a shuffle block for the others.
 _FINE: Final = ("py1s", "py2s")
 _NODES_EACH: Final = 64
@@ -124,8 +125,7 @@ def shards_of(dataset: Any) -> Shards | None:
 
 
 def _completed(own: dict[str, Any]) -> dict[str, Any]:
-    """Return the attributes with the library's defaults for those that are not set, as it sets them when an epoch
-    begins."""
+    """Return the attributes with the library's defaults for those not set, as at the beginning of an epoch."""
     nodes = fields(own["_parallel_rank_world"])["num_nodes"]
     canonical = own["num_canonical_nodes"] or (_NODES_EACH * nodes if own["shuffle_algo"] in _FINE else nodes)
     block = own["shuffle_block_size"] or max(_BLOCK_OF_ALL // canonical, _LEAST_BLOCK)
@@ -146,7 +146,7 @@ def _is_copied(stream: dict[str, Any]) -> bool:
 
 
 def _would_say_something(attributes: dict[str, Any]) -> bool:
-    """Return whether the library would warn, log or raise, which must happen neither twice nor before the job's own
+    """Return whether the library would warn, log or raise, which must not happen twice, or before the job's own
     call."""
     if logging.getLogger(f"{_MODULE.rpartition('.')[0]}.partition").isEnabledFor(logging.DEBUG):
         return True

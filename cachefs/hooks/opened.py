@@ -37,8 +37,7 @@ MAX_CHARACTERS: Final = 9_000
 COMPARED: Final = 8
 # Maximum number of samples that wait for the helper.
 MAX_WAITING: Final = 4096
-# Maximum number of loaders for which this process loads: the oldest are dropped, and their opened files are reported
-# again.
+# Maximum number of loaders for which this process loads. Files opened for a dropped (oldest) one are sent again.
 MOST_READERS: Final = 256
 # Seconds between two searches for the helper.
 LOOK_SECONDS: Final = 0.1
@@ -97,8 +96,7 @@ def load_for(number: int | None) -> None:
 
 
 class _Traveller:
-    """Is unpickled, in a worker that does not inherit memory, as the pair that its thread had when the worker was
-    started."""
+    """Unpickles, in a worker that does not inherit memory, as the pair of the thread that started the worker."""
 
     def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
         return tuple, (_thread.loader or (),)
@@ -160,8 +158,7 @@ def mark_of(number: int, owner: int) -> str:
 
 
 def found(number: int, slot: int, length: int, directory: Path) -> None:
-    """Record that this loader of this process is a consumer, so that processes that open its files can tell the helper
-    in *directory*."""
+    """Record that this loader is a consumer, so that processes that open its files find the helper in *directory*."""
     with suppress_own(OSError):
         (directory / f"loader-{number}").symlink_to(f"{slot}:{length}")
 
@@ -217,8 +214,7 @@ def _on_open(path: str) -> None:
 
 
 def reader_of(caller: FrameType | None) -> "Reader | None":
-    """Return the reader of the loader that has called the fetcher: of this process, or the one that this process works
-    for."""
+    """Return the reader of the loader that called the fetcher: of this process, or the one that this worker serves."""
     iterator = caller.f_locals.get("self") if caller is not None else None
     watched = getattr(iterator, "_cachefs", None)
     if iterator is not None:
@@ -241,8 +237,7 @@ def _named() -> tuple[int, int] | None:
 
 
 class _Loading(threading.local):
-    """The samples that a thread is loading. Per thread, since a job may iterate one loader in several threads at
-    once."""
+    """The samples that a thread is loading. Several threads of a job may iterate one loader at once."""
 
     def __init__(self) -> None:
         # Identifies the samples: the batch, and the item of it that is being loaded.
@@ -373,8 +368,7 @@ class Helper:
         return Need.NONE
 
     def tell(self, message: dict[str, Any]) -> None:
-        """Send a message. Raises OSError, Unheard. Keeps no connection, which would be one more descriptor in the
-        job."""
+        """Send a message, without keeping a connection: one more descriptor in the job. Raises OSError, Unheard."""
         line = Line(self._directory)
         try:
             line.send({"slot": self._slot, "length": self._length, **message}, wait=False)

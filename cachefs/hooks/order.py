@@ -41,16 +41,14 @@ LISTED: Final = 2
 PIECE: Final = 1 << 14
 # Maximum seconds for drawing all foreseen orders; those not drawn by then are left out.
 DRAWING_SECONDS: Final = 0.3
-# Maximum seconds, about, for iterating a pure sampler, which may be slow, or endless. Later samples are published as
-# they are drawn.
+# Maximum seconds for iterating a pure sampler, which may be slow, or endless. Later samples are published as drawn.
 PURE_SECONDS: Final = 0.3
 # Seconds after which a sampler's orders are not foreseen any more.
 MOST_SECONDS: Final = 1.0
 
 
 class SamplerOrder:
-    """Reads the sampler of one loader. Does not keep the loader itself, since its workers end with the last reference
-    to it."""
+    """Reads the sampler of one loader. Does not keep the loader, whose workers end with the last reference to it."""
 
     def __init__(self, loader: Any) -> None:
         torch = sys.modules["torch"]
@@ -110,8 +108,7 @@ class SamplerOrder:
         return None, 1
 
     def spec(self) -> dict[str, Any] | None:
-        """Return the fields, except the number of epochs, of the SamplerSpec that gives all epochs; None without
-        one."""
+        """Return the fields, without `epochs`, of the SamplerSpec that gives all epochs; None without one."""
         if not self._is_distributed:
             return None
         found = {
@@ -189,8 +186,7 @@ class SamplerOrder:
         return drawing if cost is not None and 0 < cost <= MAX_SAMPLES else None
 
     def _of_rank(self) -> AnyOrder | None:
-        """Return the epoch of a DistributedSampler. Runs torch's own code on a copy, whose dataset is a range of equal
-        length."""
+        """Return the epoch of a DistributedSampler, by torch's own code on a copy whose dataset is a range."""
         spec = self.spec()
         if spec is None or spec["size"] > MAX_SAMPLES:
             return None
@@ -244,8 +240,7 @@ class _Drawing:
         self._begun = clock.monotonic()
 
     def check_time(self, more: float = 0.0) -> None:
-        """Raises _TooSlow where the next step would end too late. more: its duration, as a part of the time taken so
-        far."""
+        """Raises _TooSlow where the next step would end too late. more: its duration, relative to the time so far."""
         if (1 + more) * (clock.monotonic() - self._begun) > DRAWING_SECONDS:
             raise _TooSlow
 
@@ -431,8 +426,7 @@ def number_in(item: Any) -> int | None:
 
 
 def array_in(value: Any) -> NDArray[Any] | None:
-    """Return the integers of a numpy array, or of a tensor on the CPU; None for classes of the job's own and other
-    values."""
+    """Return the integers of a numpy array, or of a CPU tensor; None for the job's own classes and other values."""
     torch = sys.modules.get("torch")
     if torch is not None and type(value) is torch.Tensor and not torch._C._len_torch_dispatch_stack():
         with torch._C.DisableTorchFunction():
@@ -453,5 +447,4 @@ def _is_number(kind: type) -> bool:
 
 
 def _is_plain(torch: Any, generator: Any) -> bool:
-    """Return whether it is one of torch's generators, on the CPU."""
     return type(generator) is torch.Generator and generator.device.type == "cpu"

@@ -31,8 +31,7 @@ class Next:
 
 
 class Yielded:
-    """Descriptor in place of `_BaseDataLoaderIter._num_yielded`, the number of batches that an iterator has given in
-    its epoch."""
+    """Descriptor in place of `_BaseDataLoaderIter._num_yielded`: the batches given in the current epoch."""
 
     def __get__(self, iterator: Any, kind: Any = None) -> Any:
         if iterator is None:

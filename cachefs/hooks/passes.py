@@ -18,8 +18,7 @@ class Passes:
         self._sampler: weakref.ref[Any] | None = None
 
     def has_begun_another(self, iterator: Any) -> bool:
-        """Return whether *iterator*, which has just given an item, has begun another pass of its batch sampler. Takes 3
-        us."""
+        """Return whether *iterator* has just begun another pass of its batch sampler. Takes 3 us."""
         if type(iterator) is not GeneratorType or reader_of(iterator) is not None:
             return False
         inside = [one for one in gc.get_referents(iterator) if type(one) is GeneratorType]

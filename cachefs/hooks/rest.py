@@ -59,8 +59,7 @@ class Rest:
 
 
 def items_behind(iterator: Any) -> tuple[Any, int] | None:
-    """Return (sequence behind one of OVER_SEQUENCES, number of its items that were given); None where the iterator has
-    ended."""
+    """Return (sequence, items given) of one of OVER_SEQUENCES; None where the iterator has ended."""
     _, (items, *_), *place = iterator.__reduce__()
     if type(items) not in (list, tuple, range):
         items = array_in(items)

@@ -29,8 +29,7 @@ _DEPTH: Final = 8
 
 
 def shards_of(dataset: Any) -> Shards | None:
-    """Return the shards of a dataset; None where they are no files, or their order does not follow from what can be
-    read."""
+    """Return the shards of a dataset; None where they are no files, or their order cannot be foreseen."""
     return webdataset.shards_of(dataset) or hugging_face.shards_of(dataset) or mds.shards_of(dataset)
 
 
@@ -78,7 +77,7 @@ class Stream:
         self._publication.progress(number, 0)
 
     def _shards(self, dataset: Any) -> Shards | None:
-        """Return the shards of the epoch that begins, where they are below a mount. Publishes their files the first
+        """Return the shards of the epoch that begins, if they are below a mount. Publishes their files the first
         time."""
         shards = shards_of(dataset) if not self._is_elsewhere else None
         if shards is None or shards.files == self._files:
@@ -105,8 +104,7 @@ class Stream:
             self._publish_as(Publication((), self._opening))
             assert self._publication is not None
             self._publication.note(Unknown.STREAM, path)
-            # Printed here, since a stream sends the helper nothing after this, and so would not receive the helper's
-            # line.
+            # Printed here: a stream sends the helper nothing after this, and so would not receive the helper's line.
             if not is_quiet():
                 line = words(Unknown.STREAM, self._opening["dataset"], "", self._opening["place"])
                 say_once(f"{line}; {THE_JOB_GOES_ON}")

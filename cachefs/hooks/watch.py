@@ -37,8 +37,8 @@ from cachefs.publishing.tally import Stopwatch
 EPOCHS_AHEAD: Final = 1000
 # Maximum length of a column's name in characters.
 MOST_NAME: Final = 100
-# Number of batches after which an order counts as unknown: it is searched for in the first sixteen of an epoch, and in
-# the previous epoch.
+# Number of batches after which an order counts as unknown. The search covers the first sixteen of an epoch, and the
+# previous epoch.
 MANY_BATCHES: Final = 32
 # Minimum seconds between two parts of an epoch: each costs the daemon about 1 ms.
 PART_SECONDS: Final = 0.05
@@ -70,8 +70,7 @@ class Watch:
     def __init__(
         self, loader: Any, sampler: SamplerOrder, opening: dict[str, Any], files: Sequence[str] | None, found: Listing
     ) -> None:
-        """opening: of the publication; files: of the samples, None where they have to be learned; found: the dataset's
-        listing."""
+        """opening: of the publication; files: of the samples, None to learn them; found: the dataset's listing."""
         self.number = opened.new_number()  # of the loader in this process
         self.stopwatch = Stopwatch()
         self._mark = opened.mark_of(self.number, os.getpid())
@@ -81,8 +80,7 @@ class Watch:
         settings = fields(loader)
         # Batches that are drawn before they are read.
         self._ahead = max(1, (settings.get("num_workers") or 0) * (settings.get("prefetch_factor") or 0))
-        # Samples of the dataset; None until they are known. `_largest` is one more than the largest number drawn until
-        # then.
+        # Samples of the dataset; None while unknown. `_largest` is one more than the largest number drawn until then.
         self._length = len(files) if files is not None else length_of(settings.get("dataset"))
         self._largest = 0
         self._reads_a_mount = files is not None or names_a_mount(found)
@@ -106,7 +104,8 @@ class Watch:
         self._read_again_at = inf
         self._fresh: list[int] | None = []  # samples drawn and not published; None where they are no numbers
         self._seeming = Guesses(sampler.samplers)
-        # Of the first epoch, while it is unknown whether it is read from a mount: the samples that the sampler will
+        # While it is unknown whether the first epoch is read from a mount: the samples that the sampler will give, and
+        # those that it has given first.
         # give, and those that it has given first.
         self._foreseen: list[AnyOrder] | None = None
         self._first: list[int] | None = None
@@ -139,8 +138,7 @@ class Watch:
             self._publication.tally(self.stopwatch.tally)
 
     def begin(self, iterator: Any, dataset: Any) -> None:
-        """Begin an epoch, before the first call of the sampler's *iterator*. dataset: the one that torch's iterator
-        reads from."""
+        """Begin an epoch, before the first call of the sampler's *iterator*. dataset: of torch's iterator."""
         self._begun += 1
         self._skipped = skipped(iterator)
         self._can_read_rest, self._read_again_at = True, inf
@@ -349,8 +347,7 @@ class Watch:
             self._publication.note(unknown)
 
     def _order(self, number: int, samples: Any, part: tuple[int, int]) -> None:
-        """Publish *samples* as epoch *number*. part: the job's own epoch that they are a part of, and how many of its
-        samples come before them."""
+        """Publish *samples* as epoch *number*. part: the job's own epoch with these samples, and their offset in it."""
         if self._publication is not None:
             self._publication.order(number, samples, part)
 
@@ -398,8 +395,7 @@ class Watch:
             self._cut(held)
 
     def _learn(self, length: int, found: Listing) -> None:
-        """Have the helper learn which files the samples are. length: number of samples; found: the dataset's
-        listing."""
+        """Have the helper learn the samples' files. length: number of samples; found: the dataset's listing."""
         if length > opened.MAX_SAMPLES:
             return
         opening = {**self._opening, "length": length, "learn": True}
@@ -434,8 +430,7 @@ def _joined(samples: Any, others: Any) -> AnyOrder:
 
 
 def size_of(index: Any) -> int:
-    """Return how many samples the loader's sampler has given at once: one, or a batch, for each item of which torch
-    asks the dataset once."""
+    """Return how many samples a sampler's item has: one, or the length of a batch."""
     kind = type(index)
     for container in (list, tuple, range):
         if issubclass(kind, container):  # a class of the job's own may have a `__len__`, which is not run

@@ -60,7 +60,7 @@ class Shards:
             return []
 
     def order(self, workers: int, ahead: int = 0, deadline: float = inf) -> list[int]:
-        """Return the order of the epoch that begins, or of the *ahead*-th one of the same workers after it. Raises
+        """Return the order of the present epoch, or of the *ahead*-th after it with the same workers. Raises
         TooLong."""
         found: list[int] = []
         for one in range(ahead * self.passes, (ahead + 1) * self.passes):
@@ -97,8 +97,7 @@ def _after_all(stages: tuple[Any, ...], shards: Iterable[int], ahead: int, turn:
 
 
 def _after(stage: Any, shards: Iterator[int], ahead: int, turn: tuple[int, int]) -> Iterator[int]:
-    """Return the shards that a stage gives for *shards*, *ahead* passes after the present one. turn: worker, and number
-    of workers."""
+    """Return what a stage gives for *shards*, *ahead* passes from now. turn: worker, and number of workers."""
     kind = qualified_name(type(stage))
     if stage is sys.modules["webdataset.shardlists"].split_by_worker:
         return islice(shards, turn[0], None, turn[1])

@@ -68,8 +68,7 @@ def class_member(kind: type, name: str) -> Any:
 
 
 def classes_of(thing: Any) -> tuple[type, ...]:
-    """Return the class of an object and its bases. Reads `type.__dict__` directly, since a metaclass may have code of
-    the job's."""
+    """Return the class of an object and its bases. Runs no code of a metaclass of the job's."""
     found: tuple[type, ...] = type.__dict__["__mro__"].__get__(type(thing))
     return found
 

@@ -372,8 +372,7 @@ def say(line: str) -> None:
 
 
 def _connected(directory: Path) -> OwnDescriptor:
-    """Return a connection to the helper. Fails at once, without waiting, where too many connections wait to be
-    accepted. Raises OSError."""
+    """Return a connection to the helper. Fails at once where too many connections are pending. Raises OSError."""
     made = _packet_socket()
     try:
         made.setblocking(False)
@@ -482,8 +481,7 @@ def remove(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(of_job: Path) -> Iterator[None]:
-    """Lock the job's claims against its other processes. Raises OSError where one of them has stopped with the lock
-    held."""
+    """Lock the job's claims. Raises OSError where another process has stopped with the lock held."""
     fd = os.open(of_job, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for attempt in range(_LOCK_ATTEMPTS):

@@ -27,8 +27,7 @@ def _own_time() -> ModuleType:
 
 _time: Final[Any] = _own_time()
 
-# Seconds and nanoseconds of the machine's monotonic clock. Libraries that replace time.monotonic in C do not replace
-# clock_gettime.
+# Seconds and nanoseconds of the monotonic clock. Libraries that replace time.monotonic in C spare clock_gettime.
 monotonic: Final[Callable[[], float]] = partial(_time.clock_gettime, _time.CLOCK_MONOTONIC)
 monotonic_ns: Final[Callable[[], int]] = partial(_time.clock_gettime_ns, _time.CLOCK_MONOTONIC)
 # Processor seconds of this thread: a budget in them allows as much work on a busy machine as on an idle one.

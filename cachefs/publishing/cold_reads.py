@@ -52,7 +52,7 @@ class ColdReads:
         self._quiet_until = 0.0  # monotonic seconds
 
     def begin(self, slot: int, message: dict[str, Any]) -> None:
-        """Record that a process of the consumer in this slot has begun batches. Raises any exception for an invalid
+        """Record that a process of the consumer in this slot has begun batches. Raises anything for an invalid
         message."""
         now, ways = clock.monotonic(), (bool(message["one_by_one"]), bool(message["is_prompt"]))
         begun = [Batch(int(began), slot, tuple(map(int, samples)), *ways) for began, samples in message["begun"]]
@@ -104,7 +104,7 @@ class _Paths:
     container has elsewhere. The inode number confirms that it is the same file."""
 
     def __init__(self) -> None:
-        # Where files were found: a mount's path, and how many leading directories of the reported path lie above it.
+        # Places where files were found: a mount's path, and how many leading directories of the reported path lie above it.
         self._found: list[tuple[str, int]] = []
         self._lost = 0
 
@@ -126,8 +126,7 @@ class _Paths:
 
 
 def _below(point: str, above: int, told: list[str], inode: int) -> str | None:
-    """Return the file below a mount, without the first *above* directories of the reported path; None where it is
-    missing."""
+    """Return the file below a mount, without the reported path's first *above* directories; None if missing."""
     path = os.path.join(point, *told[above:])
     try:
         return path if os.lstat(path).st_ino == inode else None

@@ -24,8 +24,7 @@ from cachefs.publishing.attributes import MISSING, class_member, classes_of, mem
 from cachefs.publishing.foreign import is_foreign, suppress_own
 from cachefs.publishing.in_memory import is_in_memory
 
-# Maximum number of objects searched, of attributes of all of them, and maximum depth: dataset.reader.base.samples has
-# depth 3.
+# Maximum numbers of objects, and of all their attributes; maximum depth: dataset.reader.base.samples has 3.
 MOST_OBJECTS: Final = 64
 MOST_ATTRIBUTES: Final = 1024
 DEPTH: Final = 3
@@ -158,8 +157,7 @@ def _rows_by_number(dataset: dict[Any, Any], deadline: float) -> list[Any] | Non
 
 
 def _attributes(dataset: Any) -> Iterator[tuple[str, Any]]:
-    """Yield attributes of the dataset and of its member objects, breadth first; then the globals that `__getitem__`
-    uses."""
+    """Yield attributes of the dataset and its member objects, breadth first; then globals of `__getitem__`."""
     waiting = deque([("", dataset, 0)])
     seen = {id(dataset)}
     attributes = 0

@@ -97,8 +97,7 @@ class _Exchange:
     """One call: writes its lines, and waits for its response."""
 
     def __init__(self, directory: Path, answers: int, timeout: float) -> None:
-        """directory: of the mount; answers: descriptor of the FIFO for responses; timeout: seconds without progress
-        after which the call fails."""
+        """directory: of the mount; answers: descriptor of the FIFO; timeout: seconds without progress."""
         self._file = directory / CONTROL_FILE
         self._answers = answers
         self._timeout = timeout

@@ -69,8 +69,7 @@ class Correlation:
         self._reads.extend(reads)
 
     def settled(self, now: int) -> list[tuple[int, Observed]]:
-        """Return the reads whose batch is known, each with the slot of its consumer. now: nanoseconds of the monotonic
-        clock."""
+        """Return the reads whose batch is known, with the slots of their consumers. now: monotonic nanoseconds."""
         reads = sorted(self._reads, key=_when)
         found: list[tuple[int, Observed]] = []
         for number, thread in list(self._threads.items()):

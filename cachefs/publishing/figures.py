@@ -1,5 +1,4 @@
-"""Gathers the figures of one training process for the summary of its run. Runs in the helper, which can call the
-daemon."""
+"""Gathers the figures of one training process for its run's summary, in the helper, which can call the daemon."""
 
 import os
 import threading
@@ -55,8 +54,7 @@ class Figures:
             self._first = first
 
     def end(self, consumer: PublishedConsumer) -> None:
-        """Record the end of a consumer. The summary has the first MOST_LOADERS of a program that makes loaders without
-        end."""
+        """Record the end of a consumer. A program that makes loaders without end has MOST_LOADERS in the summary."""
         number = consumer.opening.number
         is_shown = number in self._gone or len(self._gone) < MOST_LOADERS
         if consumer.loader and consumer.tally.epochs and is_shown:
@@ -82,8 +80,7 @@ class Figures:
         run_record.write(self._record(consumers, view, mounts or {}, is_final=True, has_answered=mounts is not None))
 
     def _mounts(self) -> dict[str, MountBytes] | None:
-        """Return the bytes that the mounts of this node have answered reads with, by mount id; None where the daemon
-        does not answer."""
+        """Return, by mount, the bytes of the node's answered reads; None where the daemon does not answer."""
         if refusal(self._client.socket):
             return None
         try:

@@ -10,8 +10,7 @@ import numpy
 
 from cachefs.publishing.rule import NUMBER, TEXT_FORMS, Column, Field, Form, Row, Template, Texts, number_in
 
-# Maximum number of places in a path for templates of one field, two fields, and three fields; the longest entries
-# first.
+# Maximum number of places in a path for templates of one, two and three fields; the longest entries first.
 _MOST_PLACES: Final = (96, 40, 16)
 # A shorter entry counts only where no letter or digit stands beside it: "1" stands in every other path.
 _LONG: Final = 4
@@ -127,8 +126,7 @@ def _occurrences(text: str, path: str) -> Iterator[int]:
 
 
 def _rows(rows: int, indices: Mapping[str, int], length: int) -> list[Row]:
-    """Return the rows of a column with *rows* rows that a sample may use. indices: the largest entry of columns of
-    numbers."""
+    """Return the rows, of *rows*, that a sample may use. indices: the largest entry of columns of numbers."""
     found = [Row()]
     if length > rows and length % rows == 0:
         found.append(Row(of=length // rows))

@@ -58,8 +58,7 @@ def _is_given(frame: FrameType, outer: FrameType) -> bool:
 
 
 def mode_of(path: str | os.PathLike[str], *, follow: bool = True) -> int:
-    """Return the type and mode of a file, as `os.stat` does; 0 where there is no file. follow: follow symbolic
-    links."""
+    """Return the type and mode of a file, as `os.stat` does; 0 without a file. follow: follow symbolic links."""
     try:
         return os.stat(path, follow_symlinks=follow).st_mode
     except (OSError, ValueError) as error:

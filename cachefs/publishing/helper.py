@@ -49,8 +49,7 @@ from cachefs.socket_path import socket_path
 TICK: Final = 0.25
 # Seconds that a report may be late while messages still arrive.
 LISTENING_SECONDS: Final = 1.0
-# Seconds between the end of a loader and the end of its consumer. A loader that is made anew for every epoch keeps its
-# consumer.
+# Seconds from the end of a loader to the end of its consumer, which a loader made anew for every epoch keeps.
 REOPEN_SECONDS: Final = 10.0
 # Seconds for the last calls to the daemon, once the training process has ended.
 FAREWELL_SECONDS: Final = 3.0

@@ -22,7 +22,6 @@ def is_in_memory(array: NDArray[Any]) -> bool:
 
 
 def _is_mapped(address: int) -> bool:
-    """Return whether a file is mapped at this address."""
     with open("/proc/self/maps", "rb") as maps:
         for line in maps:
             span, _, _, _, inode, *path = line.split(maxsplit=5)

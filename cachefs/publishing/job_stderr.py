@@ -29,8 +29,7 @@ class JobStderr:
         self._first = now if now is not None and now[:2] == started_with else None
 
     def write(self, line: str) -> bool:
-        """Write a line, and return whether it was written: not where writing may wait, or descriptor 2 is another file
-        now."""
+        """Write a line. Return False where writing may wait or fail, or descriptor 2 is another file now."""
         first = self._first
         if first is None or self._identity() != first:
             return False
@@ -56,8 +55,8 @@ class JobStderr:
         assert self._first is not None
         if self._first[2] != stat.S_IFREG:
             return os.open(self._path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        # A newly opened file has a position of its own, and the job would overwrite our lines. Only with O_APPEND both
-        # write at the end.
+        # The job would overwrite our lines: a newly opened file has its own position. With O_APPEND both write at the
+        # end.
         if self._appends():
             return os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         fd = int(ctypes.CDLL(None, use_errno=True).syscall(_PIDFD_GETFD, self._pidfd, _STDERR, 0))

@@ -66,8 +66,7 @@ class LearnedFiles:
         self._known = self._known.ljust(min(length, MOST_SAMPLES), b"\0")
 
     def learn(self, sample: int, paths: Sequence[str], places: Places) -> None:
-        """Record that *paths*, which are absolute, were opened for the sample. Ignores paths that are no files of a
-        mount."""
+        """Record that the absolute *paths* were opened for the sample. Ignores paths that are no files of a mount."""
         if not self._wants(sample):
             return
         found = [file for path in paths if (file := file_at(path, places)) is not None]

@@ -47,8 +47,8 @@ def length_of(thing: Any, depth: int = _DEPTH) -> int | None:
 
 
 def _returned_by(method: FunctionType, owner: Any, depth: int) -> Any:
-    """Compute the result of a method that only reads attributes, takes lengths and calculates with whole numbers; None
-    for any other method."""
+    """Compute the result of a method that only reads attributes, takes lengths and adds, subtracts, multiplies or
+    divides whole numbers; None for any other method."""
     stack: list[Any] = []
     for step in dis.get_instructions(method):
         name = step.opname
@@ -66,8 +66,7 @@ def _returned_by(method: FunctionType, owner: Any, depth: int) -> Any:
 
 
 def _result(step: dis.Instruction, stack: list[Any], method: FunctionType, owner: Any, depth: int) -> Any:
-    """Pop the operands of one instruction from the stack, and return the value that it pushes; MISSING where it is
-    unknown."""
+    """Pop an instruction's operands from the stack, and return the value that it pushes; MISSING if unknown."""
     name = step.opname
     if name in _LOAD_LOCAL:
         return owner if (step.argval,) == method.__code__.co_varnames[:1] else MISSING
@@ -88,7 +87,6 @@ def _result(step: dis.Instruction, stack: list[Any], method: FunctionType, owner
 
 
 def _length_in_library(thing: Any) -> int | None:
-    """Return the length of a dataset or tensor of a library."""
     own = fields(thing)
     if _is_exactly(thing, "torch", "Tensor"):
         return int(thing.shape[0]) if len(thing.shape) else None

@@ -58,8 +58,7 @@ _WORDS: Final = {
 
 
 def words(unknown: Unknown, dataset: str, sampler: str, place: str = "") -> str:
-    """Return one line about *unknown*. dataset, sampler: names of their classes; place: the line that made the
-    loader."""
+    """Return one line about *unknown*. dataset, sampler: class names; place: the line that made the loader."""
     return f"loader {loader_name(dataset, place)}: {_WORDS[unknown].format(sampler=_name(sampler, 'its sampler'))}"
 
 

@@ -25,7 +25,7 @@ _NUMBERS: Final = {"length": 0, "world_size": 1, "workers": 0, "batch_size": 1, 
 
 
 class Publication:
-    """Publishes what one consumer will read, epoch by epoch.
+    """Publishes what one consumer will read, epoch by epoch. Made by `cachefs.publish`.
 
     No method waits or raises. Invalid input is left out, and where publishing itself fails the publication ends; the
     first failure prints one line on stderr. In a forked child a publication begins anew, as a consumer of that process.
@@ -70,11 +70,13 @@ class Publication:
         return self._slot
 
     def order(self, epoch: int, samples: Any, part: tuple[int, int] | None = None) -> None:
-        """Publish the samples of *epoch* (counted from 0) in the order in which they will be read: integers, any
-        sequence.
+        """Publish the order of one epoch, as the epoch begins, or before.
 
-        Call this as the epoch begins, or before. part: where this is only a part of an epoch of the job, the number of
-        that epoch, and how many of its samples come before.
+        Args:
+            epoch: Number of the epoch, counted from 0.
+            samples: The epoch's samples in the order in which they will be read: integers, any sequence.
+            part: Where *samples* are only a part of an epoch of the job: the number of that epoch, and how many of its
+                samples come before.
         """
         try:
             number, order = _number("epoch", epoch, 0), as_order(samples)
@@ -86,7 +88,12 @@ class Publication:
         self._send({"op": Op.ORDER, "epoch": number, "part": part}, order)
 
     def sampler(self, spec: Mapping[str, Any], epoch: int = 0) -> None:
-        """Publish a SamplerSpec, given by its fields, from which all epochs follow; *epoch* is the one that begins."""
+        """Publish a sampler from which all epochs follow.
+
+        Args:
+            spec: The fields of a SamplerSpec.
+            epoch: Number of the epoch that begins.
+        """
         try:
             fields = {name: value if isinstance(value, (str, bool)) else index(value) for name, value in spec.items()}
             if any(not isinstance(value, str) and value.bit_length() > _LONG for value in fields.values()):
@@ -100,18 +107,21 @@ class Publication:
         self._send({"op": Op.SPEC, "spec": fields, "epoch": number})
 
     def columns(self, length: int, described: Sequence[tuple[str, bool, int]], bulk: bytes) -> None:
-        """Publish the columns of a dataset with *length* samples. described: name, whether it is of numbers, and bytes
-        in *bulk* of each column."""
+        """Publish a dataset's columns. described: name, whether it is of numbers, and bytes in *bulk* of each
+        column."""
         self._send({"op": Op.COLUMNS, "length": length, "columns": described}, bulk)
 
     def note(self, unknown: str, opened: str = "") -> None:
-        """Publish what is not understood of the consumer (cachefs.publishing.notes.Unknown, or ""). opened: a file that
-        the consumer reads."""
+        """Publish what is not understood of the consumer (notes.Unknown, or ""). opened: a file that it reads."""
         self._send({"op": Op.NOTE, "unknown": unknown, "opened": opened})
 
     def progress(self, epoch: int, position: int) -> None:
-        """Publish that *position* samples of *epoch* were read. Takes less than a microsecond: call it for every
-        batch."""
+        """Publish the position in an epoch. Takes less than a microsecond: call it for every batch.
+
+        Args:
+            epoch: Number of the epoch, counted from 0.
+            position: Number of samples of the epoch that were read.
+        """
         channel = self._channel
         if channel is None or not channel.is_ours:
             return
@@ -259,8 +269,7 @@ def as_order(samples: Any) -> NDArray[numpy.uint32]:
 
 
 def working_directory(paths: Iterable[str]) -> str:
-    """Return the directory of relative *paths*. Raises FileNotFoundError where it was deleted and a path is
-    relative."""
+    """Return the directory of relative *paths*. Raises FileNotFoundError where it was deleted, and is needed."""
     try:
         return os.getcwd()
     except FileNotFoundError:

@@ -33,8 +33,7 @@ from cachefs.publishing.tally import NO_TALLY, Tally
 
 # Maximum size in bytes of the orders of one consumer that are still to be read: ten epochs of ten million samples.
 MOST_ORDER_BYTES: Final = 400 << 20
-# Number of times that listed or learned files are wrong, after which none are published: a dataset may have other files
-# in each epoch.
+# Number of mistakes in listed or learned files after which none are published: they may change in each epoch.
 MOST_MISTAKES: Final = 2
 # Initial pause in seconds before the daemon is asked what is wrong.
 LOOK_SECONDS: Final = 3.0
@@ -70,8 +69,7 @@ class Opening(msgspec.Struct, frozen=True):
     # Names of the classes of the loader's dataset and sampler, to name the loader to the user.
     dataset: str = ""
     sampler: str = ""
-    # The line of the job's code that made the loader, and the number of epochs in the program's arguments; "" and 0
-    # where unknown.
+    # The line of the job's code that made the loader, and the number of epochs in the program's arguments; else "", 0.
     place: str = ""
     planned: int = 0
     # Number of the loader in its process: a loader that is made anew for each epoch keeps its number.
@@ -91,8 +89,7 @@ class PublishedConsumer:
     spec: SamplerSpec | None = None
     # The orders of single epochs, of the current one and of later ones.
     orders: dict[int, Order] = field(default_factory=dict)
-    # For epochs that are only parts of one of the job: the number of that epoch, and how many of its samples come
-    # before.
+    # For epochs that are only parts of one of the job: its number, and how many of its samples come before.
     parts: dict[int, tuple[int, int]] = field(default_factory=dict)
     # Where the consumer is: the epoch, and how many of the epoch's samples were delivered.
     epoch: int = 0
@@ -111,8 +108,7 @@ class PublishedConsumer:
     reported_at: float = 0.0
     # Pause in seconds before the daemon is asked what is wrong, while the consumer stands still.
     pause: float = LOOK_SECONDS
-    # Last reported: the note, the epoch that the current one is a part of, the tally, and whether files are being
-    # learned.
+    # Last reported: note, epoch that the current one is a part of, tally, and whether files are being learned.
     told: tuple[str, tuple[int, int] | None, Tally, bool] = ("", None, NO_TALLY, False)
     # What the loader has delivered, and how long that took.
     tally: Tally = NO_TALLY
@@ -247,8 +243,7 @@ class PublishedConsumer:
         return self.epoch >= 0
 
     def resolve_learned(self) -> bool:
-        """Make shares of the learned files, once all are known or an epoch has passed. Return whether there are new
-        shares."""
+        """Make shares of the learned files, once all are known or an epoch has passed. Return whether there are any."""
         if not self.is_learning or self._rule is not None:
             return False
         known = self.learned.count
@@ -300,8 +295,7 @@ class PublishedConsumer:
 
     @property
     def last_line(self) -> str:
-        """The line for the end of the consumer: `note` or `line`, or that a loader with delivered samples was not
-        understood."""
+        """The line for the end of the consumer: `note` or `line`, or that a loader was not understood in time."""
         return self.note or self.line or (unsettled_words(self.loader) if self.loader and self.tally.samples else "")
 
     @property
@@ -311,8 +305,7 @@ class PublishedConsumer:
         _, begins = self.parts.get(self.epoch, (-1, 0))
         if self.spec is not None:
             return length > 0
-        # The rest of a resumed epoch is published at once. The last part of an epoch in several parts also reaches its
-        # end.
+        # The rest of a resumed epoch is published at once. The last one of several parts reaches the end, too.
         return order is not None and 0 < length <= begins + len(order) and 2 * len(order) > length
 
     @property
@@ -340,8 +333,7 @@ class PublishedConsumer:
         return self.spec is not None or bool(self.orders)
 
     def set_order(self, epoch: int, order: Order, part: tuple[int, int] | None = None) -> None:
-        """Set the order of an epoch. Raises ConfigError where too many orders are published ahead. part: see
-        `parts`."""
+        """Set an epoch's order. Raises ConfigError where too many orders are published ahead. part: see `parts`."""
         others = sum(known.nbytes for number, known in self.orders.items() if number != epoch)
         if others and others + order.nbytes > MOST_ORDER_BYTES:
             raise ConfigError(
@@ -361,8 +353,7 @@ class PublishedConsumer:
         self.reported = {(share, known) for share, known in self.reported if known != epoch}
 
     def _grow(self, length: int) -> None:
-        """Set a number of samples that is larger than was known. The files of the new samples are still to be
-        learned."""
+        """Set a larger number of samples than was known. The files of the new samples are still to be learned."""
         self._length = length
         if not self._is_given_up:
             self.learned.grow(length)
@@ -392,15 +383,13 @@ class PublishedConsumer:
         return True
 
     def order(self, epoch: int) -> Order | None:
-        """Return the samples of *epoch* in order; None where they are unknown. Raises ConfigError for an invalid
-        spec."""
+        """Return the samples of *epoch* in order; None if unknown. Raises ConfigError for an invalid spec."""
         if epoch not in self.orders and self.spec is not None and epoch < self.spec.epochs:
             self.orders[epoch] = epoch_order(self.spec, epoch)
         return self.orders.get(epoch)
 
     def spec_for(self, share: Share) -> SamplerSpec | None:
-        """Return the spec from which the daemon can compute the orders of *share*; None where the share's files are not
-        the samples one by one."""
+        """Return the spec for the orders of *share*; None where its files are not the samples one by one."""
         return self.spec if share.is_plain else None
 
     def unreported(self, number: int) -> list[int]:

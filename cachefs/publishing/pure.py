@@ -60,8 +60,7 @@ def pure_sampler(kind: _Class) -> _Class:
 
 
 def is_pure(sampler: Any) -> bool:
-    """Return whether the sampler's class is marked or known to be pure. A derived class with its own `__iter__` is
-    not."""
+    """Return whether the sampler's class is marked or known as pure; not a derived one with its own `__iter__`."""
     for kind in type(sampler).__mro__:
         if kind.__dict__.get(MARK) is True:
             return True
@@ -77,8 +76,7 @@ def is_seedable(sampler: Any) -> bool:
 
 
 def is_stateful(sampler: Any, name: str) -> bool:
-    """Return whether the sampler is torchdata's class of this name, which iterates as torch's does, and knows its
-    position."""
+    """Return whether the sampler is torchdata's class *name*, which iterates as torch's, and has a position."""
     return qualified_name(type(sampler)) == _STATEFUL + name and is_installed(TORCHDATA)
 
 

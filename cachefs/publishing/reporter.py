@@ -35,8 +35,7 @@ class Reporter:
     """Reports new facts about the consumers of one training process to the daemon."""
 
     def __init__(self, route: Route, job: str, pid: int, say: Callable[[str], None], troubles: TroubleLines) -> None:
-        """job: its name; pid: of the training process; say: shows a line to the user; troubles: receives the daemon's
-        troubles."""
+        """job: its name; pid: of the training process; say: shows a line to its user; troubles: from the daemon."""
         self._troubles = troubles
         self._route = route
         self._job = job
@@ -80,8 +79,8 @@ class Reporter:
             told = (consumer.note, consumer.parts.get(consumer.epoch), consumer.tally, consumer.is_shown_learning)
             if moved or told != consumer.told or is_due:
                 self._report_progress(consumer)
-                # A consumer that stands still may wait for a read. While nothing is wrong, the pause between calls
-                # doubles.
+                # A consumer that stands still may wait for a read. The pause between calls doubles while nothing is
+                # wrong.
                 is_well = not (moved or self._troubles.has_any)
                 consumer.pause = 2 * consumer.pause if is_well else LOOK_SECONDS
                 consumer.reported_at, consumer.told = now, told

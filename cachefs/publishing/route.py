@@ -58,8 +58,7 @@ class Route:
         return reply
 
     def dataset_at(self, mount: MountPoint, slot: int, timeout: float) -> tuple[str, str]:
-        """Return name and snapshot of the dataset whose files have inodes of this slot. Raises NotFound, and as
-        `call`."""
+        """Return name and snapshot of the dataset with inodes of this slot. Raises NotFound, and as `call`."""
         client = self._client
         if isinstance(client, ControlClient):
             try:

@@ -83,8 +83,7 @@ class TroubleRecord:
 
 @dataclass(frozen=True, slots=True)
 class MountBytes:
-    """Bytes of reads that a mount has answered since it began: from the memory tier, from the SSD tier, and after a
-    fetch."""
+    """Bytes of reads that a mount has answered since it began: from memory, from SSD, and after a fetch."""
 
     memory: int = 0
     ssd: int = 0
@@ -101,8 +100,7 @@ class ProcessRecord:
     loaders: list[LoaderRecord] = field(default_factory=list)
     # By mount: at the beginning, and now.
     mounts: dict[str, tuple[MountBytes, MountBytes]] = field(default_factory=dict)
-    # Seconds that reads of the job have waited, by cause (`origin`, `peer`, `ssd`, `daemon`); of all its processes on
-    # this node.
+    # Seconds that reads of the job on this node have waited, by cause (`origin`, `peer`, `ssd`, `daemon`).
     stalls: dict[str, float] = field(default_factory=dict)
     # Bytes that came from other nodes.
     peer_bytes: int = 0
@@ -273,8 +271,7 @@ def summed(records: Sequence[LoaderRecord]) -> LoaderRecord:
 
 
 def worst(records: Iterable[ProcessRecord]) -> list[TroubleRecord]:
-    """Return the troubles of a run, each once, with the figures of the process that it affected most; the worst
-    first."""
+    """Return each trouble of a run once, as of the process that it affected most; the worst first."""
     found: dict[str, TroubleRecord] = {}
     for record in records:
         for one in record.troubles:

@@ -17,8 +17,7 @@ from cachefs.publishing.foreign import mode_of
 from cachefs.publishing.in_memory import is_in_memory
 from cachefs.publishing.lengths import length_of
 
-# Attributes with the list in torchvision's datasets and in many others: a path per sample, or a tuple that begins with
-# the path.
+# Attributes of torchvision's and many other datasets with a path per sample, or a tuple that begins with the path.
 LIST_NAMES: Final = (
     "samples", "imgs", "image_paths", "img_paths", "file_paths", "paths", "files", "file_list", "filenames",
     "image_files", "img_files", "images", "_image_files", "_images",
@@ -106,8 +105,7 @@ def _further(found: Listing, length: int) -> list[str] | None:
 
 
 def _are_from_here(paths: list[str]) -> bool:
-    """Return whether the paths begin in the root, or in the working directory. The dataset joins other paths with a
-    directory."""
+    """Return whether the paths are absolute, or exist. The dataset joins other paths with a directory."""
     return os.path.isabs(paths[0]) or _are_there(paths)
 
 

@@ -55,8 +55,7 @@ def without_sigpipe() -> Iterator[None]:
 
 
 def _write(text: bytes) -> None:
-    """Write to descriptor 2. Uses RWF_NOWAIT for a pipe, which another process may fill up after the poll. Raises
-    OSError."""
+    """Write to descriptor 2. RWF_NOWAIT: another process may fill a pipe after the poll. Raises OSError."""
     if stat.S_ISFIFO(os.fstat(2).st_mode):
         try:
             os.pwritev(2, [text], -1, os.RWF_NOWAIT)

@@ -55,7 +55,7 @@ class Stopwatch:
         )  # fmt: skip
 
     def begin(self, now: int, length: int = 0, *, is_asked: bool = False) -> None:
-        """Begin an epoch of *length* samples; 0 where unknown. is_asked: whether the loop has asked for its first batch
+        """Begin an epoch of *length* samples; 0 if unknown. is_asked: the loop has asked for its first batch
         already."""
         self._epochs += 1
         self._length, self._epoch_samples, self._epoch_busy = length, 0, 0

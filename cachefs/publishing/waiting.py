@@ -10,14 +10,12 @@ from cachefs.counts import counted
 WORTH_A_WORD: Final = 0.05
 # Part of the waiting from which on the first epoch is the cause.
 MOST_OF_IT: Final = 0.6
-# Reads are not the cause where they waited, in all workers together, for a smaller part of the time that the loop
-# waited.
+# Reads are not the cause where all workers' reads waited for a smaller part of the time that the loop waited.
 _PART_OF_READS: Final = 0.2
 # Part of the bytes that had to be fetched from which on fetching is the cause, even where reads counted no waits: those
 # in an epoch whose files are being learned count for no job.
 _PART_FETCHED: Final = 0.2
-# Minimum busy time for advice about decoding. A shorter time went mostly into starting the workers, each of which
-# imports torch.
+# Minimum busy time for advice about decoding: less is mostly spent on starting workers, which import torch.
 SECONDS_TO_JUDGE: Final = 5.0
 _WORDS: Final = {
     "origin": (

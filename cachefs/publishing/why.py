@@ -38,8 +38,8 @@ def main(number: str, job: str, output: str) -> None:
 
 
 def why(number: int, job: str) -> str:
-    """Return the key of a trouble (see `TroubleRecord`) and its line, or "". number: the errno of the read; job: the
-    program's."""
+    """Return the key of a trouble (see `TroubleRecord`) and its line, or "". number: the read's errno; job: its
+    name."""
     client = DaemonClient(socket_path())
     began = clock.since_1970()
     while True:

@@ -139,8 +139,8 @@ def say_cause(pid):
 
 
 def end_as_interrupted():
-    """End by SIGINT, as Python does where the last source text that it ran was interrupted. Ours has run others since:
-    making a dataclass runs one."""
+    """End by SIGINT, as Python does where the source text that it ran last was interrupted. Other texts have run since
+    then, as making a dataclass runs one."""
     try:  # noqa: SIM105  # see above
         exec("raise KeyboardInterrupt")
     except KeyboardInterrupt:
@@ -157,7 +157,7 @@ def note_stderr():
 
 
 def spare_isatty():
-    """Avoid the isatty() of Python's open() for each file before 3.14, which would ask the mount
+    """Avoid the isatty() of Python's open() before 3.14, which would ask the mount for each file
     (cachefs/_process.c)."""
     path = os.path.join(os.path.dirname(os.path.dirname(HERE)), "_process" + ABI)
     if sys.version_info >= (3, 14) or not os.path.exists(path):
