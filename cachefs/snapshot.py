@@ -95,8 +95,8 @@ class Meta(msgspec.Struct, frozen=True):
     created_ns: int
     # Keys of the origin that are missing from the tree.
     problem_count: int
-    # Files that were archived when the snapshot was first made, and cannot be read before they are restored. Not part of
-    # the id: nodes of earlier releases compute the id without it.
+    # Files that were archived when the snapshot was first made, and cannot be read before they are restored. Not part
+    # of the id: nodes of earlier releases compute the id without it.
     archived: int = 0
 
 

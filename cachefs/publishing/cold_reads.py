@@ -104,7 +104,8 @@ class _Paths:
     container has elsewhere. The inode number confirms that it is the same file."""
 
     def __init__(self) -> None:
-        # Places where files were found: a mount's path, and how many leading directories of the reported path lie above it.
+        # Places where files were found: a mount's path, and how many leading directories of the reported path precede
+        # it.
         self._found: list[tuple[str, int]] = []
         self._lost = 0
 
