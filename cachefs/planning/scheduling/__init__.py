@@ -1,6 +1,7 @@
-"""Where a job should run, and when: what nodes hold of its data, the seconds it would wait on each of them, which nodes
-its ranks go to, and how many jobs may share a cached copy. May import cachefs.planning.cluster and what is below it.
+"""Advises schedulers where and when a job should run: what nodes hold of its data, how long it would wait on each,
+which nodes its ranks go to, and how many jobs may share a cached copy. May import cachefs.planning.cluster and what is
+below it.
 
-All of it is advice to a scheduler that has the last word. So it is computed from facts that may be old or incomplete:
-the less is known of a node, the less it counts, and what an answer was made of is told with it.
+The scheduler has the last word. Advice is computed from facts that may be old or incomplete: the less is known of a
+node, the less it counts, and each answer tells what it is based on.
 """

@@ -1,16 +1,16 @@
-"""Which nodes the ranks of a job go to: nodes that *together* have its data, and can keep them.
+"""Assigns the ranks of a job to nodes that *together* have its data, and can keep them.
 
-Ranks of a job share what their nodes have, so a node that has what the others lack is worth more than one that has the
-same once more. What a choice of nodes saves, in seconds, is
+Ranks of a job share what their nodes have, so a node with data that the others lack is worth more than another one with
+the same data. A choice of nodes saves, in seconds,
 
     worth * covered - the mean over ranks of the time that the job would take on the rank's node
 
-with `covered` the part of the snapshot that the nodes have together (each shard at most once), and `worth` how much
-longer a rank's part takes from other nodes or the origin than from nodes of the job.
-That is a monotone submodular function but for a constant. So to take the best next node, again and again,
-saves at least 1 - 1/e = 63 % of what the best choice saves (Nemhauser, Wolsey and Fisher, "An analysis of
-approximations for maximizing submodular set functions", Mathematical Programming 14, 1978). Then nodes are exchanged
-while that helps, which brings it within a tenth of the best choice in all small cases that tests try.
+with `covered` the part of the snapshot that the nodes have together (each shard at most once), and `worth` the
+additional time to read a rank's part from other nodes or the origin instead of from nodes of the job. But for a
+constant, that is a monotone submodular function. Choosing the best next node repeatedly therefore saves at least 1 -
+1/e = 63 % of what the best choice saves (Nemhauser, Wolsey and Fisher, "An analysis of approximations for maximizing
+submodular set functions", Mathematical Programming 14, 1978). Then nodes are exchanged while that helps, which comes
+within a tenth of the best choice in all small cases that tests try.
 """
 
 import heapq
@@ -27,18 +27,18 @@ from cachefs.planning.scheduling.facts import SHARDS, JobAsk
 from cachefs.planning.scheduling.scores import cost
 from cachefs.planning.scheduling.spread import Numbers
 
-# Candidates that are looked at closely: those that save most alone. With 4,096 ranks it then takes under a second.
+# Most candidates considered in detail: those that save most alone. 4,096 ranks then take under a second.
 _CLOSELY: Final = 512
-# Ranks up to which nodes are exchanged, and how often each is looked at.
+# Most ranks for which nodes are exchanged, and rounds of exchanges.
 _EXCHANGED: Final = 64
 _ROUNDS: Final = 4
-# Ranks up to which those with an order of their own change places.
+# Most ranks with orders of their own that exchange nodes.
 _MATCHED: Final = 512
-# What counts as nothing saved: parts of all that can be saved.
+# Savings below this part of all possible ones count as none.
 _NOTHING: Final = 1e-9
-# Data within the job are worth that much more at least than data beside it, which others may evict or want too.
+# Least extra worth of data within the job over data elsewhere, which others may evict or want too.
 _OWN: Final = 0.5
-# A node that drains or is away: worse than anything that can be saved.
+# Cost of a node that drains or is away: more than anything that can be saved.
 _LAST: Final = 1e3
 
 # Per node and shard: the part that is there, 0 to 1. Shape (nodes, SHARDS), float32.
@@ -53,11 +53,11 @@ def assign(
     taken: Mapping[int, str] | None = None,
     slots: Mapping[str, int] | None = None,
 ) -> tuple[str, ...]:
-    """For each rank of the job, its node; "" where none has a slot left.
+    """Return the node of each rank of the job; "" where no slot is left.
 
-    taken: by rank, where it runs already, which is not changed, and takes none of the slots. slots: how many more ranks
-    each candidate can take, 0 if it is not there; None: each takes as many as are needed for all, alike. 5,000
-    candidates take 20 ms for 8 ranks.
+    taken: by rank, where it runs already; these ranks stay, and need no slot. slots: how many more ranks each candidate
+    can take, 0 where missing; None: all candidates take equal numbers, enough for all ranks. Takes 20 ms for 8 ranks
+    and 5,000 candidates.
     """
     placed = {rank: node for rank, node in (taken or {}).items() if 0 <= rank < ask.ranks}
     names = [name for name in dict.fromkeys(candidates) if slots is None or slots.get(name, 0) > 0]
@@ -73,29 +73,30 @@ def assign(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Choices:
-    """The nodes to choose from, and what each saves. They are numbers here: places in `names`."""
+    """The candidates, and what each saves. Candidates are numbers here: indices in `names`."""
 
     names: Sequence[str]
-    # How many ranks each can take: shape (nodes,).
+    # Most ranks of each: shape (nodes,).
     limits: npt.NDArray[np.int64]
-    # What each has that is not on the job's nodes already, and these: shapes (nodes, SHARDS) and (SHARDS,).
+    # Parts of shards that each has and the job's nodes lack, and those of the job's nodes: shapes (nodes, SHARDS) and
+    # (SHARDS,).
     held: Held
     begun: npt.NDArray[np.float32]
-    # Seconds saved by all of the snapshot being among the chosen; and how much of it is read in each shard: (SHARDS,).
+    # Seconds saved if the chosen nodes have the whole snapshot; share of the reads in each shard: (SHARDS,).
     worth: float
     weights: npt.NDArray[np.float32]
-    # Seconds saved by a rank on each, whatever the others have: shape (nodes,), at least 0.
+    # Seconds saved by a rank on each node, whatever other nodes have: shape (nodes,), at least 0.
     own: Numbers
 
     def best(self, ranks: int) -> list[str]:
-        """A node for each of so many ranks, or of as many as there are slots for."""
+        """Return a node for each of *ranks* ranks, or for as many as there are slots."""
         chosen = self._one_by_one(ranks)
         if len(chosen) <= _EXCHANGED:
             chosen = self._exchanged(chosen)
         return [self.names[node] for node in chosen]
 
     def saved(self, chosen: Sequence[int]) -> float:
-        """Seconds saved by ranks on these nodes, each of which may be there several times."""
+        """Return the seconds saved by ranks on these nodes, which may repeat."""
         together = self._together(chosen)
         return self.worth * float(np.minimum(together, 1) @ self.weights) + float(self.own[list(chosen)].sum())
 
@@ -103,15 +104,15 @@ class Choices:
         chosen: list[int] = []
         seated: set[int] = set()
         left, together = self.limits.copy(), self.begun
-        # What a node saves gets less as others are chosen. So only those are looked at again whose last figure is the
-        # best one, and not all of them for each of 16,384 ranks (34 s with 5,000 nodes).
+        # A node's saving decreases as others are chosen. Only nodes whose last figure is the best are therefore
+        # computed again, and not all nodes for each of 16,384 ranks (34 s with 5,000 nodes).
         gains = self._gains(together, chosen)
         heap = [(-float(gains[node]), node) for node in np.flatnonzero(left > 0).tolist()]
         heapq.heapify(heap)
         for _ in range(min(ranks, int(left.sum()))):
             gain, node = self._next(heap, together, seated)
             if gain - self.own[node] <= _NOTHING * self.worth:
-                # Together they have all there is: what is left is the best of each alone.
+                # The chosen nodes have all data; the rest is chosen by what each saves alone.
                 order = np.argsort(-self.own, kind="stable")
                 rest: list[int] = np.repeat(order, left[order])[: ranks - len(chosen)].tolist()
                 return chosen + rest
@@ -127,7 +128,7 @@ class Choices:
     def _next(
         self, heap: list[tuple[float, int]], together: npt.NDArray[np.float32], seated: Collection[int]
     ) -> tuple[float, int]:
-        """What the best node saves now, and which it is: the first one in *heap* from now on."""
+        """Return what the best node saves now, and its number. Moves it to the head of *heap*."""
         before = float(np.minimum(together, 1) @ self.weights)
         while True:
             _, node = heap[0]
@@ -140,7 +141,7 @@ class Choices:
                 return gain, node
 
     def _exchanged(self, chosen: list[int]) -> list[int]:
-        """*chosen*, with nodes put in the place of others as long as that saves more."""
+        """Return *chosen*, with nodes replaced by others while that saves more."""
         for _ in range(_ROUNDS):
             before = list(chosen)
             for place in range(len(chosen)):
@@ -159,7 +160,8 @@ class Choices:
         return total
 
     def _gains(self, together: npt.NDArray[np.float32], chosen: Sequence[int]) -> Numbers:
-        """Seconds that one more rank on each node would save, where *chosen* nodes have *together*: shape (nodes,)."""
+        """Return the seconds that one more rank on each node would save, beside *chosen* nodes that have *together*:
+        shape (nodes,)."""
         before = float(np.minimum(together, 1) @ self.weights)
         more = np.minimum(together + self.held, 1) @ self.weights - before
         more[list(chosen)] = 0.0
@@ -170,8 +172,8 @@ class Choices:
 def choices(
     ask: JobAsk, names: Sequence[str], limits: npt.NDArray[np.int64], cluster: Cluster, begun: frozenset[str]
 ) -> Choices:
-    """What there is to choose from: those of *names* that save most alone, with *limits* as many ranks on each, for a
-    job that runs on the nodes *begun* already."""
+    """Return the best candidates among *names*, with at most *limits* ranks on each, for a job that runs on the nodes
+    *begun* already."""
     found = estimates(ask, names, cluster, soon=True)
     rows, spread = cluster.rows(names), cluster.expected(ask.snapshot)
     each = max(1.0, spread.size / ask.ranks)
@@ -201,13 +203,13 @@ def choices(
 
 
 def _matched(ask: JobAsk, ranks: Sequence[int], nodes: Sequence[str], cluster: Cluster) -> dict[int, str]:
-    """Which of the ranks goes to which of the nodes. Where each reads its own shards, it goes to where they are: two
-    ranks change places as long as more is read locally then."""
+    """Assign ranks to the chosen nodes. Ranks with orders of their own go where their shards are: two ranks exchange
+    nodes while more is read locally then."""
     ranks = ranks[: len(nodes)]
     places = np.arange(len(ranks))
     if ask.order is not None and len(ranks) <= _MATCHED:
         held = cluster.expected(ask.snapshot).matrix_of(cluster.rows(nodes))
-        # Of each rank and each place, the part of the rank's reads that would be local.
+        # For each rank and node, the part of the rank's reads that would be local.
         local = ask.order[list(ranks)] @ held.T
         for rank in range(len(ranks)):
             free = places[rank:]

@@ -1,9 +1,8 @@
-"""What may be evicted from nodes when jobs have ended, dataset by dataset: nothing (as long as nobody says otherwise,
-and where it is pinned), what nobody has read for some time (TTL), or what has been read least recently when room is
-needed.
+"""Decides what to evict from nodes when jobs have ended, by the rule of each dataset: nothing (the default, and for
+pinned data), data unread for some time (TTL), or the data read least recently when room is needed.
 
-What a running job reads, and what is pinned, stays in any case. A node's tiers evict by themselves what is read last;
-this is for an administrator who wants datasets to go as wholes.
+Data that a running job reads, and pinned data, stay in any case. A node's tiers evict by themselves; these rules are
+for an administrator who wants datasets to go as wholes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,10 +15,10 @@ from cachefs.planning.scheduling.facts import NodeFacts
 
 @dataclass(frozen=True, slots=True)
 class CleaningRule:
-    """What may be done with a snapshot that no job reads."""
+    """The rule for a snapshot that no job reads."""
 
     kind: Literal["keep", "pin", "ttl", "lru"] = "keep"
-    # For "ttl": seconds since anybody has read it.
+    # For "ttl": seconds since the last read.
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
@@ -29,20 +28,20 @@ class CleaningRule:
 
 @dataclass(frozen=True, slots=True)
 class Eviction:
-    """A snapshot that is to leave a node."""
+    """An advised eviction of a snapshot from a node."""
 
     node: str
     snapshot: str
     bytes: int
-    # In words.
+    # The reason, as text.
     why: str
 
 
 def expired(nodes: Sequence[NodeFacts], rules: Mapping[str, CleaningRule]) -> tuple[Eviction, ...]:
-    """What nobody has read for longer than its rule allows. rules: by snapshot; "keep" where there is none.
+    """Return the evictions of data unread for longer than their rules allow. rules: by snapshot; "keep" where missing.
 
-    A node that has not been heard for longer than the TTL is left alone: somebody may have read there meanwhile. But
-    one that is well says nothing for half a minute where nothing happens, so a shorter TTL is no reason.
+    A node without a report for longer than the TTL is skipped, as its data may have been read meanwhile. A healthy node
+    may be silent for half a minute, so a shorter TTL does not skip it.
     """
     return tuple(
         Eviction(node.name, snapshot, copy.bytes, f"no reader has used it for {copy.idle + node.age:,.0f} s")
@@ -59,9 +58,9 @@ def expired(nodes: Sequence[NodeFacts], rules: Mapping[str, CleaningRule]) -> tu
 def making_room(
     node: NodeFacts, wanted: int, rules: Mapping[str, CleaningRule], keep: str = ""
 ) -> tuple[Eviction, ...]:
-    """What to evict so that *wanted* bytes fit on the node: of "lru" and "ttl" what was read least recently first, and
-    no more than is needed. Nothing where even all of that is too little: then nothing is gained. keep: a snapshot that
-    stays, as it is what the room is for."""
+    """Return evictions that make *wanted* bytes fit on the node: "lru" and "ttl" data, least recently read first, and
+    no more than needed. Empty where all of them would not suffice. keep: the snapshot that needs the room, never
+    evicted."""
     lacking = wanted - (node.capacity - node.used)
     found: list[Eviction] = []
     oldest = sorted(node.copies, key=lambda snapshot: (-node.copies[snapshot].idle, snapshot))

@@ -1,4 +1,4 @@
-"""Another copy of a snapshot whose copies are all busy: where to, and how long it takes."""
+"""Plans another copy of a snapshot whose copies are all busy: on which nodes, and how long it takes to make."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from cachefs.planning.scheduling.estimates import estimates
 from cachefs.planning.scheduling.facts import JobAsk
 from cachefs.planning.scheduling.spread import Numbers
 
-# Nodes that one copy is spread over at most. A snapshot that so many have no room for is not cloned.
+# Most nodes of one copy. A snapshot that needs more is not cloned.
 MOST_NODES: Final = 64
 
 
@@ -19,21 +19,21 @@ MOST_NODES: Final = 64
 class Clone:
     """A copy that could be made."""
 
-    # Where: one node, or the nodes of one zone that have room for it together.
+    # One node, or nodes of one zone that together have room.
     nodes: tuple[str, ...]
-    # Bytes that each of them is to have in the end; those that it has are among them.
+    # Bytes that each will have, including those that it has already.
     bytes: tuple[int, ...]
-    # Bytes that must be brought, and the seconds that takes.
+    # Bytes to transfer, and the seconds that takes.
     lacking: int
     seconds: float
 
 
 def clone_target(ask: JobAsk, candidates: Sequence[str], cluster: Cluster) -> Clone | None:
-    """Where another copy would be made soonest; None where no zone has room for it.
+    """Return the copy that can be made soonest; None where no zone has room.
 
-    candidates: nodes that may have it, and could run the job: not those of copies that are there. One node is better
-    than several, since all is read locally then; of nodes that have the room, the one on which it is there first, which
-    is one that has a part already, or a fast link to those who have.
+    candidates: nodes that may hold the copy and could run the job, without the nodes of existing copies. One node is
+    preferred over several, since all reads are then local; among nodes with room, the one that has the copy first, such
+    as one that has a part already, or a fast link to the holders.
     """
     spread = cluster.spread(ask.snapshot)
     names = list(dict.fromkeys(candidates))
@@ -42,7 +42,7 @@ def clone_target(ask: JobAsk, candidates: Sequence[str], cluster: Cluster) -> Cl
     room = np.where(cluster.up(rows), np.maximum(cluster.room(rows), held), 0.0)
     lacking = np.maximum(spread.size - held, 0.0)
     alone = JobAsk(ask.id, ask.snapshot)
-    # Seconds for all that is not there, if one node gets it alone.
+    # Seconds to fetch everything missing, for each node alone.
     seconds = estimates(alone, names, cluster).first_load if names else np.zeros(0)
     fitting = np.flatnonzero(room >= spread.size)
     if len(fitting):
@@ -62,10 +62,10 @@ def clone_target(ask: JobAsk, candidates: Sequence[str], cluster: Cluster) -> Cl
 
 
 def _over(names: Sequence[str], group: list[int], room: Numbers, held: Numbers, seconds: Numbers, size: int) -> Clone:
-    """A copy over several nodes: each has a part in proportion to its room."""
+    """Return a copy over several nodes, each with a part in proportion to its room."""
     parts = room[group] * size / room[group].sum()
     lacking = np.maximum(parts - held[group], 0.0)
-    # Each gets its part while the others get theirs.
+    # All nodes fetch their parts at the same time.
     each = seconds[group] * lacking / np.maximum(size - held[group], 1.0)
     return Clone(
         tuple(names[place] for place in group),

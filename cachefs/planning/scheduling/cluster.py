@@ -1,8 +1,8 @@
-"""What is known of all nodes, in arrays that are changed as news come in. Estimates are made from these.
+"""The facts about all nodes, in arrays that are updated with each report. Estimates are computed from these.
 
-What a node has said counts less the longer it has been silent: all of it for a minute (daemons that are well report
-every 25 s), then half as much with each ten minutes, in steps, until it counts nothing after about an hour. Each answer
-says how much it counted (`Estimate.trust`), so nothing is left out silently. A node that is "away" counts nothing.
+A report counts less the longer its node has been silent: fully for a minute (healthy daemons report every 25 s), then
+half as much with each ten minutes, in steps, until it counts nothing after about an hour. Each answer tells how much it
+counted (`Estimate.trust`), so nothing is left out silently. A node that is "away" counts nothing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,8 +19,8 @@ from cachefs.planning.scheduling.spread import LEVELS, Numbers, Rows, Spread
 # Seconds.
 GRACE: Final = 60.0
 HALVED_EACH: Final = 600.0
-# Bytes/s that a link has of which nobody knows any: 10 Gbit/s between nodes, a disk, an object store. Only their order
-# matters: a node that is nearer is faster.
+# Bytes/s of links without any measurement: 10 Gbit/s between nodes, a disk, an object store. Only their order matters:
+# a nearer node is faster.
 GUESSED_RATES: Final = {"origin_rate": 2e8, "peer_rate": 1.25e9, "tier_rate": 2e9}
 
 _NUMBERS: Final = (
@@ -30,35 +30,36 @@ _COLUMNS: Final = (*_NUMBERS, "needed", "jobs", "heard")
 
 
 class _Reading(NamedTuple):
-    """Jobs that read a snapshot on one node: how many, and their names; "" is for all whose name nobody has told."""
+    """Jobs that read a snapshot on one node: their number, and their names; "" stands for all jobs without a known
+    name."""
 
     jobs: int
     names: frozenset[str]
 
 
 class Cluster:
-    """Nodes and snapshots. `now` is on any clock that only goes forward, the same for all calls."""
+    """The facts about nodes and snapshots. `now` is on any monotonic clock, the same for all calls."""
 
     def __init__(self, links: Links | None = None) -> None:
         self.links = links or Links()
         self._facts: dict[str, NodeFacts] = {}
         self._rows: dict[str, int] = {}
-        # Row 0 is that of nodes which nobody has told of.
+        # Row 0 stands for unknown nodes.
         self._free: list[int] = []
         self._values = {name: np.zeros(1) for name in _COLUMNS}
         self._zone, self._level = np.zeros(1, np.int64), np.zeros(1, np.int64)
         self._up, self._away = np.zeros(1, np.bool_), np.zeros(1, np.bool_)
         self._used = 1
         self._all: Rows | None = None
-        # Numbers of zones, and the region of each.
+        # Zone numbers, and the region of each zone.
         self._zones: dict[tuple[str, str], int] = {("", ""): 0}
         self._regions: dict[str, int] = {"": 0}
         self.region_of: npt.NDArray[np.int64] = np.zeros(1, np.int64)
         self._snapshots: dict[str, SnapshotFacts] = {}
         self._spreads: dict[str, Spread] = {}
-        # By snapshot, the nodes on which jobs read it, and which jobs.
+        # By snapshot and row, the jobs that read it there.
         self._readers: dict[str, dict[int, _Reading]] = {}
-        # By snapshot, what was asked for since the last news of its readers.
+        # By snapshot, results of `expected` since the last change of its readers.
         self._expected: dict[str, Expected] = {}
         self._now = 0.0
 
@@ -72,7 +73,7 @@ class Cluster:
         return iter(self._facts)
 
     def put(self, facts: NodeFacts, now: float) -> None:
-        """This is how the node is from now on. Raises ValueError for one node too many."""
+        """Replace the facts of a node. Raises ValueError for one node too many."""
         if facts.name not in self._rows and len(self._rows) >= MOST_NODES:
             raise ValueError(f"there are {MOST_NODES:,} nodes, which is all that is possible; {facts.name} is one more")
         if now > self._now:
@@ -88,7 +89,7 @@ class Cluster:
         self._fill(row, facts, now, before)
 
     def remove(self, name: str) -> None:
-        """The node is a member no longer."""
+        """Remove a node that is no longer a member."""
         row, facts = self._rows.pop(name), self._facts.pop(name)
         self._take_back(row, facts, {})
         for values in (*self._values.values(), self._zone, self._level, self._up, self._away):
@@ -97,7 +98,7 @@ class Cluster:
         self._all = None
 
     def put_snapshot(self, snapshot: SnapshotFacts) -> None:
-        """There is this snapshot; what nodes have of a snapshot that nobody has told of counts once it is."""
+        """Add a snapshot. Copies reported earlier count from now on."""
         if self._snapshots.get(snapshot.id) == snapshot:
             return
         self._snapshots[snapshot.id] = snapshot
@@ -109,13 +110,14 @@ class Cluster:
                 spread.put(row, int(self._zone[row]), facts.copies[snapshot.id], int(self._level[row]))
 
     def forget_snapshot(self, snapshot: str) -> None:
-        """Nobody reads it any more."""
+        """Remove a snapshot that is no longer read."""
         self._snapshots.pop(snapshot, None)
         self._spreads.pop(snapshot, None)
         self._expected.pop(snapshot, None)
 
     def look(self, now: float) -> None:
-        """It is *now*: what silent nodes have said counts less. 0.1 ms for 5,000 nodes that are not silent."""
+        """Advance the clock, which lowers the weight of silent nodes. Takes 0.1 ms for 5,000 nodes without silent
+        ones."""
         self._now = max(self._now, now)
         levels = self._levels(self._now - self._values["heard"][: self._used])
         levels[self._away[: self._used]] = 0
@@ -136,16 +138,16 @@ class Cluster:
                 self._level[row] = levels[row]
 
     def facts(self, name: str) -> NodeFacts | None:
-        """What the node said, with its age now; None: nobody has told of it."""
+        """Return the facts of a node with its current age; None for an unknown node."""
         facts = self._facts.get(name)
         return None if facts is None else replace(facts, age=self._now - float(self._values["heard"][self._rows[name]]))
 
     def said(self, name: str) -> NodeFacts | None:
-        """What the node said, with the age that it had then: `facts` costs ten times as much."""
+        """Return the facts of a node with the age at its report. `facts` costs ten times as much."""
         return self._facts.get(name)
 
     def readers(self, snapshot: str) -> Rows:
-        """The nodes on which jobs read the snapshot now."""
+        """Return the rows of the nodes on which jobs read the snapshot now."""
         rows = self._readers.get(snapshot, {})
         return np.fromiter(rows, np.int64, len(rows))
 
@@ -153,22 +155,22 @@ class Cluster:
         return self._snapshots.get(snapshot)
 
     def holders(self, snapshot: str) -> Mapping[str, Copy]:
-        """By node, what it has of the snapshot."""
+        """Return node name -> its copy of the snapshot."""
         return {name: facts.copies[snapshot] for name, facts in self._facts.items() if snapshot in facts.copies}
 
-    # What estimates are made from. Rows are int64, of shape (n,); what belongs to them has the same shape.
+    # The data of estimates. Rows are int64, of shape (n,); results per row have the same shape.
 
     def rows(self, names: Sequence[str]) -> Rows:
-        """The row of each; 0 for those that nobody has told of."""
+        """Return the row of each node; 0 for unknown nodes."""
         find = self._rows.get
         return np.array([find(name, 0) for name in names], np.int64)
 
     def spread(self, snapshot: str) -> Spread:
-        """Of a snapshot that nobody has told of: as of one of which nobody has anything."""
+        """Return the spread of a snapshot; for an unknown one, the spread of one that no node has."""
         return self._spreads.get(snapshot) or Spread(0)
 
     def expected(self, snapshot: str) -> Expected:
-        """What there will soon be of it, as running jobs bring it. Made once, until one of their nodes has news."""
+        """Return the expected spread, with what running jobs will fetch. Cached until one of their nodes reports."""
         found = self._expected.get(snapshot)
         if found is None:
             rows = self.readers(snapshot)
@@ -191,11 +193,11 @@ class Cluster:
         return found
 
     def value(self, column: str, rows: Rows) -> Numbers:
-        """A number of `NodeFacts`, or "jobs": how many run there."""
+        """Return a number of `NodeFacts`, or "jobs": how many run on each node."""
         return self._values[column][rows]
 
     def rate(self, column: str, rows: Rows) -> Numbers:
-        """A rate of `NodeFacts` in bytes/s. Where nobody knows it, it is like that of others: their median."""
+        """Return a rate of `NodeFacts` in bytes/s; where unknown, the median of the known ones."""
         values = self._values[column]
         if (values[rows] > 0).all():
             return values[rows]
@@ -204,19 +206,19 @@ class Cluster:
         return np.where(values[rows] > 0, values[rows], guessed)
 
     def zone(self, rows: Rows) -> Rows:
-        """The number of each one's zone; `region_of` has the number of that zone's region."""
+        """Return the zone number of each; `region_of` maps zone numbers to region numbers."""
         return self._zone[rows]
 
     def trust(self, rows: Rows) -> Numbers:
-        """How much of what it said counts: 0 to 1."""
+        """Return how much each node's report counts: 0 to 1."""
         return self._level[rows] / LEVELS
 
     def up(self, rows: Rows) -> npt.NDArray[np.bool_]:
-        """Does it take jobs, and keep blocks?"""
+        """Return whether each takes jobs and keeps blocks."""
         return self._up[rows]
 
     def room(self, rows: Rows) -> Numbers:
-        """Bytes that each could keep beyond what it needs already; what does not take blocks has none."""
+        """Return the bytes that each could keep beyond what it needs already; 0 for nodes that take no blocks."""
         room = np.maximum(self._values["capacity"][rows] - self._values["needed"][rows], 0.0)
         return np.where(self._up[rows], room * self.trust(rows), 0.0)
 
@@ -233,12 +235,12 @@ class Cluster:
         return bool(self._readers.get(snapshot))
 
     def jobs_on(self, snapshot: str) -> Mapping[str, int]:
-        """By node, how many jobs read the snapshot there now."""
+        """Return node name -> number of jobs that read the snapshot there now."""
         rows = self._readers.get(snapshot, {})
         return {name: rows[row].jobs for name, row in self._rows.items() if row in rows}
 
     def fetching(self) -> int:
-        """How many nodes get bytes from origins now."""
+        """Return the number of nodes that fetch from origins now."""
         return int(np.count_nonzero(self._values["fetched"][: self._used]))
 
     def _levels(self, ages: Numbers) -> npt.NDArray[np.int64]:
@@ -288,7 +290,7 @@ class Cluster:
         self._facts[facts.name] = facts
 
     def _take_back(self, row: int, facts: NodeFacts, stay: Mapping[str, Copy]) -> None:
-        """Take the node out of all snapshots, but for copies that *stay* as they are."""
+        """Remove the node from all snapshots, except for copies that *stay* unchanged."""
         for snapshot in facts.jobs:
             self._expected.pop(snapshot, None)
             if (rows := self._readers.get(snapshot)) is not None:
@@ -312,5 +314,5 @@ class Cluster:
 
 
 def needed_of(facts: NodeFacts) -> int:
-    """Bytes on the node that running jobs read, or that are pinned."""
+    """Return the bytes on the node that running jobs read, or that are pinned."""
     return sum(copy.bytes for snapshot, copy in facts.copies.items() if copy.pinned or facts.jobs.get(snapshot))

@@ -1,11 +1,11 @@
-"""What counts as a cached copy of a snapshot, and how many jobs may read one at once.
+"""Finds the cached copies of a snapshot, and how many jobs may read each at once.
 
-A **cached copy** is a set of nodes that together have at least ENOUGH of the snapshot: a node that has so much alone;
-or else what is left of a zone; or else what is left of all zones. Each node belongs to one copy at most. A job reads
-one copy: the one on whose nodes most of it runs, or else the one with the fewest jobs.
+A **cached copy** is a set of nodes that together have at least ENOUGH of the snapshot: a single node with that much; or
+else the remaining nodes of a zone; or else the remaining nodes of all zones. Each node belongs to one copy at most. A
+job reads one copy: the one on whose nodes most of it runs, or else the one with the fewest jobs.
 
-So many jobs may read a copy at once as its limit says. There is always one copy at least: where nobody has the data
-yet, the first jobs make it.
+The limit is the number of jobs that may read a copy at once. There is always at least one copy: where no node has the
+data yet, the first jobs make it.
 """
 
 from collections import Counter
@@ -18,9 +18,9 @@ import numpy as np
 from cachefs.planning.scheduling.cluster import Cluster
 from cachefs.planning.scheduling.spread import Rows
 
-# Of a snapshot: a job that finds so much does not notice what is lacking.
+# Part of a snapshot: a job that finds this much does not notice what is missing.
 ENOUGH: Final = 0.9
-# Parts of nodes and of their shards are rounded differently.
+# Tolerance, as parts of nodes and of their shards are rounded differently.
 _CLOSE: Final = 0.01
 
 
@@ -28,26 +28,26 @@ _CLOSE: Final = 0.01
 class CachedCopy:
     """Nodes that together have a snapshot."""
 
-    # By name, those with most of it first.
+    # Names, largest parts first.
     nodes: tuple[str, ...]
-    # "" where they are in several.
+    # "" where the nodes are in several zones.
     zone: str
-    # The part of it that they have: 0 to 1.
+    # Part of the snapshot that they have: 0 to 1.
     held: float
-    # How many jobs read it.
+    # Number of jobs that read the copy.
     jobs: int
 
 
 @dataclass(frozen=True, slots=True)
 class Slots:
-    """Of one snapshot: who may start, and where."""
+    """The job slots of one snapshot."""
 
-    # Jobs that may run at once, and that do.
+    # Jobs that may run at once, and that run.
     limit: int
     running: int
     copies: tuple[CachedCopy, ...]
-    # The nodes of copies that have a slot, those with fewest jobs first; empty where nobody has the data, and any node
-    # may take it.
+    # Nodes of copies with a free slot, those with fewest jobs first; empty where no node has the data, and any node may
+    # run the job.
     nodes: tuple[str, ...]
 
     @property
@@ -58,9 +58,9 @@ class Slots:
 def cached_copies(
     snapshot: str, cluster: Cluster, running: Iterable[Collection[str]] = (), enough: float = ENOUGH
 ) -> tuple[CachedCopy, ...]:
-    """The copies of a snapshot, those with most of it first. What silent nodes have counts as for estimates.
+    """Return the copies of a snapshot, the most complete first. Silent nodes count as in estimates.
 
-    running: of each job that reads the snapshot, or is about to, its nodes.
+    running: the nodes of each job that reads the snapshot, or is about to.
     """
     holders = sorted(cluster.holders(snapshot))
     if not holders:
@@ -75,10 +75,10 @@ def cached_copies(
     groups = [[place] for place in np.flatnonzero(alone).tolist()]
     rest = np.flatnonzero(~alone & (held > 0))
     zones = cluster.zone(rows)
-    together: dict[int, float] = {}  # of groups of several nodes, by the first of them
+    together: dict[int, float] = {}  # parts of groups of several nodes, by the group's first node
     for zone in dict.fromkeys(zones[rest].tolist()):
         of_zone = rest[zones[rest] == zone]
-        # Shards are looked at only where the parts come to enough: with 5,000 nodes they take 100 ms.
+        # Shards are examined only where the parts sum up to enough: with 5,000 nodes they take 100 ms.
         if held[of_zone].sum() >= enough - _CLOSE and (part := _together(snapshot, rows[of_zone], cluster)) >= enough:
             groups.append(of_zone.tolist())
             together[int(of_zone[0])] = part
@@ -99,10 +99,10 @@ def cached_copies(
 
 
 def slots(copies: Sequence[CachedCopy], limit: int, running: int, making: int = 0) -> Slots:
-    """Who may start, where each copy takes so many jobs at once (0: as many as want to).
+    """Return the job slots. limit: jobs that may read each copy at once (0: no limit).
 
-    running: jobs that read the snapshot anywhere, those too that may start and have not yet; making: copies that are
-    being made, and count already.
+    running: jobs that read the snapshot anywhere, including those that may start and have not yet; making: copies that
+    are being made, which count already.
     """
     if not limit:
         return Slots(running + 1_000_000, running, tuple(copies), tuple(node for copy in copies for node in copy.nodes))
@@ -112,13 +112,13 @@ def slots(copies: Sequence[CachedCopy], limit: int, running: int, making: int = 
 
 
 def _together(snapshot: str, rows: Rows, cluster: Cluster) -> float:
-    """The part of a snapshot that these nodes have together: 0 to 1."""
+    """Return the part of a snapshot that these nodes have together: 0 to 1."""
     parts = cluster.spread(snapshot).matrix_of(rows) * cluster.trust(rows)[:, None]
     return float(np.minimum(parts.sum(axis=0), 1.0).mean())
 
 
 def _readers(groups: Sequence[set[str]], running: Iterable[Collection[str]]) -> list[int]:
-    """How many of the running jobs read each copy."""
+    """Return how many of the running jobs read each copy."""
     of_node = {name: number for number, group in enumerate(groups) for name in group}
     jobs, elsewhere = [0] * len(groups), 0
     for nodes in running:

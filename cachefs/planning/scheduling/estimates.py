@@ -1,18 +1,18 @@
-"""How long a rank would wait for its data on each of many nodes: in its first epoch, and in each later one.
+"""Estimates how long a rank would wait for its data on each of many nodes: in its first epoch, and in each later one.
 
-An epoch takes as long as its slowest part, since bytes come from everywhere at once, ahead of who reads them: computing
-(`rate`), reading the node's SSD, its network link, what its sources can give, links between zones, and the origin. A
-rank waits for what that is more than computing alone.
+An epoch takes as long as its slowest part, since bytes come from all sources at once, ahead of the readers: computing
+(`rate`), reading the node's SSD, its network link, the rate of its sources, links between zones, and the origin. A rank
+waits for as long as that exceeds the time of computing alone.
 
-- **First epoch**: what the node has is read there; the rest comes from its zone, its region, others, or the origin.
-- **Later ones**: of the snapshot stays what the job's nodes have room for, and what the other nodes of the cluster have
-  room for. With N nodes, 1 / Q(N) of the reads are of blocks that are where they are read, by coordinated copies
-  (`cachefs.planning.cluster.scale.local_share`), or as much as one node has room for, if that is more.
-- **Others who read**: of each rate counts what running jobs leave of it, and at least an equal share.
+- **First epoch**: data on the node are read there; the rest comes from its zone, its region, others, or the origin. -
+**Later epochs**: the part of the snapshot stays that fits into the room of the job's nodes and of the other nodes of
+the cluster. With N nodes, 1 / Q(N) of the reads are local by coordinated copies
+(`cachefs.planning.cluster.scale.local_share`), or as much as fits on one node, if that is more. - **Other readers**: of
+each rate counts what running jobs leave of it, and at least an equal share.
 
 SiloD (Zhao et al., "SiloD: A Co-design of Caching and Scheduling for Deep Learning Clusters", EuroSys 2023) estimates a
-job's speed as min(f*, b / (1 - C / F)), with f* the speed at which it computes, b the rate of what is not cached, and C
-of F bytes cached. It is the case of one rank, one node and one source in the later epochs: `silod_rate`.
+job's speed as min(f*, b / (1 - C / F)), with f* the speed at which it computes, b the rate of uncached data, and C of F
+bytes cached. That is the case of one rank, one node and one source in the later epochs: `silod_rate`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ from cachefs.planning.scheduling.expected import Expected
 from cachefs.planning.scheduling.facts import Estimate, JobAsk
 from cachefs.planning.scheduling.spread import Numbers, Rows, Spread
 
-# Bytes by where they come from; see Estimate. Each of shape (candidates,).
+# Bytes by source; see Estimate. Each of shape (candidates,).
 Sources = tuple[Numbers, Numbers, Numbers, Numbers, Numbers]
 
 
@@ -40,34 +40,34 @@ class Estimates:
     # Bytes of the first epoch: local, zone, region, elsewhere, origin.
     sources: Sources
     trust: Numbers
-    # Seconds that it would take to get what is not local, if a rank read all its bytes from there.
+    # Seconds to fetch all bytes of a rank from the sources of its non-local bytes.
     remote: Numbers
-    # Seconds that links and sources are busy with the rank's first epoch, and with each later one.
+    # Seconds for which links and sources are busy with the rank's first epoch, and with each later one.
     first_load: Numbers
     later_load: Numbers
     # Seconds of an epoch without any waiting; 0 where the job's rate is not known.
     epoch: float
 
     def one(self, place: int) -> Estimate:
-        """Of the candidate in this place."""
+        """Return the estimate of one candidate."""
         local, zone, region, elsewhere, origin = (round(float(part[place])) for part in self.sources)
         first, later, trust = (float(values[place]) for values in (self.first, self.later, self.trust))
         return Estimate(first, later, local, zone, region, elsewhere, origin, trust)
 
 
 def estimate(ask: JobAsk, rank: int, node: str, cluster: Cluster) -> Estimate:
-    """What this rank of the job would meet on this node, if the others are on nodes like it."""
+    """Estimate one rank of the job on one node, with the other ranks on similar nodes."""
     return estimates(ask, [node], cluster, rank).one(0)
 
 
 def estimates(
     ask: JobAsk, candidates: Sequence[str], cluster: Cluster, rank: int = 0, *, soon: bool = False
 ) -> Estimates:
-    """What one rank of the job would meet on each of the candidates: 1 ms for 5,000.
+    """Estimate one rank of the job on each of the candidates. Takes 1 ms for 5,000.
 
-    soon: what running jobs are still fetching counts as if it were there already.
+    soon: whether data that running jobs are still fetching count as present.
 
-    A snapshot that nobody has told of is as one of no bytes: nothing to wait for, and all nodes are alike.
+    An unknown snapshot counts as one of no bytes: there is nothing to wait for, and all nodes are equal.
     """
     spread = cluster.expected(ask.snapshot) if soon else cluster.spread(ask.snapshot)
     view = _View.of(ask, cluster.rows(candidates), cluster, spread)
@@ -91,8 +91,8 @@ def estimates(
 
 
 def silod_rate(rate: float, remote: float, cached: float) -> float:
-    """What SiloD says how fast a job reads, in bytes/s: rate (f*) if it never waits, remote (b) for what is not cached,
-    cached: C / F, 0 to 1."""
+    """Return SiloD's estimate of a job's speed in bytes/s. rate (f*): speed without waits; remote (b): rate of uncached
+    data; cached: C / F, 0 to 1."""
     return rate if cached >= 1 else min(rate, remote / (1 - cached))
 
 
@@ -105,11 +105,11 @@ class _View:
     cluster: Cluster
     # Where the snapshot is, or will soon be.
     spread: Spread | Expected
-    # Bytes of the snapshot; what a rank reads of it in an epoch; the seconds of that without waiting.
+    # Bytes of the snapshot; bytes that a rank reads per epoch; seconds of that without waiting.
     size: int
     bytes: float
     epoch: float
-    # The number of each candidate's zone, and of its region.
+    # Zone number of each candidate, and region number.
     zones: Rows
     regions: Rows
 
@@ -132,11 +132,11 @@ class _View:
         )
 
     def left(self, rate: str, taken: str) -> Numbers:
-        """What running jobs leave of a rate of each candidate: bytes/s."""
+        """Return what running jobs leave of a rate of each candidate, in bytes/s."""
         return _left(self.cluster, self.rows, rate, taken)
 
     def by_zone(self, of_zone: Mapping[int, float]) -> Numbers:
-        """For each candidate, the number of its zone: 0 for zones without one."""
+        """Return for each candidate the number of its zone; 0 for zones without one."""
         table = np.zeros(len(self.cluster.region_of))
         table[list(of_zone)] = list(of_zone.values())
         return table[self.zones]
@@ -150,7 +150,7 @@ def _left(cluster: Cluster, rows: Rows, rate: str, taken: str) -> Numbers:
 
 
 def _first_epoch(view: _View, weights: npt.NDArray[np.float32] | None) -> Sources:
-    """Bytes by where they are now."""
+    """Return the bytes by their present source."""
     spread, cluster = view.spread, view.cluster
     local = spread.held(view.rows, weights) * cluster.trust(view.rows)
     regions: dict[int, list[int]] = {}
@@ -177,10 +177,10 @@ def _first_epoch(view: _View, weights: npt.NDArray[np.float32] | None) -> Source
 
 
 def _later_epochs(view: _View) -> tuple[Sources, Numbers]:
-    """Bytes by where they will be once everything has been read, and how many of the local ones are on SSD."""
+    """Return the bytes by source once everything has been read, and how many of the local ones are on SSD."""
     cluster, ranks, size = view.cluster, view.ask.ranks, max(view.size, 1)
     spread = cluster.spread(view.ask.snapshot)
-    # What is needed here anyway, as other jobs read it, needs no room of its own.
+    # Data that other jobs read here anyway need no additional room.
     held = spread.held(view.rows) * size
     read_already = np.isin(view.rows, cluster.readers(view.ask.snapshot)) & cluster.up(view.rows)
     keeps = cluster.room(view.rows) + np.where(read_already, held * cluster.trust(view.rows), 0.0)
@@ -191,7 +191,7 @@ def _later_epochs(view: _View) -> tuple[Sources, Numbers]:
     rooms = cluster.room(everyone)
     total = float(rooms.sum())
     anywhere = np.maximum(min(1.0, total / size), of_job)
-    # What the job's nodes lack is where other nodes have room.
+    # Data that do not fit on the job's nodes are where other nodes have room.
     zone_rooms = np.bincount(cluster.zone(everyone), rooms, len(cluster.region_of))
     region_rooms = np.bincount(cluster.region_of, zone_rooms, len(cluster.region_of))
     outside = (anywhere - of_job) / max(total, 1.0)
@@ -209,12 +209,12 @@ def _later_epochs(view: _View) -> tuple[Sources, Numbers]:
 
 
 def _from_ssd(view: _View, bytes_there: Numbers) -> Numbers:
-    """Seconds of reading so many bytes from the node's SSD."""
+    """Return the seconds to read these bytes from the node's SSD."""
     return bytes_there / view.left("tier_rate", "demand")
 
 
 def _network(view: _View, sources: Sources) -> Numbers:
-    """Seconds that the slowest of all links takes in an epoch."""
+    """Return the seconds that the slowest link takes in an epoch."""
     cluster, links, ranks = view.cluster, view.cluster.links, view.ask.ranks
     local, _, region, elsewhere, origin = sources
     parts = [
@@ -224,7 +224,7 @@ def _network(view: _View, sources: Sources) -> Numbers:
     if links.origin:
         share = links.origin * ranks / (cluster.fetching() + ranks)
         parts.append(ranks * origin / max(links.origin - cluster.total("fetched"), share))
-    # The nodes of a job are taken to be in one zone.
+    # The nodes of a job are assumed to be in one zone.
     if links.zone:
         parts.append(ranks * (region + elsewhere) / links.zone)
     if links.region:
@@ -234,8 +234,8 @@ def _network(view: _View, sources: Sources) -> Numbers:
 
 
 def _from_holders(view: _View, sources: Sources) -> Numbers:
-    """Seconds that the nodes which have the snapshot take to give the job what it wants of them in its first epoch:
-    those of each candidate's zone, and all. The slowest counts, since a shuffled order needs all of them alike."""
+    """Return the seconds that the holders of the snapshot take to serve the job's first epoch: those of each
+    candidate's zone, and all. The slowest counts, since a shuffled order needs all holders equally."""
     cluster, spread = view.cluster, view.spread
     rows = spread.rows()
     held = spread.held(rows) * cluster.trust(rows)

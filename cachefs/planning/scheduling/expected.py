@@ -1,7 +1,7 @@
-"""What the nodes of a cluster will soon have of one snapshot: what is there, and what running jobs are still fetching.
+"""The expected spread of one snapshot: the data that nodes have, and those that running jobs are still fetching.
 
-The nodes of a job will together have all that they read, as far as they have room. Which of them will have which block
-is not known yet, so each is expected to bring the same part of what they lack.
+The nodes of a job will together have all that they read, as far as they have room. Which node will have which block is
+not known yet, so each is expected to fetch the same part of what they lack.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,21 +18,21 @@ from cachefs.planning.scheduling.spread import Numbers, Parts, Rows, Spread
 class Readers:
     """The nodes on which jobs read a snapshot. Arrays have the shape (readers,)."""
 
-    # Each once.
+    # Each row once.
     rows: Rows
-    # Of each job, its nodes: places in these arrays.
+    # Nodes of each job: indices in these arrays.
     jobs: Sequence[Rows]
-    # Bytes that each has room for beside what it needs already; the part of what it brings that will be on SSD.
+    # Free bytes of each beyond its needs; part of its fetched data that will be on SSD.
     rooms: Numbers
     on_ssd: Numbers
     zones: Rows
-    # How much of its word counts.
+    # How much its report counts.
     trust: Numbers
 
 
 class Expected:
-    """Answers what `Spread` answers, of soon. It follows what nodes have that no job reads on; for news of the readers,
-    it has to be made anew."""
+    """Has the methods of `Spread`, for the near future. Follows changes of nodes without readers; after changes of
+    readers, a new one must be made."""
 
     def __init__(self, spread: Spread, readers: Readers) -> None:
         self.size = spread.size
@@ -40,10 +40,10 @@ class Expected:
         rows, zones = readers.rows, readers.zones
         more = _brought(spread, readers) if spread.size else np.zeros((len(rows), SHARDS), np.float32)
         coming = more.any(axis=1)
-        # The nodes that bring something, what part of each shard, of all of it, and how much of that will be on SSD.
+        # Nodes that will fetch: parts of each shard, of the whole snapshot, and the part of these on SSD.
         self._rows, self._more = rows[coming], more[coming]
         self._part, self._ssd = self._more.mean(axis=1, dtype=np.float64), readers.on_ssd[coming]
-        # By row, up to the last of them: its place in these.
+        # Row -> index in the arrays above, up to the last row.
         self._places = np.full(int(self._rows.max(initial=0)) + 1, -1, np.int64)
         self._places[self._rows] = np.arange(len(self._rows))
         zones, counts = zones[coming], readers.trust[coming].astype(np.float32)
@@ -55,7 +55,7 @@ class Expected:
             self._of_zone = dict(zip(found.tolist(), sums, strict=True))
 
     def coming(self, rows: Rows) -> Numbers:
-        """Bytes that each of these nodes is still to have: shape (rows,)."""
+        """Return the bytes that each of these nodes will still fetch: shape (rows,)."""
         return self._looked_up(self._part, rows) * self.size
 
     def rows(self) -> Rows:
@@ -96,7 +96,7 @@ class Expected:
         return np.minimum(total, 1.0)
 
     def _places_of(self, rows: Rows) -> Rows:
-        # Row 0 is nobody's.
+        # Row 0 stands for unknown nodes.
         return self._places[np.where(rows < len(self._places), rows, 0)]
 
     def _looked_up(self, values: Numbers, rows: Rows) -> Numbers:
@@ -104,13 +104,13 @@ class Expected:
 
 
 def _brought(spread: Spread, readers: Readers) -> npt.NDArray[np.float32]:
-    """Which part of each shard each reader is still to have: shape (readers, SHARDS)."""
+    """Return the part of each shard that each reader will still fetch: shape (readers, SHARDS)."""
     held = spread.matrix_of(readers.rows)
     more = np.zeros_like(held)
     for places in readers.jobs:
         lack = np.maximum(1.0 - held[places].sum(axis=0), 0.0)
         more[places] += lack / np.float32(len(places))
-    # Two jobs of a node may bring the same.
+    # Two jobs of a node may fetch the same data.
     np.minimum(more, 1.0 - held, out=more)
     size = more.mean(axis=1, dtype=np.float64) * spread.size
     fits = np.divide(readers.rooms, size, out=np.ones(len(size)), where=size > readers.rooms)

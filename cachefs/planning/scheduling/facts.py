@@ -1,5 +1,5 @@
-"""What is known about nodes, snapshots and jobs, as plain records. What comes from outside is checked here, and only
-here: a record that exists makes sense."""
+"""The facts about nodes, snapshots and jobs, as plain records. External input is checked here, and only here: a record
+that exists is valid."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,21 +9,21 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-# Parts that each snapshot is looked at in, whatever its size: blocks with neighbouring numbers. 256 bytes say which
-# parts of a snapshot a node has, and tell two nodes with the same half from two that complement each other.
+# Parts into which each snapshot is divided, whatever its size: ranges of block numbers. 256 bytes then tell which parts
+# of a snapshot a node has, and distinguish two nodes with the same half from two with complementary halves.
 SHARDS: Final = 256
-# The number that stands for the whole of a shard.
+# The number for a complete shard.
 WHOLE: Final = 255
 
-# Of each shard, the part of its bytes that is there: 0 (none) to 255 (all). Shape (SHARDS,), uint8.
+# Per shard, the part of its bytes that is present: 0 (none) to 255 (all). Shape (SHARDS,), uint8.
 Shards = npt.NDArray[np.uint8]
-# Of each rank, the part of its reads that is in each shard; each row adds up to 1. Shape (ranks, SHARDS), float32.
+# Per rank, the part of its reads in each shard; each row adds up to 1. Shape (ranks, SHARDS), float32.
 Order = npt.NDArray[np.float32]
 
 # "up": takes jobs and keeps blocks; "draining": gives its blocks away; "away": its daemon does not answer, or has left.
 State = Literal["up", "draining", "away"]
 
-# Most of what one answer may be made of. What is larger is refused, so that no request costs others their patience.
+# Limits of one request. Larger ones are refused, so that no request delays others.
 MOST_NODES: Final = 20_000
 MOST_SNAPSHOTS: Final = 2_048
 MOST_RANKS: Final = 16_384
@@ -32,16 +32,16 @@ _MOST_TEXT: Final = 512
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Copy:
-    """What a node has of a snapshot."""
+    """A node's copy of a snapshot, or of a part of it."""
 
     # Bytes in each of its tiers.
     memory: int
     ssd: int
-    # Which: see Shards. None: as if spread evenly.
+    # Parts of shards; None: spread evenly.
     shards: Shards | None = None
-    # Seconds since anybody there has read it: what is read least recently is evicted first.
+    # Seconds since the last read there: the data read least recently are evicted first.
     idle: float = 0.0
-    # Is it pinned there?
+    # Whether it is pinned there.
     pinned: bool = False
 
     def __post_init__(self) -> None:
@@ -56,38 +56,37 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class NodeFacts:
-    """What a node said of itself. Rates are in bytes/s; 0 is for one that nobody has measured or set."""
+    """The report of a node. Rates are in bytes/s; 0: neither measured nor set."""
 
     name: str
-    # Where it is, as the scheduler's administrator calls it; "" is unknown, and counts as one zone (region) too.
+    # Location, as named by the scheduler's administrator; "": unknown, which counts as one zone (region) too.
     zone: str = ""
     region: str = ""
     state: State = "up"
-    # Bytes that its tiers have room for; how many of these in memory; and bytes in them.
+    # Room of its tiers in bytes; the part of it in memory; bytes in use.
     capacity: int = 0
     memory: int = 0
     used: int = 0
-    # Bytes of these that make room for nothing else: pinned, or read again by jobs that run. At least what `copies`
-    # says of snapshots in `jobs`, and of pinned ones.
+    # Bytes in use that cannot make room: pinned, or read again by running jobs. At least what `copies` has of snapshots
+    # in `jobs`, and of pinned ones.
     needed: int = 0
-    # What it can get from origins; what its network link carries, in each direction; what its SSD tier
-    # delivers (memory is never the limit).
+    # Rate from origins; rate of its network link, in each direction; rate of its SSD tier (memory is never the limit).
     origin_rate: float = 0.0
     peer_rate: float = 0.0
     tier_rate: float = 0.0
-    # What its readers take of its SSD tier now; what it gets over the network (origins and nodes), what of that from
-    # origins; and what it gives to other nodes.
+    # Present load: reads from its SSD tier; bytes received over the network (origins and nodes), and from origins
+    # alone; bytes given to other nodes.
     demand: float = 0.0
     received: float = 0.0
     fetched: float = 0.0
     given: float = 0.0
-    # Seconds since it was heard.
+    # Seconds since the report.
     age: float = 0.0
-    # By snapshot id, what is in its tiers.
+    # Snapshot id -> data in its tiers.
     copies: Mapping[str, Copy] = field(default_factory=dict)
-    # By snapshot id, how many jobs read it on this node now.
+    # Snapshot id -> number of jobs that read it on this node now.
     jobs: Mapping[str, int] = field(default_factory=dict)
-    # By snapshot id, the names of these jobs, which are the same on all nodes of a job.
+    # Snapshot id -> names of these jobs, which are the same on all nodes of a job.
     names: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -104,7 +103,7 @@ class NodeFacts:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFacts:
-    """What is to be read."""
+    """The size of a snapshot."""
 
     id: str
     bytes: int
@@ -116,11 +115,11 @@ class SnapshotFacts:
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """What nodes share. Bytes/s; 0: nobody knows, so it limits nothing."""
+    """The shared links. Bytes/s; 0: unknown, and no limit."""
 
-    # What all nodes together can get from origins.
+    # From origins to all nodes together.
     origin: float = 0.0
-    # What all nodes of one zone together can get from nodes of other zones, and of one region from other regions.
+    # From other zones to all nodes of one zone together, and from other regions to all of one region.
     zone: float = 0.0
     region: float = 0.0
 
@@ -133,15 +132,15 @@ class JobAsk:
     """A job that is to run."""
 
     id: str
-    # The id of the snapshot that it reads.
+    # Id of the snapshot that it reads.
     snapshot: str
-    # Readers, each of which the scheduler places on a node, and which share the snapshot out among them in each epoch.
+    # Readers, each placed on a node by the scheduler, which share out the snapshot among them in each epoch.
     ranks: int = 1
-    # Bytes/s that each rank reads if it never waits; 0: unknown, then it is as fast as its data come.
+    # Bytes/s that each rank reads without waiting; 0: unknown, it is then as fast as its data arrive.
     rate: float = 0.0
     # Epochs that it will read; 0: unknown.
     epochs: int = 0
-    # Where each rank reads, if known; None: everywhere alike, as a shuffled sampler does.
+    # Distribution of each rank's reads, if known; None: uniform, as with a shuffled sampler.
     order: Order | None = None
 
     def __post_init__(self) -> None:
@@ -154,27 +153,28 @@ class JobAsk:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What one rank would meet on one node."""
+    """The estimate for one rank on one node."""
 
     # Seconds that it waits in its first epoch, and in each later one.
     first: float
     later: float
-    # Bytes of its first epoch, by where they would come from: this node; others of its zone; others of its region; any
-    # other node; an origin.
+    # Bytes of its first epoch by source: this node; others of its zone; others of its region; any other node; an
+    # origin.
     local: int
     zone: int
     region: int
     elsewhere: int
     origin: int
-    # How much of what this node said still counts: 1 (all of it) to 0, by its age.
+    # How much this node's report still counts, by its age: 1 (fully) to 0.
     trust: float
 
 
 def shards_of(blocks: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> Shards:
-    """Which part of each shard the *blocks* are. Shape (SHARDS,), uint8, rounded down, so WHOLE means all of it.
+    """Return the part of each shard that the *blocks* are. Shape (SHARDS,), uint8, rounded down, so WHOLE means all of
+    it.
 
-    blocks: numbers of blocks that are there, each once; sizes: bytes of all blocks of the snapshot, shape (blocks,).
-    A snapshot with fewer blocks than shards has some blocks in several shards.
+    blocks: numbers of the blocks present, each once; sizes: bytes of all blocks of the snapshot, shape (blocks,). In a
+    snapshot with fewer blocks than shards, a block belongs to several shards.
     """
     total = len(sizes)
     if not total:
@@ -185,7 +185,7 @@ def shards_of(blocks: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> Sh
         return np.where(there[np.arange(SHARDS) * total // SHARDS], WHOLE, 0).astype(np.uint8)
     of_all = np.bincount(np.arange(total) * SHARDS // total, sizes, SHARDS)
     of_these = np.bincount(blocks.astype(np.int64) * SHARDS // total, sizes[blocks], SHARDS)
-    # A shard of empty files has no bytes, and lacks none.
+    # A shard of empty files has no bytes, and is complete.
     part = np.divide(of_these * WHOLE, of_all, out=np.full(SHARDS, float(WHOLE)), where=of_all > 0)
     found: Shards = np.floor(part).astype(np.uint8)
     return found

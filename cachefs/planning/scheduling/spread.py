@@ -1,7 +1,7 @@
-"""Which nodes have which parts of one snapshot, kept up to date node by node.
+"""The spread of one snapshot over nodes, updated node by node.
 
-Nodes of a cluster keep one copy of a block together. So what two of them have of a shard is taken to be different
-blocks, as long as there is room for both: the nodes' parts of a shard add up, to all of it at most.
+Nodes of a cluster keep one copy of a block together. The parts of a shard on two nodes are therefore assumed to be
+different blocks, as long as there is room for both: they add up, to the whole shard at most.
 """
 
 from collections.abc import Iterable
@@ -12,41 +12,40 @@ import numpy.typing as npt
 
 from cachefs.planning.scheduling.facts import SHARDS, WHOLE, Copy
 
-# Steps of trust: what a node says counts LEVELS / LEVELS at first. Whole numbers, so that sums of them stay exact while
-# nodes come and go.
+# Steps of trust: a fresh report counts LEVELS / LEVELS. Integers, so that sums stay exact while nodes come and go.
 LEVELS: Final = 16
-# A whole shard, in whole numbers: fine enough for the part that one of 20,000 nodes has.
+# A whole shard as an integer: fine enough for the part of one of 20,000 nodes.
 _UNIT: Final = WHOLE << 12
 _MOST: Final = _UNIT * LEVELS
-# Below so much of a snapshot it does not matter which part it is.
+# Below this part of a snapshot it does not matter which shards it is.
 _SMALL: Final = 1 / SHARDS
 
 # Rows of the cluster's table, one per node. Shape (n,), int64.
 Rows = npt.NDArray[np.int64]
-# Per node: a number. Shape (n,), float64.
+# A number per node. Shape (n,), float64.
 Numbers = npt.NDArray[np.float64]
-# Per shard: a part, 0 to 1. Shape (SHARDS,), float64.
+# A part per shard, 0 to 1. Shape (SHARDS,), float64.
 Parts = npt.NDArray[np.float64]
 _Sums = npt.NDArray[np.int64]
 
 
 class Spread:
-    """Of one snapshot, by node (a row of the cluster's table; row 0 is nobody's)."""
+    """The spread of one snapshot, by node (row of the cluster's table; row 0 stands for unknown nodes)."""
 
     def __init__(self, size: int) -> None:
         """size: bytes of the snapshot."""
         self.size = size
         self.copies: dict[int, Copy] = {}
-        # By zone that has something: what its nodes have of each shard, in 1 / _MOST.
+        # Zone -> what its nodes have of each shard, in 1 / _MOST. Only zones that have data.
         self._sums: dict[int, _Sums] = {}
-        # By row, as far as rows have been used: the part of the snapshot's bytes that is there, and of these on SSD.
+        # By row, up to the last used one: part of the snapshot's bytes present, and part of these on SSD.
         self._held = np.zeros(1, np.float32)
         self._on_ssd = np.zeros(1, np.float32)
-        # Who has something, and what of each shard: made when it is asked for.
+        # Rows with data, and their parts of each shard; computed on demand.
         self._matrix: tuple[Rows, npt.NDArray[np.float32]] | None = None
 
     def put(self, row: int, zone: int, copy: Copy, level: int) -> None:
-        """The node had nothing of it, and has *copy* now; its word counts level / LEVELS."""
+        """Add the *copy* of a node without one. Its report counts level / LEVELS."""
         self.copies[row] = copy
         self._add(zone, self._parts(copy) * level)
         if row >= len(self._held):
@@ -56,18 +55,18 @@ class Spread:
         self._on_ssd[row] = copy.ssd / copy.bytes if copy.bytes else 0.0
 
     def remove(self, row: int, zone: int, level: int) -> None:
-        """The node has nothing of it any more. *level* is what its word counted."""
+        """Remove the copy of a node. level: how much its report counted."""
         self._add(zone, -self._parts(self.copies.pop(row)) * level)
         self._held[row] = self._on_ssd[row] = 0.0
 
     def weigh(self, row: int, zone: int, change: int) -> None:
-        """The word of a node that has something of it counts so many levels more."""
+        """Change how much the report of a node with a copy counts, by *change* levels."""
         self._add(zone, self._parts(self.copies[row]) * change)
 
     def held(self, rows: Rows, weights: npt.NDArray[np.float32] | None = None) -> Numbers:
-        """Which part of what is read each of these nodes has, as it said: 0 to 1, shape (rows,).
+        """Return the part of the reads whose data each node reported to have: 0 to 1, shape (rows,).
 
-        weights: how much of what is read is in each shard: shape (SHARDS,); None: the same in all.
+        weights: share of the reads in each shard: shape (SHARDS,); None: equal.
         """
         if weights is None:
             return _looked_up(self._held, rows)
@@ -81,11 +80,11 @@ class Spread:
         return _looked_up(found, rows)
 
     def on_ssd(self, rows: Rows) -> Numbers:
-        """Which part of what each of these nodes has is on its SSD: 0 to 1, shape (rows,)."""
+        """Return the part of each node's copy that is on its SSD: 0 to 1, shape (rows,)."""
         return _looked_up(self._on_ssd, rows)
 
     def matrix_of(self, rows: Rows) -> npt.NDArray[np.float32]:
-        """Which part of each shard each of these nodes has, as it said: 0 to 1, shape (rows, SHARDS)."""
+        """Return the part of each shard that each node reported to have: 0 to 1, shape (rows, SHARDS)."""
         evenly, exact, parts = np.zeros(len(rows), np.float32), [], []
         for place, row in enumerate(rows.tolist()):
             copy = self.copies.get(row)
@@ -103,15 +102,15 @@ class Spread:
         return found
 
     def rows(self) -> Rows:
-        """The nodes that have something of it."""
+        """Return the rows of the nodes with a copy."""
         return np.fromiter(self.copies, np.int64, len(self.copies))
 
     def zones(self) -> Iterable[int]:
-        """The zones that have something of it."""
+        """Return the zones with data of it."""
         return self._sums
 
     def coverage(self, zones: Iterable[int]) -> Parts:
-        """Which part of each shard these zones have together: 0 to 1, shape (SHARDS,)."""
+        """Return the part of each shard that these zones have together: 0 to 1, shape (SHARDS,)."""
         total = np.zeros(SHARDS, np.int64)
         for zone in zones:
             if zone in self._sums:

@@ -1,4 +1,4 @@
-"""Why a node is better than another one for a job, in words and as a table."""
+"""Explains in text, and as a table, why one node is better than another for a job."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,28 +12,28 @@ from cachefs.planning.scheduling.estimates import estimates
 from cachefs.planning.scheduling.facts import Estimate, JobAsk
 from cachefs.planning.scheduling.scores import scores
 
-# Rows of a table that are more than one looks at.
+# Most rows of a table.
 MOST_ROWS: Final = 1000
-# Scores that are so close are the same to whoever reads them.
+# Difference of scores below which two count as equal for a reader.
 _ALIKE: Final = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """A node in the table, the best one first."""
+    """A node in the table, best first."""
 
     node: str
     score: float
     estimate: Estimate
-    # "up", "draining", "away", or "unknown": nobody has told of it.
+    # "up", "draining", "away", or "unknown": no report yet.
     state: str
-    # Seconds since it was heard; inf for one that never was.
+    # Seconds since its report; inf without one.
     age: float
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why."""
+    """The reasons for a choice of nodes."""
 
     # Sentences.
     text: tuple[str, ...]
@@ -43,7 +43,7 @@ class Explanation:
 def explain(
     ask: JobAsk, candidates: Sequence[str], cluster: Cluster, placed: Sequence[str] = (), most: int = 10
 ) -> Explanation:
-    """The best *most* of the candidates, and those on which the job is *placed*."""
+    """Explain the best *most* candidates, and those on which the job is *placed*."""
     names = list(dict.fromkeys((*candidates, *placed)))
     snapshot = cluster.snapshot(ask.snapshot)
     if not names or snapshot is None:
