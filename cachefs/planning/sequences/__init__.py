@@ -1,5 +1,5 @@
-"""Who reads which block when: orders that samplers determine, the plan made of them, and where each consumer is in it.
+"""The published sequences: orders that samplers determine, the plan built from them, and each consumer's position.
 
-`plan` is the door to what is known of the future, `follower` and `position` to where a consumer is. May import
+`plan` is the door to what is known of the future, `follower` and `position` to a consumer's position. May import
 cachefs.planning.blocks.
 """

@@ -1,6 +1,6 @@
-"""The course of one consumer: its place in its epochs, and what they say of when it comes to each block next.
+"""The timeline of one consumer: its position in its epochs, and the next read of each block according to them.
 
-Changed only by the plan it belongs to (see cachefs.planning.sequences.plan), on the event loop.
+Changed only by its plan (see cachefs.planning.sequences.plan), on the event loop.
 """
 
 import math
@@ -14,22 +14,22 @@ import numpy.typing as npt
 from cachefs.planning.blocks.space import BlockSpace, Ids, Numbers
 from cachefs.planning.sequences.epoch import UNKNOWN, Epoch
 
-# Reads per second of a consumer whose rate nobody has measured yet.
+# Assumed reads per second of a consumer without a measured rate.
 FIRST_RATE: Final = 1000.0
 
-# Per block or read: seconds, inf where never or unknown.
+# Seconds per block or read; inf where never or unknown.
 Seconds = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Future:
-    """What is known of a consumer's future. Reads are counted from the start of its current epoch."""
+    """The known future of a consumer. Reads are counted from the start of its current epoch."""
 
-    # Per block of the space: its next read, or UNKNOWN. Shape (blocks of the space,), int32.
+    # Next read of each block of the space, or UNKNOWN. Shape (blocks of the space,), int32.
     next_read: Ids
     # Reads of the current epoch that are done.
     position: int
-    # Reads of the current epoch; 0: nobody knows.
+    # Reads of the current epoch; 0: unknown.
     length: int
     # Expected next read of an UNKNOWN block.
     beyond: float
@@ -37,10 +37,10 @@ class Future:
     rate: float
 
     def seconds(self, ids: Numbers) -> Seconds:
-        """Seconds until each of the blocks *ids* (shape (n,)) is read next: shape (n,), float64."""
+        """Return the seconds until each of the blocks *ids* (shape (n,)) is read next: shape (n,), float64."""
         reads = self.next_read[ids.astype(np.intp, copy=False)]
         if self.beyond < UNKNOWN:
-            # A read that is known comes before every read that is only expected.
+            # A known read comes before every merely expected one.
             np.minimum(reads, np.int32(self.beyond), out=reads)
         seconds: Seconds = np.subtract(reads, self.position, dtype=np.float64)
         seconds /= self.rate
@@ -53,7 +53,7 @@ class Future:
 class Window:
     """Consecutive reads of a consumer."""
 
-    # The first of them, counting all reads since the consumer was first seen.
+    # The first read, counting all reads since the consumer was first seen.
     start: int
     # The block of each read: shape (reads,), int32.
     blocks: Ids
@@ -70,31 +70,34 @@ class Course:
     space: BlockSpace
     # Number of the epoch that the consumer is in.
     current: int
-    # What is known of its future. Replaced as a whole, since other threads read it.
+    # The known future. Replaced as a whole, since other threads read it.
     now: Future
-    # True while the consumer has no part in the plan.
+    # True while the plan ignores the consumer.
     suspended: bool = False
     # Reads before the current epoch, since the consumer was first seen.
     origin: int = 0
-    # A number that changes whenever the consumer does not simply read on.
+    # Changes whenever the consumer does anything but read on.
     generation: int = 0
-    # The epochs that were published, by number, from the current one on.
+    # Published epochs, by number, from the current one on.
     epochs: dict[int, Epoch] = field(default_factory=dict)
 
     @classmethod
     def starting(cls, space: BlockSpace, epoch: int) -> "Course":
-        """A consumer of which nothing is known but the epoch that it begins with."""
+        """Return the timeline of a consumer of which only its first epoch's number is known."""
         return cls(space, epoch, Future(np.zeros(0, np.int32), 0, 0, np.inf, FIRST_RATE))
 
     @property
     def here(self) -> Epoch | None:
-        """The current epoch, where it was published."""
+        """The current epoch; None where it was not published."""
         return self.epochs.get(self.current)
 
     def starts(self) -> Iterator[tuple[int, Epoch]]:
-        """The known epochs from the current one on, and the read at which each starts. One that nobody published
-        counts as long as the one before it, or else the first that is known. Epochs with reads that an int32 cannot
-        count are too far ahead to be known, as between an old place and a late epoch with which a job resumes."""
+        """Yield the known epochs from the current one on, each with the read at which it starts.
+
+        An unpublished epoch counts as long as the one before it, or else as the first known one. Epochs with reads
+        beyond an int32 are too far ahead to be known, as between an old position and a late epoch with which a job
+        resumes.
+        """
         known = sorted(self.epochs)
         start, number = 0, self.current
         length = len(self.epochs[known[0]].blocks) if known else 0
@@ -107,8 +110,8 @@ class Course:
             number, length = following, len(epoch.blocks)
 
     def window(self, start: int, count: int) -> Window | None:
-        """Reads of the consumer, as `Plan.window` says. start: the first one, counting all reads since the consumer was
-        first seen; count: how many at most."""
+        """Return reads of the consumer, as `Plan.window`. start: the first one, counting all reads since the consumer
+        was first seen; count: most reads."""
         position = self.now.position
         index = max(start - self.origin, position)
         for first, epoch in self.starts():
@@ -120,19 +123,19 @@ class Course:
         return None
 
     def is_coming(self, reads: npt.NDArray[np.int64], blocks: Ids) -> npt.NDArray[np.bool_]:
-        """Which of some reads, numbered as in `window`, are still to come: shape (n,), bool. Those beyond the position
-        may be done. reads: shape (n,), int64; blocks: the block of each, shape (n,), int32."""
+        """Return which reads, numbered as in `window`, are still to come: shape (n,), bool. Even reads beyond the
+        position may be done. reads: shape (n,), int64; blocks: the block of each, shape (n,), int32."""
         coming: npt.NDArray[np.bool_] = self.now.next_read[blocks] <= reads - self.origin
         return coming
 
     def set_rate(self, rate: float) -> None:
-        """*rate*: reads per second; 0: as before."""
+        """Set the rate in reads per second; 0: unchanged."""
         if rate > 0 and rate != self.now.rate:
             self.now = replace(self.now, rate=rate)
 
     def read_on(self, position: int) -> Ids:
-        """Mark the first *position* reads of the current epoch, which must be known, as done. Returns the blocks of
-        those that were not done before, in order of the reads: shape (n,), int32."""
+        """Mark the first *position* reads of the current epoch, which must be known, as done. Returns the blocks of the
+        newly done reads, in order: shape (n,), int32."""
         before = self.now.position
         position = min(position, self.now.length)
         if position <= before:
@@ -142,10 +145,11 @@ class Course:
         return blocks
 
     def done(self, reads: "slice | npt.NDArray[np.integer]") -> Ids:
-        """Mark some reads of the current epoch, which must be known, as done.
+        """Mark some reads of the current epoch, which must be known, as done. The next read of their blocks becomes a
+        later one, or UNKNOWN.
 
         reads: their numbers, counted from the start of the epoch: a slice, or shape (n,) of any integer type. Returns
-        the block of each of them, shape (n,), int32. The next read of these blocks is now a later one, or UNKNOWN.
+        the block of each, shape (n,), int32.
         """
         epoch = self.epochs[self.current]
         blocks = epoch.blocks[reads]
@@ -154,15 +158,15 @@ class Course:
             if following is not epoch:
                 first = following.first[blocks]
                 next_read = np.where((next_read == UNKNOWN) & (first != UNKNOWN), start + first, next_read)
-        # Where a block is read twice here its last read counts, and that is the one that numpy assigns.
+        # Where a block is read twice here its last read counts, which is numpy's last assignment.
         self.now.next_read[blocks] = next_read
         return blocks
 
     def done_ahead(self, reads: npt.NDArray[np.integer]) -> Ids:
-        """Mark some reads of the next epoch as done, as far as their blocks are not read before.
+        """Mark some reads of the next epoch as done, except where their blocks are read before.
 
         reads: their numbers, counted from the start of that epoch: shape (n,), any integer type. Returns the block of
-        each that was marked, shape (n,), int32: none where the epoch is not known.
+        each marked read, shape (n,), int32: none where the epoch is not known.
         """
         starts = [(start, epoch) for start, epoch in self.starts() if epoch is self.epochs.get(self.current + 1)]
         if not starts:
@@ -181,7 +185,7 @@ class Course:
         return blocks
 
     def begin_next_epoch(self) -> None:
-        """From the end of the current epoch to the start of the next, which is known."""
+        """Move from the end of the current epoch to the start of the next, which must be known."""
         length = len(self.epochs[self.current].blocks)
         next_read = self.now.next_read
         shifted = np.where(next_read == UNKNOWN, next_read, next_read - np.int32(length))
@@ -191,7 +195,7 @@ class Course:
         self.now = Future(shifted, 0, len(self.epochs[self.current].blocks), self._beyond(), self.now.rate)
 
     def extend(self) -> None:
-        """An epoch was published that follows all the others: it decides what they leave open."""
+        """Use an epoch that was published after all others for the reads that these leave unknown."""
         newest = self.epochs[max(self.epochs)]
         for start, epoch in self.starts():
             if epoch is newest:
@@ -199,7 +203,7 @@ class Course:
         self.now = replace(self.now, beyond=self._beyond())
 
     def replan(self, current: int, position: int) -> None:
-        """The consumer is at *position* of epoch *current*, whatever was thought before."""
+        """Recompute the future for *position* of epoch *current*, whatever was assumed before."""
         self.epochs = {number: one for number, one in self.epochs.items() if number >= current}
         if (current, position) != (self.current, self.now.position):
             self.generation += 1
@@ -219,10 +223,10 @@ class Course:
         self.now = Future(next_read, position, length, self._beyond(), self.now.rate)
 
     def _beyond(self) -> float:
-        """Expected next read of a block that no known epoch reads any more.
+        """Return the expected next read of a block that no known epoch reads any more.
 
-        Were each later epoch of n reads to read it with probability q, the first that does would be the (1/q)-th on
-        average, half-way through; so (1/q - 1/2) n reads after the end of what is known.
+        If each later epoch of n reads reads the block with probability q, the first that does is the (1/q)-th on
+        average, half-way through; that is (1/q - 1/2) n reads after the end of the known epochs.
         """
         known = list(self.starts())
         if not known or known[-1][1].last or not known[-1][1].distinct:
@@ -233,9 +237,9 @@ class Course:
 
 
 def _fill(next_read: Ids, start: int, epoch: Epoch) -> None:
-    """Where nothing is known yet, say what this epoch, which starts at read *start*, reads."""
+    """Fill in the unknown next reads from an epoch that starts at read *start*."""
     if 2 * len(epoch.blocks) < len(next_read):
         blocks = epoch.blocks[next_read[epoch.blocks] == UNKNOWN]
-    else:  # to look at all blocks, in the order in which they lie in memory, is quicker
+    else:  # quicker: examines all blocks in the order of memory
         blocks = np.flatnonzero((next_read == UNKNOWN) & (epoch.first != UNKNOWN)).astype(np.int32)
     next_read[blocks] = epoch.first[blocks] + np.int32(start)

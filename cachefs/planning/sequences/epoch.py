@@ -1,4 +1,4 @@
-"""The reads of one epoch of one consumer, arranged for the questions that a plan asks."""
+"""The reads of one epoch of one consumer, indexed for the plan."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -8,31 +8,31 @@ import numpy.typing as npt
 
 from cachefs.planning.blocks.space import BlockSpace, Ids
 
-# Stands for a read that nobody knows of.
+# Stands for an unknown read.
 UNKNOWN: Final = np.iinfo(np.int32).max
 
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """Reads are counted from the start of the epoch."""
+    """The reads of an epoch, counted from its start."""
 
     # The block of each read, in order of the reads: shape (reads,), int32.
     blocks: Ids
     # The first read of each block of the space, or UNKNOWN: shape (blocks of the space,), int32.
     first: Ids
-    # For each read, the next read of the same block in this epoch, or UNKNOWN: shape (reads,), int32. None where no
-    # block is read twice.
+    # For each read, the next read of the same block in this epoch, or UNKNOWN: shape (reads,), int32. None where each
+    # block is read at most once.
     later: Ids | None
-    # Different blocks among those that are read.
+    # Number of different blocks that are read.
     distinct: int
     # True where no epoch follows.
     last: bool
 
     @classmethod
     def of(cls, blocks: npt.NDArray[np.integer], space: BlockSpace, last: bool) -> "Epoch":
-        """*blocks*: numbers in *space* in order of the reads, shape (reads,), any integer type.
+        """Build an epoch. blocks: numbers in *space* in order of the reads, shape (reads,), any integer type.
 
-        Raises ValueError for a block that is not of *space*.
+        Raises ValueError for a block outside *space*.
         """
         order = np.ascontiguousarray(blocks, np.int32)
         if len(order) and (int(order.min()) < 0 or int(order.max()) >= space.count):
@@ -51,19 +51,20 @@ class Epoch:
 
     @property
     def repetition(self) -> float:
-        """Reads per block that is read at all. Of several reads of one block in a row, only the first one shows."""
+        """Reads per block that is read at all. Of consecutive reads of one block, only the first can be observed."""
         return len(self.blocks) / self.distinct if self.distinct else 1.0
 
     def next_reads_from(self, position: int) -> Ids:
-        """The next read of each block from read *position* on, or UNKNOWN: shape (blocks of the space,), int32."""
+        """Return the next read of each block from read *position* on, or UNKNOWN: shape (blocks of the space,),
+        int32."""
         if position <= len(self.blocks) // 2:
             next_read = self.first.copy()
-            # Of several reads of one block, numpy keeps the one that it assigns last, which is the latest.
+            # Of several reads of one block, numpy keeps its last assignment, which is the latest read.
             next_read[self.blocks[:position]] = UNKNOWN if self.later is None else self.later[:position]
             return next_read
         next_read = np.full(len(self.first), UNKNOWN, np.int32)
         reads = np.arange(position, len(self.blocks), dtype=np.int32)
-        # Where several reads are of one block, numpy keeps the last one that it assigns. The reads are assigned
-        # backwards, so that is the first read of the block.
+        # Of several reads of one block, numpy keeps its last assignment. The reads are assigned backwards, so the
+        # first read of the block is kept.
         next_read[self.blocks[position:][::-1]] = reads[::-1]
         return next_read

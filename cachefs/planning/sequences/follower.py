@@ -1,13 +1,12 @@
-"""Where a consumer is in its sequence, as the blocks say that are read.
+"""Follows the position of a consumer in its sequence by the blocks that are read.
 
-Nobody says which read was whose, reads of pages the kernel has never show, and a loader's workers read out of order.
-So a read is taken for a consumer's if its sequence has that block a little ahead of where the consumer was last. How
-little, follows from its loader and from how much is read. As long as more reads fit than would by chance, the consumer
-is followed. If they do not, the place at which the latest reads lie close together is looked for. Where there is none,
-the sequence is not what is being read.
+Reads do not name their consumer, reads of cached pages are not observed, and a loader's workers read out of order. A
+read is therefore attributed to a consumer if its sequence has the block slightly ahead of its last position. The
+permitted distance depends on its loader and on how much is read. As long as more reads fit than would by chance, the
+consumer is followed. Otherwise the follower searches for a position around which the latest reads lie close together.
+Where there is none, something other than the sequence is being read.
 
-"Its reads" are those of the consumer. Reads are counted from the start of its epoch (see
-cachefs.planning.sequences.plan).
+Reads are counted from the start of the consumer's epoch (see cachefs.planning.sequences.plan).
 """
 
 import math
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from typing import Final, ParamSpec, TypeVar
 
 import numpy as np
-import numpy.ma  # the first np.unique imports it: 7 to 40 ms in which a job waits
+import numpy.ma  # np.unique imports it on first use, which would take 7 to 40 ms of a job's wait
 import numpy.typing as npt
 
 from cachefs.planning.blocks.space import Ids
@@ -27,35 +26,35 @@ from cachefs.planning.sequences.search import DEVIATIONS, ENOUGH, FEWEST, NOWHER
 from cachefs.planning.sequences.tripwires import MISSING, FarOnes, are_tripwires, next_ones
 from cachefs.planning.sequences.visibility import Visibility
 
-# Reads that are judged together; into how many parts a report is cut at most.
+# Reads that are judged together, and most parts into which a report is divided.
 CHUNK: Final = 32
 MAX_CHUNKS: Final = 16
-# Parts of reports after which a read that fitted nobody is forgotten: as many as a mount has workers, or about so.
+# Parts of reports after which an unattributed read is forgotten: about as many as a mount has workers.
 STRAY_CHUNKS: Final = 4
-# The first read of a batch is as good a fit as one that follows on another one with such a gap: batches that may begin
-# are about as many as reads that are done and have no next one yet.
+# A read that begins a batch fits as well as one that follows another with this gap: batches that may begin are about as
+# many as done reads whose next read is not done.
 BEGINS: Final = 1.5
-# A worse fit than any of these: what lies close to another read, of which nothing else says either whose it is. Of two
-# jobs with 1,200 samples each the one that rested between epochs was moved on by two such reads, its samples were
-# evicted before it had read them, and half of both jobs' reads came late.
+# The worst fit: a read close to other reads of the report, with no other evidence for its consumer. Of two jobs with
+# 1,200 samples each, the one that rested between epochs was moved on by two such reads, its samples were evicted before
+# it had read them, and half of both jobs' reads came late.
 VAGUE: Final = 1e6
-# How far back a read may be that is late, in reads of different blocks.
+# How far back a late read may be, in reads of different blocks.
 BEHIND: Final = 64
-# In a short epoch a read from anywhere may lie a little ahead of the consumer by chance. So the next four limit what
-# reads and tripwires prove.
-# Reads that show, however many, explain that the consumer has moved on by no more than this part of the epoch.
+# In a short epoch a random read may lie slightly ahead of the consumer by chance. The next four constants therefore
+# limit what reads and tripwires prove. Observed reads, however many, move the consumer on by no more than this part of
+# the epoch.
 PART: Final = 1 / 8
-# But that limit is never below so many reads, in reads of different blocks, for each read that shows.
+# But that limit is at least this many reads of different blocks for each observed read.
 FEW: Final = 3
-# Tripwires prove nothing beyond the distance within which, by chance, so many of the blocks that were read would be
-# tripwires, on average.
+# Tripwires prove nothing beyond the distance within which this many of the read blocks would be tripwires by chance, on
+# average.
 BY_CHANCE: Final = 1 / 4
-# Where the consumer's next tripwires may lie beyond that distance, the nearer ones prove something only if tripwires
-# are at least this part of the reads that show: pages of most other blocks are in the page cache then.
+# Where the next tripwires may lie beyond that distance, nearer ones count only if tripwires are at least this part of
+# the observed reads: pages of most other blocks are then in the page cache.
 MOSTLY: Final = 1 / 3
 
-# The share of the latest reads that fit where a consumer is, from which on it is followed again without being looked
-# for elsewhere, where chance explains less.
+# Share of fitting reads from which a consumer is followed again at its last position without a search, where chance
+# explains less.
 FITTING: Final = 2 / 3
 
 # Reads, counted from the start of an epoch.
@@ -67,16 +66,16 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Which of some blocks, read just now, are a consumer's."""
+    """The blocks of a report that a consumer claims as its reads."""
 
-    # Per block, the read that it is, of the current epoch or, beyond its end, of the next: shape (n,), int64.
+    # The read that each block would be, of the current epoch or, beyond its end, of the next: shape (n,), int64.
     reads: Places
-    # Per block, how many reads behind it the nearest read is that was done before it; inf where the block is not the
-    # consumer's: shape (n,), float64.
+    # Distance of each read from the nearest earlier read that is done; inf where the block is not the consumer's: shape
+    # (n,), float64.
     gaps: npt.NDArray[np.float64]
-    # Per block, how badly it fits beside what others claim of it, inf where it is not the consumer's: the gap, but less
-    # where a worker begins a batch with it, far from all that is done, and VAGUE where only reads near it in the report
-    # speak for it. Shape (n,), float64.
+    # How badly each fits, compared with other consumers' claims; inf where it is not the consumer's: the gap, but less
+    # for a read that begins a batch, far from all done reads, and VAGUE where only reads near it in the report support
+    # it. Shape (n,), float64.
     doubts: npt.NDArray[np.float64]
 
     @property
@@ -87,17 +86,17 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """What tripwires say of a consumer."""
+    """The evidence of tripwires for a consumer's position."""
 
-    # The tripwires that it has read, as blocks: one dimension, int32.
+    # Tripwires that it has read, as blocks: one dimension, int32.
     wires: Ids
-    # The same blocks, and those that it has read before them: one dimension, int32. Nobody should look for these reads
-    # a second time: where the consumer reads such a block again later, this read would be taken for the later one.
+    # The same blocks, and those that it has read before them: one dimension, int32. These reads must not be examined
+    # again: where the consumer reads such a block again later, this read would be taken for the later one.
     reads: Ids
 
 
 class _Front:
-    """What is done beyond a consumer's position, by those of its loader's workers that are ahead of the others."""
+    """Reads beyond a consumer's position that are done, by workers of its loader that are ahead of the others."""
 
     __slots__ = ("early", "high")
 
@@ -105,13 +104,13 @@ class _Front:
         self.restart(0)
 
     def restart(self, high: int) -> None:
-        """Nothing is known to be done beyond the position; *high*: see below."""
-        self.high = high  # the read after the last one that is done
-        self.early = np.zeros(0, np.int64)  # reads beyond the position that are done, in ascending order
+        """Forget all reads beyond the position."""
+        self.high = high  # the read after the last done one
+        self.early = np.zeros(0, np.int64)  # done reads beyond the position, in ascending order
 
     def add(self, reads: Places, floor: int) -> int:
-        """*reads* (shape (n,), int64, in any order) are done, and so are all reads before read *floor*. Returns the
-        position that follows from that: all reads before it are done."""
+        """Add done *reads* (shape (n,), int64, in any order), and all reads before read *floor*. Returns the resulting
+        position: all reads before it are done."""
         early = np.union1d(self.early, reads) if len(self.early) else np.unique(reads)
         early = early[early >= floor]
         run = int(np.count_nonzero(early == floor + np.arange(len(early))))
@@ -122,28 +121,28 @@ class _Front:
 class _Spread:
     """Remembers how far apart a loader's workers were in their last round of batches.
 
-    When all of them have just finished their batches, nothing lies between them, and a moment later they begin the next
-    ones, as far apart as before.
+    When all workers have just finished their batches, no read lies between them, and a moment later they begin the next
+    batches, as far apart as before.
     """
 
     __slots__ = ("_batch", "_left", "widest")
 
     def __init__(self, batch: int) -> None:
-        self.widest = 0  # reads between the first that was missing and the last that was done, at most
+        self.widest = 0  # most reads between the first missing and the last done one
         self._batch = batch  # reads that a worker does in order
-        self._left = 0  # reads for which that is remembered
+        self._left = 0  # reads for which `widest` is remembered
 
     def note(self, span: int, reads: int) -> None:
-        """Takes the distance *span* as it is after *reads* more reads."""
+        """Record the distance *span* after *reads* more reads."""
         self._left -= reads
         if span >= self.widest or self._left <= 0:
             self.widest, self._left = span, span + self._batch
 
 
 class _Strays:
-    """The latest reads that fit nobody. A mount's workers report one after the other, so a part of a batch may come
-    before what was read before it, and fits only then. Where such a read was lost, its consumer's position stayed there
-    for as many reads as its loader may be ahead by: 1.7 s at a time."""
+    """The latest unattributed reads. A mount's workers report separately, so a part of a batch may be reported before
+    earlier reads, and fits only after these. Where such a read was lost, its consumer's position stayed behind for as
+    many reads as its loader may be ahead by: 1.7 s at a time."""
 
     __slots__ = ("_ages", "ids")
 
@@ -151,23 +150,23 @@ class _Strays:
         self.clear()
 
     def clear(self) -> None:
-        self.ids = np.zeros(0, np.int32)  # the blocks that were read
-        self._ages = np.zeros(0, np.int64)  # how many times something was added since each of them
+        self.ids = np.zeros(0, np.int32)  # blocks of the reads
+        self._ages = np.zeros(0, np.int64)  # calls of `add` since each of them
 
     def add(self, ids: Ids) -> None:
-        """These fit nobody either; those that were added long ago are forgotten."""
+        """Add unattributed reads, and forget the oldest."""
         if len(ids) or len(self.ids):
             kept = self._ages < STRAY_CHUNKS
             self.ids = np.concatenate([self.ids[kept], ids])
             self._ages = np.concatenate([self._ages[kept] + 1, np.zeros(len(ids), np.int64)])
 
     def drop(self, found: npt.NDArray[np.bool_]) -> None:
-        """Somebody's are these after all. found: shape (strays,), bool."""
+        """Remove reads that were attributed. found: shape (strays,), bool."""
         self.ids, self._ages = self.ids[~found], self._ages[~found]
 
 
 class Follower:
-    """Follows one consumer of a plan, which must know an epoch of it."""
+    """Follows one consumer of a plan that knows at least one epoch of it."""
 
     def __init__(
         self,
@@ -180,9 +179,9 @@ class Follower:
         """own: which blocks its samples have, shape (blocks of the space,), bool; None: all."""
         self.name = name  # in the plan
         self.reorder_window = reorder_window  # reads by which the loader's workers may differ from the order
-        self.batch = batch  # reads that one of the workers does in order, 1 where that varies
-        self.following = True  # False while what is read is something else
-        self.begun = False  # some read was its own, or it has said where it is
+        self.batch = batch  # reads that one worker does in order, 1 where that varies
+        self.following = True  # False while something other than the sequence is read
+        self.begun = False  # True once a read was attributed to it, or it has reported its position
         self.rate = ReadRate(reorder_window)
         self.evidence = Evidence(reorder_window)
         self.visibility = Visibility()
@@ -192,7 +191,7 @@ class Follower:
         self._spread = _Spread(batch)
         self._strays = _Strays()
         self._far = FarOnes()
-        self._said = (0, 0)  # the place it has named last
+        self._said = (0, 0)  # the last reported position
 
     @property
     def place(self) -> tuple[int, int]:
@@ -201,12 +200,11 @@ class Follower:
 
     @property
     def span(self) -> int:
-        """Reads between the first that is missing and the last that is done."""
+        """Reads between the first missing and the last done one."""
         return max(0, self._front.high - self.place[1])
 
     def reach(self, reads: float) -> int:
-        """Returns how many reads beyond its position its furthest worker may be while it does *reads* more, and without
-        these.
+        """Return how many reads beyond its position, without the *reads* it does next, its furthest worker may be then.
 
         Workers that finish their batches together begin the next ones together, as far apart as before.
         """
@@ -221,11 +219,11 @@ class Follower:
     # --- what is read -----------------------------------------------------------------------------------------------
 
     def claim(self, ids: Ids, contested: bool = False) -> Claim:
-        """Which of the blocks *ids* (shape (n,), int32), read just now in this order, are this consumer's? contested:
-        others claim some of them too.
+        """Return which of the blocks *ids* (shape (n,), int32), read just now in this order, may be this consumer's.
+        contested: whether other consumers claim some of them too.
 
-        A loader's workers each read a batch in order, so a read follows closely on one of before, or begins a batch.
-        Late reads are as good: a read of somebody else that fitted may have pushed the position too far.
+        A loader's workers each read a batch in order, so a read closely follows an earlier one, or begins a batch. Late
+        reads count as well: a fitting read of another process may have moved the position too far.
         """
         epoch, position = self.place
         here = self._plan.epoch(self.name, epoch)
@@ -247,15 +245,15 @@ class Follower:
             if contested:
                 doubt = np.where(begins, np.minimum(gap, BEGINS + offsets), gap) if self.batch > 1 else gap
                 doubts[places] = np.where(_firm(done, ahead, begins, step), doubt, VAGUE)
-            # Reads may lie beyond the front by as much as so many reads explain.
+            # Reads may lie beyond the front by as much as their number explains.
             beyond = np.sort(ahead[np.isfinite(gap) & (ahead >= front)])
             within = np.flatnonzero(beyond < front + reach[: len(beyond)])
             gap[ahead > (beyond[within[-1]] if len(within) else front)] = np.inf
             gaps[places] = gap
-        # Among them may be some of which an early read of the next epoch was as far ahead as a read may be.
+        # The rest may include late reads, where an early read of the next epoch would have been within reach.
         if here is not None and np.isinf(gaps).any():
             first = here.first[ids]
-            # A report that was held up on a busy machine, while others moved the position on, may be all late.
+            # All of a report may be late that was delayed on a busy machine, while others moved the position on.
             behind = max(_behind(step, here), self.reorder_window)
             late = np.flatnonzero(np.isinf(gaps) & (first < position) & (first >= position - behind))
             late = late[~self.evidence.knows(ids[late])] if len(late) else late
@@ -265,13 +263,13 @@ class Follower:
         return Claim(reads, gaps, doubts)
 
     def may_read(self, ids: Ids) -> npt.NDArray[np.bool_]:
-        """Which of the blocks *ids* (shape (n,), int32) its samples have: shape (n,), bool. Reads of others say nothing
-        of it: they are somebody else's, such as of a job's other loader that published nothing."""
+        """Return which of the blocks *ids* (shape (n,), int32) its samples have: shape (n,), bool. Reads of other
+        blocks are no evidence: they belong to another reader, such as a job's other loader that published nothing."""
         return np.ones(len(ids), np.bool_) if self._own is None else self._own[ids]
 
     def on_reads(self, ids: Ids, claim: Claim, unattributed: npt.NDArray[np.bool_]) -> None:
-        """The blocks *ids* (shape (n,), int32) were read, in this order. claim: what this consumer claims of them;
-        unattributed: those that no consumer explains, shape (n,), bool."""
+        """Process reads of the blocks *ids* (shape (n,), int32), in this order. claim: this consumer's claim of them;
+        unattributed: those without a consumer, shape (n,), bool."""
         mine = claim.mine
         judged = mine | (unattributed if self._own is None else unattributed & self._own[ids])
         if not judged.any():
@@ -281,12 +279,12 @@ class Follower:
             self.begun = True
             self._advance(claim.reads[mine], claim.gaps[mine] <= self._step(self._here))
             self._claim_strays()
-        if self.batch > 1:  # else whatever is near enough fits at once
+        if self.batch > 1:  # with batches of 1, all reads within reach fit at once
             self._strays.add(ids[unattributed & ~mine])
         self._judge()
 
     def _claim_strays(self) -> None:
-        """Take those of the strays for the consumer's that fit by now."""
+        """Attribute stray reads to the consumer that fit by now."""
         strays = self._strays.ids
         if len(strays):
             again = self.claim(strays)
@@ -295,7 +293,7 @@ class Follower:
                 self._advance(again.reads[again.mine], again.gaps[again.mine] <= self._step(self._here))
 
     def on_heartbeat(self, epoch: int, position: int) -> None:
-        """The consumer says that it has done *position* reads of *epoch*. Its loader may have read further."""
+        """Process the consumer's report of *position* done reads of *epoch*. Its loader may have read further."""
         current, done = self.place
         earlier = (epoch, position) < self._said
         self._said = (epoch, position)
@@ -310,27 +308,27 @@ class Follower:
             self._move(epoch, position)
 
     def measure_rate(self, now: float, waited: float, readers: int) -> None:
-        """Measures how fast the consumer reads, as `ReadRate.measure` does, and tells the plan. Margins are seconds at
-        this rate: with 50 reads per second, while the plan still took the first guess of 1,000 for it, 20 reads became
-        400, and more was fetched ahead than the tiers keep."""
+        """Measure the consumer's rate, as `ReadRate.measure`, and pass it to the plan. Margins are seconds at this
+        rate: with 50 reads per second, while the plan still used the initial guess of 1,000, 20 reads became 400, and
+        more was fetched ahead than the tiers keep."""
         self.rate.measure(now, waited, readers)
         if self._here is not None:
             self._plan.set_progress(self.name, *self.place, self.rate.demand)
 
     def ahead(self, ids: Ids) -> npt.NDArray[np.float64]:
-        """How far ahead of what the consumer has done it reads each of the blocks *ids* (shape (n,), int32), in reads:
-        shape (n,), float64, inf where it does not."""
+        """Return how far ahead of its done reads the consumer reads each of the blocks *ids* (shape (n,), int32), in
+        reads: shape (n,), float64, inf where it does not."""
         _, position = self.place
         reads = self._plan.expected(self.name, ids)
         coming = self.following & (reads != UNKNOWN) & (reads >= position)
         return np.where(coming, np.maximum(0.0, reads - max(position, self._front.high)), np.inf)
 
     def tripped(self, ids: Ids, every: int, unseen: int = 0) -> Passed:
-        """The blocks *ids* (shape (n,), int32) were read. Those of them that are the consumer's next tripwires (see
-        cachefs.planning.sequences.tripwires) say where it is.
+        """Process reads of the blocks *ids* (shape (n,), int32). Those among them that are the consumer's next
+        tripwires (see cachefs.planning.sequences.tripwires) determine its position.
 
         every: reads from one tripwire to the next, 0 where there are none; unseen: reads that the consumer may have
-        done beyond what is known.
+        done beyond the known ones.
         """
         epoch, position = self.place
         here = self._plan.epoch(self.name, epoch)
@@ -358,19 +356,19 @@ class Follower:
             if self._far.add(read, every, self.reorder_window):
                 self._far.clear()
                 self._pass(epoch, length, read)
-                break  # into the next epoch perhaps, where the others count from another start
+                break  # possibly into the next epoch, where the other reads are counted from another start
         return nothing
 
     def found(self, epoch: int, cluster: Cluster) -> None:
-        """The latest reads lie there, in an epoch the plan knows by now."""
+        """Move to a cluster of reads that a search has found, in an epoch that the plan knows."""
         self._settle(epoch, cluster)
         self._follow(True)
 
     # --- the place ------------------------------------------------------------------------------------------------
 
     def _advance(self, reads: Places, follows: npt.NDArray[np.bool_]) -> None:
-        """*reads* are done. follows: where a read follows on another one; a read that only seems to begin a batch does
-        not move the front."""
+        """Record done *reads*. follows: which of them follow another read; a read that may begin a batch does not move
+        the front."""
         epoch, position = self.place
         here = self._plan.epoch(self.name, epoch)
         if here is None:
@@ -391,14 +389,14 @@ class Follower:
         self.visibility.on_gain(gained)
         self.rate.count(max(0, gained))
         self._front.high = high
-        # Once the slowest worker may have got further, what is missing was in the kernel's cache.
+        # Beyond the reach of the slowest worker, missing reads were answered from the kernel's cache.
         self._move(epoch, self._front.add(reads, max(position, high - self.reorder_window)))
         self._spread.note(self.span, len(reads))
         if len(self._front.early):
             self._plan.read_early(self.name, self._front.early)
 
     def _pass(self, epoch: int, length: int, read: int) -> None:
-        """*read* is done, and so is all that its loader's workers cannot have left behind."""
+        """Record *read* as done, and all reads that its loader's workers cannot have left behind."""
         if read >= length:
             self._begin_epoch(epoch + 1, length)
             epoch, read = epoch + 1, read - length
@@ -411,7 +409,7 @@ class Follower:
         self._move(epoch, position)
 
     def _begin_epoch(self, epoch: int, length: int) -> None:
-        """length: reads of the one before, which are all done."""
+        """Begin an epoch. length: reads of the previous one, which are all done."""
         self.rate.count(max(0, length - self._front.high))
         self._front.restart(0)
         self._strays.clear()
@@ -431,20 +429,20 @@ class Follower:
 
     @property
     def _here(self) -> Epoch | None:
-        """The current epoch, where the plan knows it."""
+        """The current epoch; None where the plan does not know it."""
         return self._plan.epoch(self.name, self.place[0])
 
     def _step(self, here: Epoch | None) -> float:
-        """How far behind a read the one before it may be: what lies between was in the kernel's cache."""
+        """Return the most reads between two observed reads; those between were answered from the kernel's cache."""
         return self.visibility.step * (here.repetition if here is not None else 1.0)
 
     def _judge(self) -> None:
         evidence = self.evidence
         if not self.begun and not evidence.is_enough and evidence.mismatched >= FEWEST:
-            self._resynchronise()  # soon: till then its epoch's beginning is fetched, though it may resume further on
+            self._resynchronise()  # early: until then its epoch is fetched from the start, though it may resume later
         if not evidence.is_enough:
             return
-        # What was lost among the reads of others, such as of a rank that had published nothing yet, goes on where most
+        # A consumer that was lost among reads of others, such as a rank without a publication yet, continues where most
         # reads fit again.
         if evidence.share >= (self._by_chance() if self.following else self._by_no_chance()):
             self._follow(True)
@@ -459,7 +457,7 @@ class Follower:
             self._plan.suspend(self.name, not follow)
 
     def _by_chance(self) -> float:
-        """The share of fitting reads below which the sequence says nothing."""
+        """Return the share of fitting reads below which the sequence explains nothing."""
         here = self._here
         if here is None or not len(here.blocks):
             return 0.0
@@ -468,7 +466,7 @@ class Follower:
         return min(0.5, max(0.1, 3 * places / len(here.blocks)))
 
     def _by_no_chance(self) -> float:
-        """The share of fitting reads from which on the consumer is where it was followed to."""
+        """Return the share of fitting reads that confirms the followed position."""
         here = self._here
         if here is None or not len(here.blocks):
             return 1.0
@@ -476,7 +474,8 @@ class Follower:
         return max(FITTING, chance + DEVIATIONS * math.sqrt(chance * (1 - chance) / ENOUGH))
 
     def _resynchronise(self) -> bool:
-        """Look for where the latest reads lie close together, in the epochs the plan knows."""
+        """Search the known epochs for the place around which the latest reads lie close together. Returns whether
+        found."""
         current, _ = self.place
         best = NOWHERE
         for number in (current, current + 1):
@@ -498,7 +497,7 @@ class Follower:
 
 
 class FollowerFailed(Exception):
-    """A follower could not go on, for the cause of this exception. The others could, without it."""
+    """A follower has failed, with the cause of this exception. The others can go on without it."""
 
     def __init__(self, follower: Follower) -> None:
         super().__init__(follower.name)
@@ -506,8 +505,8 @@ class FollowerFailed(Exception):
 
 
 def observe(followers: Sequence[Follower], ids: Ids) -> None:
-    """The blocks *ids* (shape (n,), int32), of the space that all followers read, were read, in this order. 0.1 ms per
-    consumer and chunk. Raises FollowerFailed; what the others make of the rest is left out then."""
+    """Process reads of the blocks *ids* (shape (n,), int32) of the followers' common space, in this order. Takes 0.1 ms
+    per consumer and chunk. Raises FollowerFailed; the other followers then miss the rest."""
     size = max(CHUNK, len(ids) // MAX_CHUNKS)
     for start in range(0, len(ids), size):
         chunk = ids[start : start + size]
@@ -521,13 +520,13 @@ def observe(followers: Sequence[Follower], ids: Ids) -> None:
             if follower.following:
                 unattributed[unattributed] = ~follower.evidence.knows(chunk[unattributed])
         for follower, claim in zip(followers, claims, strict=True):
-            # A read that several consumers claim belongs to the one that it fits best.
+            # A read that several consumers claim belongs to the best fit.
             claim.gaps[claim.doubts > closest] = np.inf
             _guarded(follower, follower.on_reads, chunk, claim, unattributed)
 
 
 def _guarded(follower: Follower, step: Callable[Given, Result], *given: Given.args, **named: Given.kwargs) -> Result:
-    """A step of one follower. Raises FollowerFailed."""
+    """Call a step of one follower. Raises FollowerFailed."""
     try:
         return step(*given, **named)
     except Exception as error:
@@ -535,17 +534,17 @@ def _guarded(follower: Follower, step: Callable[Given, Result], *given: Given.ar
 
 
 def _firm(done: Places, ahead: Places, begins: npt.NDArray[np.bool_], step: float) -> npt.NDArray[np.bool_]:
-    """Which of the reads *ahead* (shape (n,), int64) follow, one on the other, on what is done or on one that begins a
-    batch, or begin one: shape (n,), bool. Two reads of somebody else that lie side by side by chance do not.
+    """Return which of the reads *ahead* (shape (n,), int64) begin a batch, or follow in a chain on a done read or on
+    one that begins a batch: shape (n,), bool. Two reads of another process that are adjacent by chance do not.
 
-    done: reads that were done before; begins: which of *ahead* may begin a batch, shape (n,), bool; step: how far
-    behind a read the one may be on which it follows.
+    done: reads that were done before; begins: which of *ahead* may begin a batch, shape (n,), bool; step: most distance
+    between two reads of a chain.
     """
     reads = np.concatenate((done, ahead))
     order = np.argsort(reads, kind="stable")
     roots = np.concatenate((np.ones(len(done), np.bool_), begins))[order]
     count = np.cumsum(roots)
-    # Roots before the reads that follow one on the other up to this one.
+    # Number of roots before the chain of each read.
     before = np.maximum.accumulate(np.where(np.diff(reads[order], prepend=0) > step, count - roots, 0))
     firm = np.empty(len(reads), np.bool_)
     firm[order] = count > before
@@ -553,7 +552,7 @@ def _firm(done: Places, ahead: Places, begins: npt.NDArray[np.bool_], step: floa
 
 
 def _explained(count: int, step: float, here: Epoch | None) -> npt.NDArray[np.float64]:
-    """How far ahead 1, 2, ... *count* reads that are seen may have brought a consumer: shape (count,), float64."""
+    """Return how far ahead 1, 2, ... *count* observed reads may have brought a consumer: shape (count,), float64."""
     repetition = here.repetition if here is not None else 1.0
     part = PART * len(here.blocks) if here is not None else np.inf
     seen = np.arange(1, count + 1)
@@ -562,5 +561,5 @@ def _explained(count: int, step: float, here: Epoch | None) -> npt.NDArray[np.fl
 
 
 def _behind(step: float, here: Epoch) -> float:
-    """How far back a read may be that is late: its front may have been moved too far twice by others' reads."""
+    """Return how far back a late read may be: others' reads may have moved the front too far twice."""
     return max(BEHIND * here.repetition, 2 * step)

@@ -1,18 +1,17 @@
-"""The plan: what the published sequences say about when each block of this node is read next.
+"""The plan: the next read of each block of this node according to the published sequences.
 
-Time is counted in *reads*: a consumer reads one block after the other, `blocks[0]`, `blocks[1]`, ..., so many a second.
-For every block the plan keeps at which of its reads each consumer comes to it next; dividing by the consumer's rate
-gives seconds, and the minimum over consumers is the block's next use. Beyond the last published epoch there are only
-expectations.
+Time is counted in *reads*: a consumer reads one block after the other, `blocks[0]`, `blocks[1]`, ..., at a certain
+rate. For each block the plan keeps each consumer's next read of it. Divided by the consumer's rate that gives seconds,
+and the minimum over consumers is the block's next use. Beyond the last published epoch there are only expectations.
 
-Only the event loop changes a plan. Policies read it from other threads without a lock. What they see of a consumer is
-one `Future`, which is replaced as a whole. Only the entries of its array change in place, and each entry is right by
+Only the event loop changes a plan. Policies read it from other threads without a lock. They see one `Future` per
+consumer, which is replaced as a whole. Only the entries of its array change in place, and each entry is consistent by
 itself, before or after the last progress.
 
 Measured with 1.3 million blocks and 8 consumers (processor time, 2 busy cores). Ranks that share the dataset: an epoch
-of all 8 takes 20 to 55 ms and 47 MB to publish; 8 jobs that each read all of it: 90 to 160 ms, 12 to 20 ms each, and
-83 MB. 5 MB more per consumer for its next reads. Progress of 100 reads takes 14 us, the next use of 256 keys 0.15 ms
-and of all blocks 40 to 55 ms, a jump 1 to 8 ms.
+of all 8 takes 20 to 55 ms and 47 MB to publish; 8 jobs that each read all of it: 90 to 160 ms, 12 to 20 ms each, and 83
+MB. 5 MB more per consumer for its next reads. Progress of 100 reads takes 14 us, the next use of 256 keys 0.15 ms and
+of all blocks 40 to 55 ms, a jump 1 to 8 ms.
 """
 
 from collections import deque
@@ -26,44 +25,43 @@ from cachefs.planning.blocks.space import BlockSpace, Ids, Numbers
 from cachefs.planning.sequences.course import Course, Future, Seconds, Window
 from cachefs.planning.sequences.epoch import Epoch
 
-# Blocks whose intermediate results stay in a processor's cache: twice as fast as a million at once.
+# Blocks per part, so that intermediate results stay in a processor's cache: twice as fast as a million at once.
 _IN_CACHE: Final = 1 << 14
 
-# Reads that a consumer has left of an epoch when it is in the next one, and that are still taken one by one. With 14
-# million that takes 1 s; to plan anew, 0.03 s.
+# Most remaining reads of an epoch that are still processed one by one when a consumer is in the next epoch. With 14
+# million that takes 1 s; planning anew takes 0.03 s.
 _LEAP: Final = 1 << 20
 
-# Progress reports that are remembered for policies that look at the plan now and then.
+# Progress reports that are remembered for policies that poll the plan.
 _REMEMBERED: Final = 1024
 
 
 class Plan:
-    """All consumers of a node and their courses. Each consumer has a name of its own.
+    """All consumers of a node and their timelines. Consumer names are unique.
 
-    It has more public methods than most classes, since it is the one door to what is known of the future: some say
-    what happens, and the others, none of which changes anything, answer policies, prefetcher and pushers.
+    One group of methods records events; the others, which change nothing, serve policies, prefetcher and pushers.
     """
 
     def __init__(self) -> None:
-        # Counts changes other than a consumer reading on in its epoch: what one knew before is void then.
+        # Counts changes other than a consumer reading on in its epoch; each voids earlier results.
         self.version = 0
-        # The spaces by snapshot. This and the next three are replaced, never changed: other threads iterate over them.
+        # By snapshot. This and the next three are replaced, never changed: other threads iterate over them.
         self._spaces: dict[str, BlockSpace] = {}
-        # (snapshot, other snapshot): what the blocks of the one are called in the other.
+        # (snapshot, other snapshot): number in the other snapshot of each block of the first.
         self._counterparts: dict[tuple[str, str], Ids] = {}
         self._courses: dict[str, Course] = {}  # by consumer
-        # By snapshot: the consumers of which something is known and that are not suspended.
+        # By snapshot: consumers with published epochs that are not suspended.
         self._active: dict[str, tuple[Course, ...]] = {}
-        # (number, snapshot, blocks): what was read of late.
+        # (number, snapshot, blocks): recently read blocks.
         self._consumed: deque[tuple[int, str, Ids]] = deque(maxlen=_REMEMBERED)
-        self._progresses = 0  # the next number in `_consumed`
+        self._progresses = 0  # next number in `_consumed`
 
     # --- what happens -----------------------------------------------------------------------------------------------
 
     def add_space(self, space: BlockSpace) -> None:
-        """From now on sequences can be set that read blocks of *space*, which is known by its snapshot's id.
+        """Accept sequences of blocks of *space*, identified by its snapshot's id.
 
-        Where other spaces are there, it takes 0.3 s per million blocks to see what they have in common.
+        Takes 0.3 s per million blocks to find common blocks where there are other spaces.
         """
         counterparts = dict(self._counterparts)
         for snapshot, other in self._spaces.items():
@@ -76,7 +74,7 @@ class Plan:
         self._changed()
 
     def remove_space(self, snapshot: str) -> None:
-        """Forget the space of *snapshot*, and every consumer that reads it."""
+        """Forget the space of *snapshot*, and all consumers that read it."""
         self._spaces = {known: one for known, one in self._spaces.items() if known != snapshot}
         self._counterparts = {pair: common for pair, common in self._counterparts.items() if snapshot not in pair}
         self._courses = {name: one for name, one in self._courses.items() if one.space.snapshot != snapshot}
@@ -85,8 +83,8 @@ class Plan:
     def set_epoch(
         self, consumer: str, snapshot: str, epoch: int, blocks: npt.NDArray[np.integer], *, last: bool = False
     ) -> None:
-        """The order in which *consumer* reads blocks in *epoch*: their numbers in the snapshot's space, shape (reads,),
-        any integer type. last: no epoch follows.
+        """Set the order in which *consumer* reads blocks in *epoch*: their numbers in the snapshot's space, shape
+        (reads,), any integer type. last: no epoch follows.
 
         Publish the current epoch and the next: each costs 4 bytes per read and per block of the space. A new consumer
         starts with the first epoch that is set.
@@ -96,8 +94,8 @@ class Plan:
         self.set_prepared(consumer, snapshot, epoch, Epoch.of(blocks, self._spaces[snapshot], last))
 
     def set_prepared(self, consumer: str, snapshot: str, epoch: int, published: Epoch) -> None:
-        """As `set_epoch`. published: what `Epoch.of` makes of the blocks. That takes longest (0.3 s for 14 million
-        reads), and any thread may do it. Raises KeyError for an unknown snapshot."""
+        """Set an epoch as `set_epoch`. published: the result of `Epoch.of`, which takes longest (0.3 s for 14 million
+        reads) and may be called in any thread. Raises KeyError for an unknown snapshot."""
         space = self._spaces[snapshot]
         course = self._courses.get(consumer)
         if course is None or course.space is not space:
@@ -112,8 +110,8 @@ class Plan:
         self._changed()
 
     def set_progress(self, consumer: str, epoch: int, position: int, rate: float = 0.0) -> None:
-        """*consumer* has done *position* reads of *epoch*, at *rate* reads per second (0: as before). Reading on costs
-        microseconds; anything else plans its future anew. Unknown consumers are ignored."""
+        """Record that *consumer* has done *position* reads of *epoch*, at *rate* reads per second (0: unchanged).
+        Reading on costs microseconds; any other change recomputes its future. Unknown consumers are ignored."""
         course = self._courses.get(consumer)
         if course is None:
             return
@@ -135,9 +133,9 @@ class Plan:
             self._changed()
 
     def read_early(self, consumer: str, reads: npt.NDArray[np.integer], *, ahead: bool = False) -> None:
-        """These reads of *consumer*'s current epoch are done although they lie beyond its position: shape (n,), any
-        integer type, in ascending order. ahead: of its next epoch; they are to be told again once it begins. Unknown
-        consumers and reads are ignored."""
+        """Record that reads of *consumer*'s current epoch beyond its position are done: shape (n,), any integer type,
+        in ascending order. ahead: reads of its next epoch, which must be repeated once it begins. Unknown consumers and
+        reads are ignored."""
         course = self._courses.get(consumer)
         if course is None or course.here is None:
             return
@@ -148,7 +146,7 @@ class Plan:
         self._consume(course, course.done(reads[(reads >= now.position) & (reads < now.length)]))
 
     def suspend(self, consumer: str, suspended: bool) -> None:
-        """A suspended consumer has no part in the plan until it is taken back."""
+        """Exclude a consumer from the plan, or take it back."""
         course = self._courses.get(consumer)
         if course is not None and course.suspended != suspended:
             course.suspended = suspended
@@ -164,7 +162,7 @@ class Plan:
 
     @property
     def is_empty(self) -> bool:
-        """Nobody's future is known."""
+        """True where no consumer's future is known."""
         return not self._active
 
     @property
@@ -173,8 +171,8 @@ class Plan:
         return self._spaces
 
     def next_use(self, keys: Sequence[bytes]) -> Seconds:
-        """Seconds until each block is read next, as of the last progress: shape (keys,), float64. inf stands for a
-        block that is never read, or of which nobody knows."""
+        """Return the seconds until each block is read next, as of the last progress: shape (keys,), float64. inf:
+        never, or unknown."""
         soonest = np.full(len(keys), np.inf)
         for snapshot in self._active:
             space = self._spaces.get(snapshot)
@@ -185,8 +183,8 @@ class Plan:
         return soonest
 
     def next_use_of(self, snapshot: str, ids: Numbers) -> Seconds:
-        """`next_use` of blocks of one snapshot by their numbers (shape (n,)), whichever snapshots' readers come
-        to them: shape (n,), float64."""
+        """Return `next_use` of blocks of one snapshot by their numbers (shape (n,)), by readers of any snapshot: shape
+        (n,), float64."""
         soonest = np.full(len(ids), np.inf)
         for start in range(0, len(ids), _IN_CACHE):
             part = soonest[start : start + _IN_CACHE]
@@ -195,10 +193,10 @@ class Plan:
         return soonest
 
     def futures(self, snapshot: str, ids: Numbers) -> Iterator[tuple[Future, "slice | npt.NDArray[np.int64]", Numbers]]:
-        """All consumers that may read some of the blocks *ids* (shape (n,)).
+        """Yield all consumers that may read some of the blocks *ids* (shape (n,)).
 
-        For each of them: its future; which of *ids* it may read, as a slice or as indices into *ids* (shape (m,),
-        int64); and the numbers of those blocks in its own snapshot, as the future names them (shape (m,)).
+        For each: its future; which of *ids* it may read, as a slice or as indices into *ids* (shape (m,), int64); and
+        the numbers of those blocks in its own snapshot, as the future uses them (shape (m,)).
         """
         for other, courses in self._active.items():
             where: slice | npt.NDArray[np.int64] = slice(None)
@@ -214,63 +212,63 @@ class Plan:
                 yield course.now, where, theirs
 
     def consumed_since(self, mark: int) -> tuple[int, list[tuple[str, Ids]] | None]:
-        """The next mark, and what was read since *mark*: a pair (snapshot, blocks) per progress, where the blocks are
-        numbers of shape (n,), int32. None in the place of the list where *mark* is too long ago to say."""
+        """Return the next mark, and the blocks read since *mark*: a pair (snapshot, blocks) per progress, with block
+        numbers of shape (n,), int32. None instead of the list where *mark* is too old."""
         if self._progresses == mark:
             return mark, []
         remembered = list(self._consumed)
         end = remembered[-1][0] + 1 if remembered else mark
         if remembered and remembered[0][0] > mark:
             return end, None
-        # They are numbered one after the other.
+        # The numbers are consecutive.
         new = remembered[max(0, mark - end + len(remembered)) :]
         return end, [(snapshot, ids) for _, snapshot, ids in new]
 
     # --- one consumer -------------------------------------------------------------------------------------------------
 
     def consumers(self) -> list[str]:
-        """Names of those that are not suspended."""
+        """Return the names of consumers that are not suspended."""
         return [name for name, one in self._courses.items() if not one.suspended]
 
     def knows(self, consumer: str) -> bool:
-        """Is anything known of what *consumer* reads?"""
+        """Return whether anything is known of *consumer*."""
         return consumer in self._courses
 
     def place(self, consumer: str) -> tuple[int, int]:
-        """(epoch, reads of it that are done). Raises KeyError."""
+        """Return (epoch, reads of it that are done). Raises KeyError."""
         course = self._courses[consumer]
         return course.current, course.now.position
 
     def epoch(self, consumer: str, epoch: int) -> Epoch | None:
-        """What *consumer* has published of an epoch that is not over yet."""
+        """Return an epoch of *consumer* that is not over yet; None where it was not published."""
         course = self._courses.get(consumer)
         return course.epochs.get(epoch) if course is not None else None
 
     def expected(self, consumer: str, ids: Ids) -> npt.NDArray[np.int64]:
-        """The next read of each of the blocks *ids* (shape (n,), int32), counted from the start of the current epoch,
-        or UNKNOWN: shape (n,), int64. Raises KeyError."""
+        """Return the next read of each of the blocks *ids* (shape (n,), int32), counted from the start of the current
+        epoch, or UNKNOWN: shape (n,), int64. Raises KeyError."""
         return self._courses[consumer].now.next_read[ids].astype(np.int64)
 
     def window(self, consumer: str, start: int, count: int) -> Window | None:
-        """At most *count* reads of one epoch from read *start* on, or from the consumer's position if that is later.
-        None where no more are known. *start* counts all reads since the consumer was first seen."""
+        """Return at most *count* reads of one epoch from read *start* on, or from the consumer's position if that is
+        later; None where no more are known. *start* counts all reads since the consumer was first seen."""
         course = self._courses.get(consumer)
         return course.window(start, count) if course is not None and not course.suspended else None
 
     def is_coming(self, consumer: str, reads: npt.NDArray[np.int64], blocks: Ids) -> npt.NDArray[np.bool_]:
-        """Which of some reads, numbered as in `window`, are still to come: shape (n,), bool. Of those beyond the
-        consumer's position, its loader's workers have done some early. reads: shape (n,), int64; blocks: the block of
-        each, shape (n,), int32. Raises KeyError."""
+        """Return which reads, numbered as in `window`, are still to come: shape (n,), bool. Of the reads beyond the
+        position, the loader's workers have done some early. reads: shape (n,), int64; blocks: the block of each, shape
+        (n,), int32. Raises KeyError."""
         return self._courses[consumer].is_coming(reads, blocks)
 
     def generation(self, consumer: str) -> tuple[str, int]:
-        """The consumer's snapshot, and a number that changes when it does not simply read on: read positions that were
-        looked at before mean nothing then. Raises KeyError."""
+        """Return the consumer's snapshot, and a number that changes when it does anything but read on, which voids
+        earlier read positions. Raises KeyError."""
         course = self._courses[consumer]
         return course.space.snapshot, course.generation
 
     def _consume(self, course: Course, blocks: Ids) -> None:
-        """*blocks* were read."""
+        """Record that *blocks* were read."""
         if len(blocks):
             self._consumed.append((self._progresses, course.space.snapshot, blocks.copy()))
             self._progresses += 1

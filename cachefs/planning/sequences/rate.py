@@ -1,39 +1,39 @@
-"""How fast a consumer reads, and how fast it would if it never waited.
+"""Measures the rate of a consumer, and estimates its rate without waits (the demand).
 
-The first can be seen. The second cannot while it waits: the readers of a loader that waits would either read on or
-rest, as their accelerator wants no more, and both look alike. So what a consumer is known to read while it hardly waits
-bounds what it is taken to want while it waits. What a loader reads until it is full counts no longer when it is: jobs
-of 150 reads per second were taken to read 200 to 700 in their first four seconds, and up to 2 % more was fetched, since
-blocks of other jobs were evicted for theirs. Without that bound, jobs that an accelerator paced at 100 reads per
-second and whose loaders sometimes waited were taken to read 500 to 1,000: blocks for them were fetched, and others
-evicted, far too early.
+The rate can be observed. The demand cannot while the consumer waits: the readers of a waiting loader would either read
+on, or rest as the accelerator wants no more, and both look alike. The rate observed while it hardly waits therefore
+bounds the estimate while it waits. Reads that fill a loader no longer count once it is full: jobs of 150 reads per
+second were estimated at 200 to 700 in their first four seconds, and up to 2 % more was fetched, since blocks of other
+jobs were evicted for theirs. Without that bound, jobs paced at 100 reads per second by an accelerator, whose loaders
+sometimes waited, were estimated at 500 to 1,000: blocks for them were fetched, and others evicted, far too early.
 """
 
 import math
 from bisect import bisect_right
 from typing import Final, NamedTuple
 
-# The rate is that of so many seconds.
+# Seconds over which the rate is measured.
 RATE_SECONDS: Final = 3.0
-# A pace is that of so many seconds: a loader reads its whole depth at once as an epoch begins, and as much less before.
+# Seconds over which a pace is measured: a loader reads its whole depth at once as an epoch begins, and as much less
+# before.
 PACE_SECONDS: Final = 10.0
-# A pace that was reached is taken for possible for this long, though it may have become invisible since.
+# Half-life of a pace that was reached, though it may have become invisible since.
 RATE_HALF_LIFE: Final = 5.0
-# A pace that was reached may double in this time, for who waits for all of it.
+# Time in which a pace may double, for a consumer that waits all the time.
 GROWTH_SECONDS: Final = 30.0
-# A loader that reads nothing for so many seconds longer than its accelerator takes for all that it holds is at rest, as
-# while a model is validated. Such time does not count.
+# A loader is at rest after this many seconds without a read beyond the time that its accelerator takes for all it
+# holds, as during a validation. Time at rest does not count.
 REST_SECONDS: Final = 1.0
-# Over less than this many seconds a rate says nothing.
+# Shorter spans give no rate.
 SHORTEST_SPAN: Final = 0.2
-# Who waits nearly always is taken to be busy for this part of the time.
+# Least part of the time that a waiting consumer counts as busy.
 LEAST_BUSY: Final = 0.5
-# Who waits for less than this part of the time reads as fast as it wants.
+# A consumer that waits for less than this part of the time reads at its demand.
 HARDLY: Final = 0.1
 
 
 class _Mark(NamedTuple):
-    when: float  # seconds, without those at rest
+    when: float  # seconds, without time at rest
     done: int  # reads until then
     waited: float  # seconds until then, of all readers together
 
@@ -42,27 +42,27 @@ class ReadRate:
     """The rate of one consumer."""
 
     def __init__(self, depth: int = 0) -> None:
-        """depth: reads that its loader does at once as it begins, however slow its accelerator is."""
-        self.value = 0.0  # reads per second, 0 until it is known
-        self.demand = 0.0  # the same had it not waited
-        self._pace = 0.0  # reads per second while it hardly waits, 0 until it has not waited for a while
+        """depth: reads that its loader does at once at the start, however slow its accelerator is."""
+        self.value = 0.0  # reads per second, 0 while unknown
+        self.demand = 0.0  # reads per second without waits
+        self._pace = 0.0  # reads per second while it hardly waits, 0 while unknown
         self._done = 0  # reads so far
         self._waited = 0.0  # seconds so far
         self._marks: list[_Mark] = []  # of the last seconds
-        self._began = math.inf  # when it was first measured
+        self._began = math.inf  # time of the first measurement
         self._depth = depth
-        self._is_full = depth == 0  # its loader is, or was
-        self._seen = 0  # reads until it was last seen to read
-        self._read = math.inf  # when that was
-        self._rested = 0.0  # seconds so far
+        self._is_full = depth == 0  # whether its loader is, or was, full
+        self._seen = 0  # reads at the last measurement with new reads
+        self._read = math.inf  # time of that measurement
+        self._rested = 0.0  # seconds at rest so far
 
     def count(self, reads: int) -> None:
-        """So many more reads are done."""
+        """Count done reads."""
         self._done += reads
 
     def measure(self, now: float, waited: float, readers: int) -> None:
-        """To be called every now and then. now: seconds; waited: seconds that the consumer's *readers* parallel readers
-        have waited since the last call."""
+        """Update the rates. To be called regularly. now: seconds; waited: seconds that the consumer's *readers*
+        parallel readers have waited since the last call."""
         self._waited += waited
         if self._rests(now):
             return
@@ -83,7 +83,7 @@ class ReadRate:
         share = self._waiting(since, now, readers)
         if share < HARDLY:
             first = self._marks[0]
-            # A loader begins with a burst, or after a pause in which its workers start.
+            # A loader begins with a burst, or after a pause for the start of its workers.
             settled = now - self._began >= 2 * PACE_SECONDS and self._waiting(first, now, readers) < HARDLY
             pace = (self._done - first.done) / (now - first.when) if settled else self.value
             self.demand = max(pace, self._pace * 0.5 ** ((now - before) / RATE_HALF_LIFE))
@@ -96,7 +96,7 @@ class ReadRate:
         self.demand = max(self.value, unhindered)
 
     def _rests(self, now: float) -> bool:
-        """Is its loader full, and its accelerator at rest? Where it has just gone on, the rest does not count."""
+        """Return whether its loader is full and its accelerator at rest. Time at rest is excluded once reads go on."""
         longest = self._depth / self.demand + REST_SECONDS if self._depth and self.demand else math.inf
         rest = max(0.0, now - self._read - longest)
         if self._done > self._seen:
@@ -106,5 +106,5 @@ class ReadRate:
         return rest > 0
 
     def _waiting(self, since: _Mark, now: float, readers: int) -> float:
-        """The part of the time since then for which the readers have waited."""
+        """Return the part of the time since *since* for which the readers have waited."""
         return (self._waited - since.waited) / max(1, readers) / (now - since.when)

@@ -1,11 +1,11 @@
-"""Orders that a sampler spec determines, computed without torch.
+"""Computes the orders that a sampler spec determines, without torch.
 
 `torch.randperm` on a CPU is a Fisher-Yates shuffle over the 32-bit outputs of a Mersenne Twister. numpy's `RandomState`
 gives the same outputs for the same seed. The swaps are done by `_shuffle.c`, or in Python where that was not built:
 1.28 M samples take 8 ms, or 0.7 s. Equal to torch 2.13 (tests/unit/planning/sequences/test_sampler.py compares).
 
-An order of any epoch takes as long as its permutation, and 60 to 80 ms more where the generator is far ahead. Meanwhile
-other threads run.
+An order of any epoch takes as long as its permutation, and 60 to 80 ms more where the generator is far ahead. Other
+threads can run meanwhile.
 """
 
 import functools
@@ -23,38 +23,36 @@ from cachefs.planning.sequences.twister import skip
 
 Order = NDArray[numpy.uint32]
 
-# Outputs a DataLoader takes from its generator (for the workers' base seed) before epoch 0 and before each later one.
+# Outputs that a DataLoader takes from its generator (its workers' base seed) before epoch 0 and before each later one.
 LOADER_DRAWS: Final = {"torch-random": (0, 0), "torch-loader": (2, 2), "torch-loader-persistent": (2, 0)}
 
-# An epoch of 1.28 M samples costs 8 ms to skip, so the generators' states (2.5 KB each) are kept: of so many samplers,
-# those of the epochs that were asked for last.
+# An epoch of 1.28 M samples costs 8 ms to skip, so the generators' states (2.5 KB each) are kept: of this many
+# samplers, and for each of the last used epochs.
 _SAMPLERS_KEPT: Final = 16
 _STATES_KEPT: Final = 64
 
-# Outputs of the generator that are drawn at once for a shuffle of numpy's: 4 MB.
+# Outputs of the generator drawn at once for a numpy shuffle: 4 MB.
 _DRAWN_AT_ONCE: Final = 1 << 20
 
 
 def epoch_order(spec: SamplerSpec, epoch: int) -> Order:
-    """The samples that one consumer reads in *epoch* (counted from 0), in order: their numbers, shape (reads,), uint32.
+    """Return the samples that one consumer reads in *epoch* (counted from 0), in order: numbers, shape (reads,),
+    uint32.
 
     Kinds, with n = spec.size; where spec.shuffle is false each is in order of sample numbers:
 
-    - `sequential`: 0 to n - 1.
-    - `torch-random`: `RandomSampler(dataset, generator=g)`, where g was seeded with spec.seed once, before epoch 0, and
-      is used by nothing else. One generator goes on from epoch to epoch, and each epoch takes two permutations from it:
-      torch computes a second one when the sampler is exhausted, of which it uses nothing. So every epoch before must
-      have been read to its end. (`RandomSampler` without a generator seeds itself from torch's global one as each epoch
-      starts, which cannot be known before.)
-    - `torch-loader`: `DataLoader(dataset, shuffle=True, generator=g)`. As torch-random, but before each epoch the
-      loader takes a base seed for its workers from the same g.
-    - `torch-loader-persistent`: the same with persistent_workers=True, where the loader does so before epoch 0 only.
-    - `torch-distributed`: `DistributedSampler` after `set_epoch(epoch)`: seed + epoch, padded or cut as torch does to
-      give spec.replicas equal shares, of which this is that of spec.rank.
-    - `numpy`: `numpy.random.RandomState(seed + epoch).permutation(n)`, whose results numpy has frozen (NEP 19), unlike
-      those of `default_rng`.
+    - `sequential`: 0 to n - 1. - `torch-random`: `RandomSampler(dataset, generator=g)`, where g was seeded with
+    spec.seed once, before epoch 0, and is used by nothing else. One generator continues from epoch to epoch, and each
+    epoch takes two permutations from it: torch computes a second, unused one when the sampler is exhausted. Every epoch
+    before must therefore have been read to its end. (`RandomSampler` without a generator seeds itself from torch's
+    global one as each epoch starts, which cannot be known before.) - `torch-loader`: `DataLoader(dataset, shuffle=True,
+    generator=g)`. As torch-random, but before each epoch the loader takes a base seed for its workers from the same g.
+    - `torch-loader-persistent`: the same with persistent_workers=True, where the loader does so before epoch 0 only. -
+    `torch-distributed`: `DistributedSampler` after `set_epoch(epoch)`: seed + epoch, padded or cut as in torch to give
+    spec.replicas equal shares; the result is the share of spec.rank. - `numpy`: `numpy.random.RandomState(seed +
+    epoch).permutation(n)`, whose results numpy has frozen (NEP 19), unlike those of `default_rng`.
 
-    Raises ConfigError for a kind that is unknown or `explicit`, and for numbers that make no sense.
+    Raises ConfigError for a kind that is unknown or `explicit`, and for invalid numbers.
     """
     order_of = _ORDERS.get(spec.kind)
     if order_of is None:
@@ -85,10 +83,10 @@ def _numpy(spec: SamplerSpec, epoch: int) -> Order:
 
 
 def _numpy_shuffle(generator: numpy.random.RandomState, order: Order) -> None:
-    """As generator.shuffle(order), which would stop all other threads."""
+    """Shuffle as generator.shuffle(order), which would block all other threads."""
     last = len(order) - 1
     while last > 0:
-        # At least half of the outputs settle a place.
+        # At least half of the outputs are used.
         draws = generator.randint(0, 2**32, size=min(2 * last, _DRAWN_AT_ONCE), dtype=numpy.uint32)
         last = _shuffle_masked(order, draws, last)
 
@@ -100,7 +98,7 @@ def _torch_distributed(spec: SamplerSpec, epoch: int) -> Order:
         everyone = _sequential(spec, epoch)
     share = spec.size // spec.replicas if spec.drop_last else -(-spec.size // spec.replicas)
     own = everyone[spec.rank : share * spec.replicas : spec.replicas]
-    # Both ways of torch to pad repeat the order from its start.
+    # Both of torch's ways to pad repeat the order from its start.
     padded = numpy.arange(len(own), share) * spec.replicas + spec.rank
     return numpy.concatenate((own, everyone[padded % max(spec.size, 1)]))
 
@@ -122,14 +120,13 @@ _ORDERS: dict[str, Callable[[SamplerSpec, int], Order]] = {
 
 @functools.lru_cache(maxsize=_SAMPLERS_KEPT)
 def _states(kind: str, seed: int, size: int) -> dict[int, Any]:
-    """Epoch -> state, as its permutation begins, of the one generator that goes on from epoch to epoch: what numpy's
-    `RandomState.set_state` takes. Threads need no lock for it, since each of them computes the same state for an
-    epoch."""
+    """Return the cache epoch -> state of the continuing generator at the start of the epoch's permutation, as for
+    numpy's `RandomState.set_state`. Threads need no lock, since each computes the same state for an epoch."""
     return {}
 
 
 def _generator_at(kind: str, seed: int, size: int, epoch: int) -> numpy.random.RandomState:
-    """The generator as the permutation of *epoch* begins."""
+    """Return the generator at the start of the permutation of *epoch*."""
     states = _states(kind, seed, size)
     generator = _torch_generator(seed)
     before = max((number for number in list(states) if number <= epoch), default=-1)
@@ -183,16 +180,17 @@ def _shuffle_masked_in_python(order: Order, draws: Order, last: int) -> int:
 
 
 def _fastest_shuffles() -> tuple[Callable[[Order, Order], None], Callable[[Order, Order, int], int]]:
-    """Two functions that shuffle the numbers of the first array in place, by a generator's outputs in the second.
+    """Return two functions that shuffle the numbers of the first array in place, by a generator's outputs in the
+    second.
 
-    The first does it as torch, and needs one output fewer than there are numbers. The second goes on with a shuffle of
-    numpy's at a place, and returns the place where the next outputs go on; 0: it is done.
+    The first shuffles as torch, and needs one output fewer than there are numbers. The second continues a numpy shuffle
+    at a place, and returns the place at which the next outputs continue; 0: done.
     """
     try:
         from cachefs.planning.sequences import _shuffle as compiled
 
         return compiled.shuffle, compiled.shuffle_masked
-    except (ImportError, AttributeError):  # not built here, or for another machine or version
+    except (ImportError, AttributeError):  # not built here, or built for another machine or version
         return _shuffle_in_python, _shuffle_masked_in_python
 
 

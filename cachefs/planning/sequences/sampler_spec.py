@@ -1,26 +1,26 @@
-"""What a sampler is told by. Whoever only passes it on does not pay for numpy, whose import takes 0.1 s."""
+"""The parameters of a sampler. Importable without numpy, whose import takes 0.1 s."""
 
 from dataclasses import dataclass
 from typing import Final
 
 from cachefs.errors import ConfigError
 
-# All kinds of samplers: those whose order cachefs.planning.sequences.sampler computes, and `explicit`, where orders are
-# published one by one.
+# All kinds of samplers: those whose order cachefs.planning.sequences.sampler computes, and `explicit`, for orders that
+# are published one by one.
 KINDS: Final = (
     "sequential", "torch-random", "torch-loader", "torch-loader-persistent", "torch-distributed", "numpy", "explicit",
 )  # fmt: skip
 
 MAX_SAMPLES: Final = 2**32 - 1
 MAX_EPOCHS: Final = 1_000_000
-# With so many samples or more, torch draws 64 bits per swap (UINT32_MAX / 20, as in randperm_cpu).
+# From this number of samples on, torch draws 64 bits per swap (UINT32_MAX / 20, as in randperm_cpu).
 TORCH_LIMIT: Final = (2**32 - 1) // 20
-# The seeds that numpy and torch take, which they seed a generator with.
+# Seeds accepted by the generators of numpy and torch.
 _NUMPY_SEEDS: Final = range(2**32)
 _TORCH_SEEDS: Final = range(-(2**63), 2**64)
-# Python refuses to write out much longer numbers, and nobody could read these.
+# Longer numbers are unreadable, and Python refuses to write out much longer ones.
 _SHOWN_BITS: Final = 128
-# Each epoch has a seed of its own: the sampler's, plus the epoch's number.
+# Kinds that seed each epoch with the sampler's seed plus the epoch's number.
 _SEEDED_ANEW: Final = ("numpy", "torch-distributed")
 
 
@@ -28,17 +28,17 @@ _SEEDED_ANEW: Final = ("numpy", "torch-distributed")
 class SamplerSpec:
     """An order of samples that can be computed, unless its kind is `explicit`."""
 
-    kind: str  # one of KINDS; `sampler.epoch_order` says what each means
+    kind: str  # one of KINDS, explained in `sampler.epoch_order`
     size: int  # samples of the dataset
     seed: int = 0
-    epochs: int = 1  # how many the sampler will give
+    epochs: int = 1  # number of epochs
     shuffle: bool = True
-    drop_last: bool = False  # as torch's DistributedSampler takes it
+    drop_last: bool = False  # as in torch's DistributedSampler
     replicas: int = 1  # ranks that share the samples
-    rank: int = 0  # which of them this is
+    rank: int = 0  # rank of this consumer
 
     def check(self) -> None:
-        """Raises ConfigError, which names the field and what it may be, where there is an epoch without an order."""
+        """Raise ConfigError, with the field and its valid values, where an epoch would have no order."""
         if self.kind not in KINDS:
             raise ConfigError(f"sampler kind {self.kind!r}: expected one of {', '.join(KINDS)}")
         _within("size", self.size, range(MAX_SAMPLES + 1))

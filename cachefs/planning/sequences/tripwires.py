@@ -1,8 +1,9 @@
-"""Tripwires: reads that are kept out of the kernel's page cache, so that they arrive and tell how far a consumer is.
+"""Tripwires: reads that are kept out of the kernel's page cache, so that they are observed and reveal a consumer's
+position.
 
-Reads of pages that were pushed never show. Where a consumer does not say how far it is, one read out of every so many
+Reads of pushed pages are never observed. Where a consumer does not report its position, one read out of every so many
 of its order is therefore not pushed. Intervals are powers of two, so that tripwires of a longer interval are tripwires
-of a shorter one too, and a change of rate leaves what is pushed already as it is.
+of a shorter one too, and a change of rate does not affect pages that were pushed already.
 """
 
 from typing import Final
@@ -12,23 +13,23 @@ import numpy.typing as npt
 
 # Tripwires per second. A few tens are enough: with 14 to 25 a plan is as exact as with heartbeats.
 PER_SECOND: Final = 25.0
-# Reads from one tripwire to the next, at least and at most.
+# Bounds of the reads from one tripwire to the next.
 SHORTEST: Final = 8
 LONGEST: Final = 1024
-# Reads from one tripwire to the next while nobody knows the rate.
+# Reads from one tripwire to the next while the rate is unknown.
 FIRST: Final = 32
-# At least so many in a short epoch, as far as SHORTEST allows: few files are all in the page cache before long, and
-# that they stay there matters more than where their reader is.
+# Least tripwires in a short epoch, as far as SHORTEST allows: few files are soon all in the page cache, and keeping
+# them there matters more than the position of their reader.
 PER_EPOCH: Final = 4
-# Tripwires in a row that may be missing, as their pages were there after all.
+# Most consecutive tripwires that may be missing, as their pages were cached after all.
 MISSING: Final = 4
 
-# Tripwires far ahead that say together where a consumer is, and the share of those that lie there which they must be.
+# Tripwires far ahead that together reveal a consumer's position, and the least share that they must be of those there.
 IN_A_ROW: Final = 4
 _DENSE: Final = 0.6
 
-# An interval is kept while the wanted one is within these parts of it: otherwise a rate near a limit would have pages
-# come and go. What was left out before is looked for so many seconds more, until its pages have come.
+# An interval is kept while the wanted one is within these parts of it; otherwise pages would come and go at a rate near
+# a limit. Reads left out before are still expected for _COMING_SECONDS, until their pages are pushed.
 _KEPT: Final = (0.375, 1.0)
 _COMING_SECONDS: Final = 2.0
 
@@ -37,7 +38,7 @@ Reads = npt.NDArray[np.int64]
 
 
 def interval(rate: float) -> int:
-    """Reads from one tripwire to the next, at *rate* reads per second (0: unknown), in long epochs."""
+    """Return the reads from one tripwire to the next, at *rate* reads per second (0: unknown), in long epochs."""
     if rate <= 0:
         return FIRST
     wanted = min(LONGEST, max(SHORTEST, rate / PER_SECOND))
@@ -45,21 +46,21 @@ def interval(rate: float) -> int:
 
 
 def longest_in(epoch: int) -> int:
-    """The longest interval for an epoch of so many reads (0: unknown)."""
+    """Return the longest interval for an epoch of *epoch* reads (0: unknown)."""
     return max(SHORTEST, min(LONGEST, 1 << (epoch // PER_EPOCH).bit_length() >> 1)) if epoch else LONGEST
 
 
 class Interval:
-    """How far apart one consumer's tripwires are."""
+    """The distance of one consumer's tripwires."""
 
     def __init__(self) -> None:
         self.now = FIRST  # reads from one tripwire to the next
-        self.left_out = FIRST  # the same for what may not have been pushed yet, from when they were closer
-        self._changed = -_COMING_SECONDS  # when, in seconds
+        self.left_out = FIRST  # a closer distance from before, for reads that may not have been pushed yet
+        self._changed = -_COMING_SECONDS  # time of the last change, in seconds
 
     def follow(self, rate: float, epoch: int, time: float) -> None:
-        """rate: reads per second (0: unknown); epoch: reads of the shortest epoch that is near (0: unknown); time:
-        seconds, of the same clock in each call."""
+        """Adapt the distance. rate: reads per second (0: unknown); epoch: reads of the shortest epoch nearby (0:
+        unknown); time: seconds, of the same clock in each call."""
         low, high = (part * self.now * PER_SECOND for part in _KEPT)
         wanted = min(self.now if low <= rate <= high else interval(rate), longest_in(epoch))
         if wanted != self.now:
@@ -69,8 +70,8 @@ class Interval:
 
 
 def are_tripwires(reads: Reads, every: int) -> npt.NDArray[np.bool_]:
-    """Which of *reads* (counted from the start of their epoch, shape (n,), int64) are tripwires, where one of *every*
-    reads is: shape (n,), bool. None is where *every* is 0."""
+    """Return which of *reads* (counted from the start of their epoch, shape (n,), int64) are tripwires, where one of
+    *every* reads is: shape (n,), bool. All False where *every* is 0."""
     if not every:
         return np.zeros(len(reads), np.bool_)
     are: npt.NDArray[np.bool_] = reads & (every - 1) == every - 1
@@ -79,16 +80,16 @@ def are_tripwires(reads: Reads, every: int) -> npt.NDArray[np.bool_]:
 
 class FarOnes:
     """Tripwires that were read far ahead of a consumer. A single one proves nothing. Where nearly all tripwires of a
-    stretch were read, one after another, the consumer is there: it was not seen for a while, as when the daemon was
-    away."""
+    stretch were read in turn, the consumer is there: it was not observed for a while, as during an outage of the
+    daemon."""
 
     def __init__(self) -> None:
-        self._reads: list[int] = []  # the latest, in the order in which they were read
+        self._reads: list[int] = []  # the latest, in the order of the reads
 
     def add(self, read: int, every: int, reorder_window: int) -> bool:
-        """The tripwire *read* was read, later than those before. Do the last ones say together that the consumer is
-        there? every: reads from one tripwire to the next; reorder_window: reads by which its loader's workers may
-        differ from the order."""
+        """Add a tripwire that was read after those before. Returns whether the last ones together prove that the
+        consumer is there. every: reads from one tripwire to the next; reorder_window: reads by which its loader's
+        workers may differ from the order."""
         needed = IN_A_ROW + reorder_window // every
         self._reads = [*self._reads, read][-needed:]
         span = max(self._reads) - min(self._reads)
@@ -100,9 +101,9 @@ class FarOnes:
 
 
 def next_ones(reads: Reads, front: int, reach: float) -> Reads:
-    """Those of the tripwires *reads* (shape (n,), int64, in ascending order) that a consumer which was at read *front*
-    comes to next, one after the other: shape (up to n,), int64. None is further than *reach* ahead of the one before,
-    where it would be somebody else's, or prove nothing by itself."""
+    """Return those of the tripwires *reads* (shape (n,), int64, in ascending order) that a consumer at read *front*
+    reads next, one after the other: shape (up to n,), int64. Each is at most *reach* ahead of the one before; a more
+    distant one could be another reader's, or prove nothing by itself."""
     passed: list[int] = []
     for read in reads.tolist():
         if read >= front + reach:

@@ -1,9 +1,9 @@
-"""The generator of torch and of numpy's RandomState, the Mersenne Twister MT19937, moved far ahead at once.
+"""Moves the generator of torch and of numpy's RandomState, the Mersenne Twister MT19937, far ahead in one step.
 
-Its outputs are linear in its state: after so many outputs, each is the sum (XOR) of some of the 19,937 before it,
-always of the same ones, which `_SUM` names. So any later output is a sum of the next 19,937 as well, and of which ones,
-is the remainder of a power of x by the polynomial whose terms are those of `_SUM`. That takes 60 to 80 ms however far
-it is, as long as 20 million outputs one by one.
+Its outputs are linear in its state: each output is the sum (XOR) of some of the 19,937 before it, always the same ones,
+which `_SUM` lists. Any later output is therefore a sum of the next 19,937 as well. Which ones is the remainder of a
+power of x by the polynomial whose terms are those of `_SUM`. Its computation takes 60 to 80 ms whatever the distance,
+as long as 20 million outputs one by one.
 """
 
 import functools
@@ -12,13 +12,13 @@ from typing import Final
 import numpy
 from numpy.typing import NDArray
 
-# From so many outputs on, the remainder is quicker.
+# Outputs from which on the remainder is quicker.
 FAR: Final = 20_000_000
 
 _WORDS: Final = 624  # of the state
 _DEGREE: Final = 19_937
-# Output n + 19,937 is the sum of the outputs n + e, for these e. (As its outputs say: the shortest linear recurrence of
-# any bit of them. The tests compare with outputs that are drawn one by one.)
+# Output n + 19,937 is the sum of the outputs n + e, for these e. (Derived from outputs, as the shortest linear
+# recurrence of any bit of them. The tests compare with outputs that are drawn one by one.)
 _SUM: Final = (
     0, 1189, 1416, 1585, 1643, 1870, 2493, 2773, 3000, 3227, 3454, 3681, 3908, 4135, 4362, 4753, 5661, 6337,
     6569, 7129, 7477, 7525, 7583, 7752, 7979, 8206, 9505, 9901, 9969, 10128, 10693, 10761, 10920, 11089, 11147,
@@ -34,7 +34,7 @@ _BELOW: Final = (1 << _DEGREE) - 1
 
 
 def skip(generator: numpy.random.RandomState, draws: int) -> None:
-    """Move the generator on as if so many outputs of 32 bits were drawn."""
+    """Advance the generator by *draws* outputs of 32 bits."""
     if draws < FAR:
         generator._bit_generator.random_raw(draws, output=False)
         return
@@ -46,7 +46,8 @@ def skip(generator: numpy.random.RandomState, draws: int) -> None:
 
 @functools.lru_cache(maxsize=4)
 def _power(exponent: int) -> int:
-    """x to the power of *exponent*, modulo the polynomial of the generator: a polynomial over GF(2), bit e for x^e."""
+    """Return x to the power of *exponent*, modulo the generator's polynomial: a polynomial over GF(2), bit e for
+    x^e."""
     steps = max(0, exponent.bit_length() - 14)
     power = 1 << (exponent >> steps)  # below x^16384
     for step in reversed(range(steps)):
@@ -55,14 +56,14 @@ def _power(exponent: int) -> int:
 
 
 def _squared(polynomial: int) -> int:
-    """Over GF(2) the square has the same terms, at twice their exponents."""
+    """Return the square: over GF(2) it has the same terms, at twice their exponents."""
     raw = polynomial.to_bytes(-(-_DEGREE // 8), "little")
     return int.from_bytes(_spread()[numpy.frombuffer(raw, numpy.uint8)].tobytes(), "little")
 
 
 @functools.cache
 def _spread() -> NDArray[numpy.uint16]:
-    """By byte: its bits with a zero behind each: shape (256,), uint16 little-endian."""
+    """Return for each byte its bits with a zero behind each: shape (256,), uint16 little-endian."""
     bits = numpy.unpackbits(numpy.arange(256, dtype=numpy.uint8)[:, None], axis=1, bitorder="little")
     spread: NDArray[numpy.uint16] = (bits.astype("<u2") << numpy.arange(0, 16, 2, dtype="<u2")).sum(1, dtype="<u2")
     return spread
@@ -77,13 +78,13 @@ def _remainder(polynomial: int) -> int:
 
 
 def _terms(polynomial: int) -> NDArray[numpy.int64]:
-    """The exponents of its terms: one dimension, int64."""
+    """Return the exponents of its terms: one dimension, int64."""
     raw = numpy.frombuffer(polynomial.to_bytes(-(-_DEGREE // 8), "little"), numpy.uint8)
     return numpy.flatnonzero(numpy.unpackbits(raw, bitorder="little"))
 
 
 def _untempered(outputs: NDArray[numpy.uint32]) -> NDArray[numpy.uint32]:
-    """The words of the state whose outputs these are: shape (n,), uint32."""
+    """Return the words of the state that have these outputs: shape (n,), uint32."""
     words = outputs ^ (outputs >> numpy.uint32(18))
     words ^= (words << numpy.uint32(15)) & numpy.uint32(0xEFC60000)
     found = words

@@ -1,42 +1,42 @@
-"""How many of a consumer's reads show: the kernel's page cache serves the others, and nobody sees them."""
+"""Estimates the share of a consumer's reads that is observed; the page cache answers the others without a trace."""
 
 from typing import Final
 
 # How far ahead reads may be beyond what the loader's workers and the number of reads explain.
 SLACK: Final = 4
-# At least this share of the reads that are done is taken to show.
+# Least share of the done reads that is assumed to be observed.
 LOWEST_DENSITY: Final = 0.05
-# With each report, all that was seen before counts only this much of what it counted.
+# Factor on the weight of all earlier reads with each report.
 FADING: Final = 0.9
-# Reads from which the density starts.
+# Initial weight of the density, in reads.
 _FIRST: Final = 32
 
 
 class Visibility:
-    """The visibility of one consumer's reads."""
+    """The observed share of one consumer's reads."""
 
     def __init__(self) -> None:
-        # Reads that lie ahead of the consumer, per read among them that will show: pages of the others were pushed.
+        # Reads ahead of the consumer per read among them that will be observed: pages of the others were pushed.
         self.hidden = 1.0
-        self._density = 1.0  # reads that showed of late, per read that was done
-        self._seen = self._gained = float(_FIRST)  # the two numbers of which this is the quotient
+        self._density = 1.0  # recently observed reads per done read
+        self._seen = self._gained = float(_FIRST)  # numerator and denominator of the density
 
     @property
     def step(self) -> float:
-        """How far behind a read that shows the one that showed before it may be, in reads of different blocks."""
+        """Most distance of an observed read from the one observed before it, in reads of different blocks."""
         return max(SLACK + 2 / self._density, SLACK * self.hidden)
 
     def on_reads(self, count: int) -> None:
-        """So many reads have shown."""
+        """Count observed reads."""
         self._seen = FADING * self._seen + count
         self._gained = FADING * self._gained
 
     def on_gain(self, gained: int) -> None:
-        """These reads have brought the consumer so much further."""
+        """Record by how many reads the observed reads have moved the consumer on."""
         self._gained += max(0, gained)
         self._density = min(1.0, max(LOWEST_DENSITY, self._seen / max(1.0, self._gained)))
 
     def restart(self, density: float) -> None:
-        """Nothing counts but that *density*, in reads that show per read that is done, was seen."""
+        """Restart from *density*, in observed reads per done read."""
         self._density = density
         self._seen, self._gained = _FIRST * density, float(_FIRST)
