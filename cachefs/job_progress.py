@@ -150,7 +150,7 @@ def done_of(view: ConsumerView) -> float | None:
     loader = view.loader
     if loader is not None and loader.epochs:
         return loader.epoch_samples / loader.epoch_length if loader.epoch_length else None
-    # It is unknown whether the last samples of an ended consumer were read, without a loader's report.
+    # Without a loader's report, nothing tells whether the last samples of an ended consumer were read.
     return view.position / view.epoch_length if view.epoch_length and view.state != ENDED else None
 
 

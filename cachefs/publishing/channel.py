@@ -190,8 +190,8 @@ class Channel:
         return os.getpid() == self._owner
 
     def claims(self, rank: int) -> bool:
-        """Return whether this process holds its job's claim to *rank* on this node. Other processes may hold a claim to
-        the same rank: children, and trainings that a shell starts side by side under one job number."""
+        """Claim *rank* of the job on this node, and return whether this process holds the claim. Other processes may
+        ask for the same rank: children, and trainings that a shell starts side by side under one job number."""
         claim = self.directory.parent / f"{_CLAIM}{rank}"
         with suppress_own(OSError), _locked(claim.parent):
             if stat.S_ISLNK(mode_of(claim, follow=False)):

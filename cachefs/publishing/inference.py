@@ -222,7 +222,7 @@ class Inference:
         return sum(map(self._has, asked, [field] * len(asked))) >= len(asked) - 1
 
     def _has(self, observed: _Kept, field: Field) -> bool:
-        # In a complete observation, each sample's entry has to occur.
+        # In a complete observation each sample has the entry, so one sample is enough.
         for sample in observed.samples[: 1 if observed.is_complete else MOST_SAMPLES]:
             text = field.of(sample, self.columns)
             if text is not None and text in observed.together:

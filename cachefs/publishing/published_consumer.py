@@ -267,7 +267,7 @@ class PublishedConsumer:
 
     @property
     def note(self) -> str:
-        """What is not understood, for the user; "" where all is, or the consumer is not known to read from a mount."""
+        """The user's line on what is not understood; "" where all is, or no read from a mount is known."""
         unknown = (self._unexplained.unknown if self._lacks_files else None) or self._unknown
         if unknown is None or (self._lacks_files and self._opened is None):
             return ""
@@ -280,7 +280,7 @@ class PublishedConsumer:
 
     @property
     def line(self) -> str:
-        """What is understood, for the user; "" while that is unknown, or where `note` tells it."""
+        """The user's line on what is understood; "" while that is unknown, or where `note` tells it."""
         if not self.loader or self.note or self._lacks_files:
             return ""
         order = self.orders.get(self.epoch) if self.opening.shards else None

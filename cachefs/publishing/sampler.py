@@ -15,7 +15,7 @@ from cachefs.publishing.sample_files import listed_files
 Path = str | os.PathLike[str]
 
 
-def publish(  # noqa: PLR0913  # a call in somebody's script: one keyword for each thing it may say
+def publish(  # noqa: PLR0913  # a call in users' scripts: one keyword for each option
     files: Path | Sequence[Path] | Any,
     *,
     sampler: Any = None,

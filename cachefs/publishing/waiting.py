@@ -30,7 +30,7 @@ _WORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Waited:
-    """How long a loader, or all loaders of a job, were busy and waited. Times are seconds."""
+    """The busy and waiting times, in seconds, of a loader, or of all loaders of a job."""
 
     # Time that it was busy, and part of that which the loop waited; and both for the first epoch alone.
     busy: float
