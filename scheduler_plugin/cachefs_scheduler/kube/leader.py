@@ -106,7 +106,6 @@ class Leader:
         await self._write(lease)
 
     async def _write(self, lease: Lease | None) -> None:
-        """Acquire or renew the Lease."""
         begun = time.monotonic()
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         old = lease.spec if lease is not None else LeaseSpec()

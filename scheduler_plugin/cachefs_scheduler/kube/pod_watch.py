@@ -90,7 +90,6 @@ class PodWatch:
         self._version = last
 
     async def _watch(self) -> None:
-        """Watch until the server ends the watch."""
         async for kind, pod in self._api.watch_pods(self._selector, self._version):
             self._say("")
             self._version = pod.metadata.resource_version or self._version

@@ -149,7 +149,7 @@ class JobKeeper:
             _log.info("job %s may start: a copy has a slot for it", name)
 
     async def _in_parts(self, ids: Sequence[str], change: Callable[[Sequence[str]], Awaitable[None]]) -> None:
-        """Names of tasks with brackets go alone, since they contain commas."""
+        """Change jobs in groups. Names of tasks with brackets go alone, since they contain commas."""
         plain = [name for name in ids if "[" not in name]
         groups: list[Sequence[str]] = [plain[first : first + _MOST_IDS] for first in range(0, len(plain), _MOST_IDS)]
         for group in [*groups, *([name] for name in ids if "[" in name)]:

@@ -295,7 +295,6 @@ def _without(cluster: Cluster, service: Service) -> dict[str, Any]:
 
 
 def _asked(service: Service, seconds: float) -> dict[str, Any]:
-    """Ask for rankings repeatedly."""
     took, ages, failed = [], [], 0
     end = time.monotonic() + seconds
     for _ in itertools.count():

@@ -137,8 +137,6 @@ def _rclone() -> Path | None:
 
 @dataclass(slots=True)
 class _Peaks:
-    """Peak memory in bytes of a process and of its children."""
-
     parent: int = 0
     child: int = 0
 

@@ -72,7 +72,6 @@ def _tls(given: dict[str, Any]) -> TlsFiles | None:
 
 
 async def _give(given: dict[str, Any]) -> None:
-    """Store blocks, and serve them."""
     root, size = Path(given["root"]), given["size"]
     memory = TierConfig(root / "memory", 2 * _HELD + (64 << 20), 64 << 20, "minio")
     storage = Storage(StoreConfig(root / "state", 4 << 20, memory, None), Foresight.empty())
@@ -97,8 +96,6 @@ async def _give(given: dict[str, Any]) -> None:
 
 
 class _Asker:
-    """Requests blocks from all serving sides."""
-
     def __init__(self, given: dict[str, Any]) -> None:
         self._loop, self._size = asyncio.get_running_loop(), given["size"]
         self._givers = [node(number, host, port) for number, host, port in given["givers"]]
@@ -170,7 +167,6 @@ class _Asker:
 
 
 async def _ask(given: dict[str, Any]) -> None:
-    """Run the requests that standard input asks for."""
     asker = _Asker(given)
     while (told := await asyncio.to_thread(sys.stdin.readline)).strip():
         what, amount = json.loads(told)

@@ -172,8 +172,6 @@ def _given(load: PeerLoad, size: int, giver: Host, asker: Host, tls: Sequence[st
 
 
 class _Side:
-    """A running side."""
-
     def __init__(self, process: Child) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -205,7 +203,6 @@ def _asking(stack: ExitStack, given: dict[str, Any], giver: Host, asker: Host, k
 
 @contextmanager
 def _side(host: Host, role: str, given: dict[str, Any]) -> Iterator[_Side]:
-    """Run a side."""
     command = [*WITH_PARENT, *host.enter, sys.executable, "-m", _SIDE, role, json.dumps(given)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
@@ -218,7 +215,6 @@ def _side(host: Host, role: str, given: dict[str, Any]) -> Iterator[_Side]:
 
 
 def _iperf(giver: Host, asker: Host, seconds: float) -> Turn:
-    """Measure one connection of iperf3."""
     whole = max(1, round(seconds))  # iperf3 takes whole seconds
     port = str(asker.free_ports(1)[0])
     server = subprocess.Popen(

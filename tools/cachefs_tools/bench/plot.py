@@ -35,7 +35,6 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 
 def _bars(axes: Any, names: list[str], groups: list[list[float]]) -> None:
-    """Draw one row per run, with a bar for each of its values."""
     for row, values in enumerate(groups):
         for number, value in enumerate(values):
             axes.barh(row + 0.8 * (number + 0.5) / len(values) - 0.4, value, 0.8 / len(values), color=f"C{number}")
@@ -43,7 +42,6 @@ def _bars(axes: Any, names: list[str], groups: list[list[float]]) -> None:
 
 
 def _stacked(axes: Any, names: list[str], groups: list[list[float]]) -> None:
-    """Draw one row per run, with its values side by side."""
     for row, values in enumerate(groups):
         start = 0.0
         for number, value in enumerate(values):

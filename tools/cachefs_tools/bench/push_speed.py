@@ -120,7 +120,6 @@ def _turn(bench: Bench, readers: int, way: Way) -> dict[str, Any]:
 
 
 def _publications(load: FullSpeed, readers: int) -> list[JobPublish]:
-    """Return the job's consumers, one for each reader."""
     spec = SamplerSpec(kind="explicit", size=load.files)
     return [
         JobPublish(
@@ -132,7 +131,6 @@ def _publications(load: FullSpeed, readers: int) -> list[JobPublish]:
 
 
 def _publish_orders(bench: Bench, readers: int) -> None:
-    """Publish the samples of each reader in each epoch."""
     for epoch, order in enumerate(bench.orders):
         for rank in range(readers):
             share = order[rank::readers].tobytes()

@@ -106,7 +106,7 @@ def preset(name: str, base: Scenario) -> list[Scenario]:
 
 
 def _fast_origin(base: Scenario) -> Iterator[Scenario]:
-    """An origin that is fast enough: shows remaining waits."""
+    """Yield runs against an origin that is fast enough, which show remaining waits."""
     yield from _published_and_not(base, 1.5)
 
 
@@ -117,12 +117,12 @@ def _published_and_not(base: Scenario, share: float) -> Iterator[Scenario]:
 
 
 def _slow_origin(base: Scenario) -> Iterator[Scenario]:
-    """An origin that is too slow for epoch 1: shows waits of later epochs."""
+    """Yield runs against an origin that is too slow for epoch 1, which show waits of later epochs."""
     yield from _published_and_not(base, 0.5)
 
 
 def _small_tiers(base: Scenario) -> Iterator[Scenario]:
-    """Tiers that hold only a part of the dataset: origin bytes and stalls by policy.
+    """Yield runs with tiers that hold only a part of the dataset, which show origin bytes and stalls by policy.
 
     The origin can deliver three quarters of the demand. From epoch 2 on this is enough for a policy that fetches no
     more than it must, in time.
@@ -144,7 +144,7 @@ def _small_tiers(base: Scenario) -> Iterator[Scenario]:
 
 
 def _two_jobs(base: Scenario) -> Iterator[Scenario]:
-    """Two jobs that read one dataset in different orders. Half of the dataset fits into the tiers.
+    """Yield runs of two jobs that read one dataset in different orders. Half of the dataset fits into the tiers.
 
     A sampler adds the epoch to its seed, so with seeds 1 and 2 one job would repeat the other's orders.
     """
@@ -155,7 +155,7 @@ def _two_jobs(base: Scenario) -> Iterator[Scenario]:
 
 
 def _wrong_sequences(base: Scenario) -> Iterator[Scenario]:
-    """Jobs that do not read what they have published."""
+    """Yield runs of jobs that do not read what they have published."""
     plain = replace(_limited(base, 1.5), loader=Loader.PLAIN, tiers=replace(base.tiers, capacity=0.5))
     scenario = replace(plain, publishing=Publishing.SPEC)
     shape = base.shape
@@ -173,7 +173,8 @@ def _wrong_sequences(base: Scenario) -> Iterator[Scenario]:
 
 
 def _fast_reader(base: Scenario) -> Iterator[Scenario]:
-    """An accelerator that takes ten times as many samples per second, and a dataset four times as large."""
+    """Yield runs with an accelerator that takes ten times as many samples per second, and a dataset four times as
+    large."""
     shape = replace(base.shape, files=4 * base.shape.files, demand=10 * base.shape.demand)
     yield from _published_and_not(replace(base, shape=shape), 1.5)
 

@@ -174,7 +174,6 @@ def train_command(
 
 
 def _measure(shape: Shape, runs: list[Scenario], endpoint: str | None, directory: Path | None) -> dict[str, Any]:
-    """Make all runs over one dataset. Returns the JSON document."""
     documents = []
     with tempfile.TemporaryDirectory(prefix="cachefs-bench-", dir=directory) as name:
         work = Path(name)

@@ -147,8 +147,6 @@ def advance(before: ConsumerView, now: ConsumerView) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """A column of a line."""
-
     heading: str
     unit: str  # below the heading
     width: int

@@ -38,8 +38,6 @@ text { font: 13px system-ui, sans-serif; fill: #1f2933; }
 
 
 class _Drawing:
-    """Elements of a picture, from top to bottom."""
-
     def __init__(self) -> None:
         self.elements: list[str] = []
         self.y = 0.0  # base line of the next element
@@ -126,7 +124,6 @@ def _draw_epoch(drawing: _Drawing, epoch: Epoch, longest: float) -> None:
 
 
 def _draw_speed(drawing: _Drawing, story: Story, longest: float) -> None:
-    """Draw the loop's speed in the epoch in which the daemon was killed."""
     epoch = story.killed.epochs[story.kill.at.epoch]
     whole = _BAR * epoch.trained.seconds / longest
     speeds = rates(epoch.positions, _INTERVALS)

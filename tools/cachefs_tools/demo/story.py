@@ -61,7 +61,6 @@ def _killed_run(stage: Stage, display: Display) -> tuple[Run, Kill]:
 
 
 def _run(stage: Stage, display: Display, way: Way, killing: Killing | None = None) -> Run:
-    """Let a training loop read its epochs."""
     before = stage.store.counters()
     with started_job(way.command, stage.environment(way.node), stage.work / f"{way.name}.log") as job:
         with display.working("starting the loop"):
@@ -72,7 +71,6 @@ def _run(stage: Stage, display: Display, way: Way, killing: Killing | None = Non
 
 
 def _epoch(stage: Stage, display: Display, job: Job, title: str, killing: Killing | None) -> Epoch:
-    """Let the loop read its next epoch."""
     number = len(job.said.epochs)
     title = f"{title}, epoch {number + 1}"
     if killing is not None:

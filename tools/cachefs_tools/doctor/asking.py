@@ -49,7 +49,6 @@ class Account(msgspec.Struct, frozen=True):
 
 
 def _of(account: Account | None) -> dict[str, Any]:
-    """Return the arguments of subprocess for an account."""
     if account is None:
         return {}
     return {"user": account.user, "group": account.group, "extra_groups": account.groups}

@@ -192,7 +192,6 @@ class Node:
         self._mount = self._daemon = None
 
     def _unmount(self) -> None:
-        """Detach the mount, if there is one."""
         with suppress(CachefsError, OSError):
             if self.host.pid:
                 run([*self.host.enter, "umount", "--lazy", str(self.mountpoint)])

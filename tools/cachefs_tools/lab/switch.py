@@ -128,7 +128,6 @@ class _State:
 
 
 def _serve(count: int) -> None:
-    """Forward frames until standard input ends."""
     devices = {_open(f"tap{number}"): number for number in range(1, count + 1)}
     ends = {number: device for device, number in devices.items()}
     state = _State(count)

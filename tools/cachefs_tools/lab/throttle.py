@@ -167,7 +167,6 @@ def _header(head: bytes, name: bytes) -> bytes:
 
 
 def _length(head: bytes) -> int:
-    """Return the bytes of the body."""
     return int(_header(head, b"content-length") or 0)
 
 

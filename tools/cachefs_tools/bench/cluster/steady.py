@@ -21,7 +21,8 @@ from cachefs_tools.lab.job import Job, JobSettings, epoch_seconds, started_job
 # seconds.
 _PATIENCE: Final = 10.0
 _MORE_SECONDS: Final = 120.0
-# Local shares with four shared copies, between a placement that ignores the sequences and a perfect one.
+# Least share of local reads by number of nodes, slightly below 1 / Q(nodes)
+# (cachefs.planning.cluster.scale.local_share). A placement that ignores the sequences gives 1 / nodes.
 _AIMS: Final = {2: 0.65, 3: 0.50, 4: 0.43, 8: 0.29}
 Say = Callable[[str], None]
 

@@ -110,7 +110,6 @@ def _stalled(client: DaemonClient) -> float:
 
 
 def _command(setting: Setting, one: Program, data: Path) -> list[str]:
-    """Return the command that runs the program on the data."""
     script = setting.scripts / f"{one.script}.py"
     common = ("--seed", str(setting.seed), "--epochs", str(setting.epochs))
     return [setting.python, str(script), str(data), *common, *one.options, *setting.options]

@@ -190,7 +190,6 @@ class Reading:
     def _parts(
         self, run_of: npt.NDArray[np.int64], nodes: npt.NDArray[np.int64], datasets: npt.NDArray[np.int64]
     ) -> _Matrix:
-        """Return `Run.parts` of each rank."""
         shape, held = self._shape, self._caches.held
         zones, regions = self._zones[nodes], self._regions[nodes]
         of_zone, of_region = np.zeros((shape.zones, shape.datasets)), np.zeros((shape.regions, shape.datasets))

@@ -171,7 +171,6 @@ class _Simulation:
         self._history.outcomes.append(Outcome(job, run.started - job.arrival, when - job.arrival, ideal))
 
     def _count(self, datasets: set[int]) -> None:
-        """Record the jobs per copy of these datasets."""
         if datasets:
             self._observer.look(self._now)
         for dataset in sorted(datasets):

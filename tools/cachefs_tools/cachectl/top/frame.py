@@ -254,7 +254,6 @@ def _row(
 
 
 def _job(picture: Picture, wanted: str, width: int) -> list[str]:
-    """Return the lines of `cachectl job show`."""
     view = next((one for one in picture.jobs.jobs if one.job == wanted), None)
     return [f"there is no job {escape(wanted)} any more"] if view is None else text_of(describe(view), width)
 
