@@ -1,5 +1,4 @@
-"""What is in the kernel's page cache in front of the tiers, and which pages to push into it or to drop.
+"""Models the kernel's page cache in front of the tiers, and decides which pages to push into it or to drop.
 
-The doors are `push_plan` for whoever pushes, and `coverage` for whoever evicts. May import cachefs.planning.sequences
-and .blocks.
+The doors are `push_plan` for pushing, and `coverage` for eviction. May import cachefs.planning.sequences and .blocks.
 """

@@ -1,7 +1,7 @@
-"""Which pages to evict from one mount's page cache: those of the blocks that are read last of all.
+"""Chooses the pages to evict from one mount's page cache: those of the blocks that are read last.
 
-The tiers' policies go by keys, one block after the other, at 37 us per victim. Pages come and go at 12,000 blocks a
-second, so here the same rule (what is read last goes first) works on whole arrays.
+The tiers' policies work by keys, one block after the other, at 37 us per victim. Pages come and go at 12,000 blocks a
+second, so the same rule (evict the block that is read last) works on whole arrays here.
 """
 
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ from cachefs.planning.blocks.space import BlockSpace, Ids, distinct
 from cachefs.planning.pagecache.states import DROPPABLE, Blocks
 from cachefs.planning.sequences.plan import Plan
 
-# After a look at all blocks that may be dropped, one in _SHARE of them stays a candidate, and _FEWEST at least: those
-# that are read last.
+# After an examination of all droppable blocks, one in _SHARE of them stays a candidate, at least _FEWEST: those that
+# are read last.
 _SHARE: Final = 16
 _FEWEST: Final = 1024
-# A look at all blocks that brings nothing is not repeated at once: 12 ms with 300,000 held ones.
+# Seconds between fruitless examinations of all blocks: each takes 12 ms with 300,000 held blocks.
 LOOK_SECONDS: Final = 0.25
 
 
@@ -29,13 +29,13 @@ class _OfSnapshot:
 
     space: BlockSpace
     states: npt.NDArray[np.uint8]  # per block, its PageState; the model changes the entries
-    left: npt.NDArray[np.bool_]  # per block, are its pages left to the kernel, and not to be dropped?
+    left: npt.NDArray[np.bool_]  # per block, whether its pages are left to the kernel instead of dropped
     ids: Ids  # candidates, in ascending order
-    fresh: list[Ids] = field(default_factory=list)  # candidates since then, as they came
-    fresh_count: int = 0  # how many blocks are in `fresh`, those that came twice counted twice
+    fresh: list[Ids] = field(default_factory=list)  # later candidates, in order of arrival
+    fresh_count: int = 0  # number of blocks in `fresh`, with repetitions
 
     def consider(self, ids: Ids) -> None:
-        """Take *ids* as candidates. They are sorted in now and then only, since they come by the dozen and may be as
+        """Add *ids* to the candidates. They are merged only now and then, since they arrive by the dozen and may be as
         many as there are blocks."""
         self.fresh.append(ids)
         self.fresh_count += len(ids)
@@ -45,13 +45,13 @@ class _OfSnapshot:
             self.fresh = [np.concatenate(self.fresh)]
 
     def gather(self) -> None:
-        """Sort in the fresh ones, and let go of those that may not be dropped any more."""
+        """Merge the fresh candidates, and remove those that may no longer be dropped."""
         candidates = distinct(np.concatenate((self.ids, *self.fresh)))
         self.ids = candidates[DROPPABLE[self.states[candidates]] & ~self.left[candidates]]
         self.fresh, self.fresh_count = [], 0
 
     def look_at_all(self) -> None:
-        """Make every block that may be dropped a candidate."""
+        """Make each droppable block a candidate."""
         self.ids = np.flatnonzero(DROPPABLE[self.states] & ~self.left).astype(np.int32)
 
 
@@ -65,25 +65,24 @@ class _Ranking:
     due: npt.NDArray[np.float64]  # seconds until the block is read, inf: never
 
     def of(self, number: int, chosen: npt.NDArray[np.int64]) -> Ids:
-        """Those of the chosen candidates that belong to snapshot *number*. chosen: indices, dtype int64."""
+        """Return the chosen candidates of snapshot *number*. chosen: indices, dtype int64."""
         ids: Ids = self.ids[chosen[self.whose[chosen] == number]]
         return ids
 
 
 class Candidates:
-    """Blocks that may be evicted from a page cache. A few of all, since a look at all is slow: those that are read
-    last, and those that were read just now, whose next use has moved away."""
+    """Blocks that may be evicted from a page cache. A small subset, since an examination of all blocks is slow: those
+    read last, and those read just now, whose next use has moved away."""
 
     def __init__(self, plan: Plan) -> None:
-        self._plan = plan  # says when each block is read next
+        self._plan = plan
         self._by_snapshot: dict[str, _OfSnapshot] = {}
-        self._version = -1  # of the plan, at the last look at all blocks
-        self._looked = -LOOK_SECONDS  # when that was, in seconds
+        self._version = -1  # of the plan, at the last examination of all blocks
+        self._looked = -LOOK_SECONDS  # time of that examination, in seconds
 
     def add(self, space: BlockSpace, states: npt.NDArray[np.uint8], left: npt.NDArray[np.bool_]) -> None:
-        """Blocks of *space* may be in the page cache from now on. states: the PageState of each block, shape
-        (space.count,), uint8; left: whether its pages are left to the kernel, bool. The caller keeps both up to
-        date."""
+        """Add the blocks of *space*. states: the PageState of each block, shape (space.count,), uint8; left: whether
+        its pages are left to the kernel, bool. The caller keeps both up to date."""
         self._by_snapshot[space.snapshot] = _OfSnapshot(space, states, left, np.zeros(0, np.int32))
 
     def remove(self, snapshot: str) -> None:
@@ -91,19 +90,19 @@ class Candidates:
         del self._by_snapshot[snapshot]
 
     def consider(self, blocks: Blocks) -> None:
-        """These blocks were read, so that they may be the last to be read again."""
+        """Add blocks that were just read, and may now be the last to be read again."""
         self._by_snapshot[blocks.snapshot].consider(blocks.ids)
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """By snapshot, how many block numbers are kept; a block counts again each time it was considered."""
+        """Number of candidates by snapshot; repeated ones count again."""
         return {snapshot: len(one.ids) + one.fresh_count for snapshot, one in self._by_snapshot.items()}
 
     def victims(self, size: int, later_than: float, count: int, now: float) -> list[Blocks]:
-        """At most *count* blocks that may be dropped and are read later than in *later_than* seconds, as few as make
-        *size* bytes: those that are read last of all. now: seconds of any clock.
+        """Return droppable blocks that are read later than in *later_than* seconds, those read last: as few as make
+        *size* bytes, and at most *count*. now: seconds of any clock.
 
-        Returns one `Blocks` per snapshot that has any; within it, what is read last comes first.
+        Returns one `Blocks` per snapshot that has any, with the block read last first.
         """
         if self._version == self._plan.version:
             found, total = self._furthest(size, later_than, count)
@@ -117,7 +116,7 @@ class Candidates:
         return found
 
     def _furthest(self, size: int, later_than: float, count: int) -> tuple[list[Blocks], int]:
-        """Victims, and their bytes."""
+        """Return victims, and their bytes."""
         ranking = self._ranked()
         order = np.argsort(-ranking.due, kind="stable")
         order = order[: np.count_nonzero(ranking.due > later_than)][:count]
@@ -145,7 +144,7 @@ class Candidates:
         )
 
     def _keep_furthest(self) -> None:
-        """Let go of all candidates but those that are read last."""
+        """Remove all candidates except those read last."""
         ranking = self._ranked()
         wanted = max(_FEWEST, len(ranking.ids) // _SHARE)
         if len(ranking.ids) <= wanted:

@@ -1,4 +1,4 @@
-"""Which blocks are in the page caches of the mounts that may read them, and what the tiers make of it."""
+"""Finds the blocks that are in the page caches of all mounts that may read them, for eviction from the tiers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
@@ -10,41 +10,41 @@ from cachefs.planning.blocks.space import NO_BLOCK, Numbers
 from cachefs.planning.pagecache.states import HELD, PageStates
 from cachefs.planning.sequences.plan import Plan
 
-# By snapshot, whether each block of its space is meant: shape (blocks of the space,), bool.
+# By snapshot, a flag for each block of its space: shape (blocks of the space,), bool.
 Marks = Mapping[str, npt.NDArray[np.bool_]]
 
-# Added to a score in seconds: 30 years. What is never read again, at infinity, is still evicted first.
+# Added to a score in seconds: 30 years. Blocks that are never read again have infinity, and are still evicted first.
 LATER: Final = 1e9
 
 
 class Mount(Protocol):
-    """A mount as far as this module needs to know it."""
+    """The part of a mount that this module uses."""
 
     @property
     def states(self) -> PageStates:
-        """In its page cache (see cachefs.planning.pagecache.model.PageCacheModel.states)."""
+        """States of its page cache (see cachefs.planning.pagecache.model.PageCacheModel.states)."""
 
 
 class Coverage:
-    """What the page caches of all mounts cover.
+    """The blocks covered by the page caches of all mounts.
 
-    The event loop says which mounts have page caches, and policies ask from other threads, without a lock: what they
-    see is replaced as a whole, but for the entries of the mounts' arrays, each of which is right by itself.
+    The event loop sets the mounts, and policies ask from other threads, without a lock: the data they see are replaced
+    as a whole, except for the entries of the mounts' arrays, each of which is consistent by itself.
     """
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._mounts: Sequence[Mount] = ()  # those into which pages are pushed
+        self._mounts: Sequence[Mount] = ()  # mounts with a pusher
         self._leaving: Marks = {}  # blocks that will be dropped from page caches before they are read
 
     def show(self, mounts: Sequence[Mount], leaving: Marks) -> None:
-        """Pages are pushed into these mounts from now on, and into no others. leaving: which blocks will be dropped
-        from the page caches before they are read, as they are tripwires."""
+        """Set the mounts into which pages are pushed. leaving: blocks that will be dropped from the page caches before
+        they are read, as they are tripwires."""
         self._mounts, self._leaving = tuple(mounts), dict(leaving)
 
     def holds(self, snapshot: str, ids: Numbers) -> npt.NDArray[np.bool_]:
-        """Which of these blocks are in the page cache of every mount into which blocks of *snapshot* are pushed, and
-        will still be there when they are read. ids: shape (n,); returns bool, shape (n,).
+        """Return which of these blocks are in the page cache of each mount into which blocks of *snapshot* are pushed,
+        and will still be there when they are read. ids: shape (n,); returns bool, shape (n,).
 
         Mounts without a pusher do not count.
         """
@@ -59,7 +59,7 @@ class Coverage:
         return held
 
     def holds_key(self, key: bytes) -> bool:
-        """`holds` of one block, by its key, in any snapshot."""
+        """Return `holds` of one block, by its key, in any snapshot."""
         for snapshot, space in self._plan.spaces.items() if self._mounts else ():
             number = space.find(key)
             if number != NO_BLOCK and self.holds(snapshot, np.array([number], np.int32))[0]:
@@ -68,14 +68,15 @@ class Coverage:
 
 
 class MemoryCoverage:
-    """What the memory tier gives up first: blocks in page caches of which the tier below keeps a copy that lasts.
+    """Raises the scores of blocks that the memory tier evicts first: those in page caches that the tier below will
+    keep.
 
-    A page cache promises nothing: the kernel takes pages back, and so do programs. So a block leaves memory early only
-    for the tier below, and only where that tier has room, or would evict a block that is read later.
+    A page cache guarantees nothing: the kernel and programs may drop its pages. A block therefore leaves memory early
+    only for the tier below, and only where that tier has room, or would evict a block that is read later.
     """
 
     def __init__(self, coverage: Coverage, kept_below: Callable[[], float]) -> None:
-        """kept_below: the tier below takes every block whose score is less than this; -inf where it takes none."""
+        """kept_below: returns the score below which the tier below takes each block; -inf where it takes none."""
         self._coverage = coverage
         self._kept_below = kept_below
 
@@ -84,8 +85,8 @@ class MemoryCoverage:
         return self._coverage.holds(snapshot, ids)
 
     def defer(self, snapshot: str, ids: Numbers, scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Change the scores of blocks (float64, shape (n,); the highest is evicted first) so that blocks in page caches
-        that the tier below keeps are evicted before all others that are read again. Returns *scores*."""
+        """Raise the scores of blocks (float64, shape (n,); the highest is evicted first) in page caches that the tier
+        below keeps, so that they are evicted before all others that are read again. Returns *scores*."""
         held = self._coverage.holds(snapshot, ids)
         if held.any():
             scores[held & (scores < self._kept_below())] += LATER

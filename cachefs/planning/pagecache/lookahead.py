@@ -1,4 +1,4 @@
-"""Which blocks' pages to push next, soonest first, and which to drop since they are tripwires. Arrays only."""
+"""Finds the blocks whose pages to push next, soonest first, and the tripwires whose pages to drop. Works on arrays."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -15,34 +15,34 @@ from cachefs.planning.sequences.course import Window
 from cachefs.planning.sequences.plan import Plan
 from cachefs.planning.sequences.tripwires import are_tripwires
 
-# Reads of the first look ahead. Each look is twice as long as the one before, up to the longest.
+# Reads of the first window. Each window is twice as long as the one before, up to the longest.
 _LOOK: Final = 1024
 _LONGEST_LOOK: Final = 1 << 15
-# Reads of one consumer that are looked at in one call: 1 ms.
+# Most reads of one consumer that one call examines: 1 ms.
 _MOST_LOOKS: Final = 1 << 16
-# Tripwires that lie ahead of a consumer at least, if need be by dropping pages: those of half a second. A report takes
-# up to 0.12 s, and an order as long on a busy machine. For a consumer that has passed all of them unseen, more are laid
-# further ahead.
+# Least tripwires ahead of a consumer, if necessary by dropping pages: those of half a second. A report takes up to 0.12
+# s, and an order as long on a busy machine. For a consumer that has passed all of them unseen, more are set further
+# ahead.
 _ARMED: Final = 12
-# At most so many are added ahead of a silent consumer: what is read in 3 minutes, in 0.4 ms. All that lie in two epochs
-# of 1.3 million reads took up to 2 s, 20 times a second, for a job that did nothing.
+# Most additional tripwires ahead of a silent consumer: reads of 3 minutes, in 0.4 ms. All tripwires of two epochs of
+# 1.3 million reads took up to 2 s, 20 times a second, for a job that did nothing.
 _MOST_SEARCHED: Final = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """A consumer as pushing sees it."""
+    """A consumer, with its parameters for pushing."""
 
     key: str  # its name in the plan
     snapshot: str  # the one that it reads
     skip: int  # reads from its place in the plan on that come too soon for their pages to be pushed
-    searched: int  # reads from its place in the plan on within which it may really be
-    every: int  # reads from one tripwire to the next; 0 where it says itself how far it is
+    searched: int  # reads from its place in the plan on within which its real position is
+    every: int  # reads from one tripwire to the next; 0 where it reports its own position
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """Blocks of one snapshot in the order in which they are read."""
+    """Blocks of one snapshot in the order of their reads."""
 
     snapshot: str
     ids: Ids  # shape (n,), dtype int32
@@ -51,16 +51,16 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """For some blocks."""
+    """Limits for a choice of blocks."""
 
     count: int  # blocks
     size: int  # bytes of all of them
-    largest: int  # bytes of a single one, which may be more
+    largest: int  # bytes of a single one, which may exceed `size`
 
 
 def all_tripwires(plan: Plan, readers: Sequence[Reader]) -> dict[str, npt.NDArray[np.bool_]]:
-    """By snapshot, whether each block is a tripwire of some reader in its epoch or the next: shape (blocks of the
-    space,), bool. 1 ms per million reads."""
+    """Return by snapshot whether each block is a tripwire of some reader in its current epoch or the next: shape
+    (blocks of the space,), bool. Takes 1 ms per million reads."""
     found: dict[str, npt.NDArray[np.bool_]] = {}
     for reader in readers:
         tripwires = found.setdefault(reader.snapshot, np.zeros(plan.spaces[reader.snapshot].count, np.bool_))
@@ -73,23 +73,23 @@ def all_tripwires(plan: Plan, readers: Sequence[Reader]) -> dict[str, npt.NDArra
 
 
 class PushLookahead:
-    """Finds what to push. It remembers how far it has looked, as cachefs.planning.prefetch.lookahead does, so that each
-    read is looked at once."""
+    """Finds blocks to push. Remembers its position in each sequence, as cachefs.planning.prefetch.lookahead does, so
+    that each read is examined once."""
 
     def __init__(self, plan: Plan) -> None:
-        # By snapshot, blocks that are not to be pushed: shape (n,), int32, in ascending order.
+        # By snapshot, blocks that must not be pushed: shape (n,), int32, in ascending order.
         self.barred: dict[str, Ids] = {}
         self._plan = plan
-        # By consumer: its generation in the plan, and the read up to which it was looked.
+        # By consumer: its generation in the plan, and the read up to which it was examined.
         self._looked: dict[str, tuple[tuple[str, int], int]] = {}
 
     def rewind(self) -> None:
-        """Look at all again: blocks have come to the node, or their pages have gone."""
+        """Restart from the consumers' positions: blocks may have come to the node, or their pages may be gone."""
         self._looked.clear()
 
     def take(self, readers: Sequence[Reader], pages: PageStates, presence: TierStates, room: Room) -> Due | None:
-        """Blocks of one snapshot, as many as there is *room* for, that are on the node and not in the page cache,
-        soonest read first. It takes for granted that the caller has all of them pushed.
+        """Return blocks of one snapshot that are on the node and not in the page cache, as many as fit into *room*,
+        soonest read first. Assumes that the caller has all of them pushed.
 
         pages: states of blocks in the page cache; presence: states of blocks on the node.
         """
@@ -102,19 +102,19 @@ class PushLookahead:
         ends = np.cumsum(self._plan.spaces[due.snapshot].sizes[due.ids], dtype=np.int64)
         fitting = int(np.searchsorted(ends, room.size, side="right")) or int(ends[0] <= room.largest)
         if fitting < sum(len(one.ids) for one in found):
-            self._looked = before  # some are to be given again
+            self._looked = before  # some must be found again
         return Due(due.snapshot, due.ids[:fitting], due.seconds[:fitting]) if fitting else None
 
     def peek(self, readers: Sequence[Reader], pages: PageStates, presence: TierStates, count: int) -> Due | None:
-        """What `take` would give if there were room."""
+        """Return the blocks that `take` would return with enough room."""
         before = dict(self._looked)
         due = self._merge(self._find(readers, pages, presence, count), count)
         self._looked = before
         return due
 
     def soon(self, reader: Reader, seconds: float, *, every: int = 0) -> Due:
-        """Blocks that *reader* reads within so many seconds, in the order in which it reads them. every: its tripwires
-        that are so many reads apart are left out. At most _MOST_LOOKS reads are looked at, which takes 1 ms."""
+        """Return the blocks that *reader* reads within *seconds* seconds, in order. every: leave out its tripwires at
+        this distance. Examines at most _MOST_LOOKS reads, which takes 1 ms."""
         ids = [np.zeros(0, np.int32)]
         due = [np.zeros(0, np.float64)]
         seen = 0
@@ -129,8 +129,8 @@ class PushLookahead:
         return Due(reader.snapshot, np.concatenate(ids), np.concatenate(due))
 
     def tripwires(self, readers: Sequence[Reader]) -> dict[str, Ids]:
-        """By snapshot, the blocks of the next few tripwires of its readers: shape (n,), int32, in ascending order.
-        Their pages are not to be in the page cache, whoever else reads them."""
+        """Return by snapshot the blocks of the next few tripwires of its readers: shape (n,), int32, in ascending
+        order. Their pages must not be in the page cache, even if other consumers read them."""
         found: dict[str, list[Ids]] = {}
         for reader in readers:
             found.setdefault(reader.snapshot, []).extend(self._tripwires_of(reader))
@@ -139,7 +139,7 @@ class PushLookahead:
     def _tripwires_of(self, reader: Reader) -> Iterator[Ids]:
         every = reader.every
         look = (1 + _ARMED) * every + min(reader.searched, _MOST_SEARCHED * every)
-        now = 1  # the read it is at: its request may be on the way
+        now = 1  # the read at the current position: its request may be on the way
         for first, window in self._windows(reader, 0, look) if every else ():
             nearest = ((first + now) | (every - 1)) - first
             yield window.blocks[nearest:look:every]
@@ -154,7 +154,7 @@ class PushLookahead:
 
     @staticmethod
     def _merge(found: Sequence[Due], count: int) -> Due | None:
-        """The soonest reads of the snapshot that is read soonest, each block once."""
+        """Return the soonest reads of the snapshot that is read soonest, each block once."""
         if not found:
             return None
         snapshot = min(found, key=lambda due: float(due.seconds[0])).snapshot
@@ -182,7 +182,7 @@ class PushLookahead:
             if len(places):
                 places = places[~are_tripwires(first + places, reader.every)]
             if barred is not None and len(barred) and len(places):
-                # Four times as fast as np.isin, which was an eighth of all that a daemon did.
+                # Four times as fast as np.isin, which took an eighth of the daemon's time.
                 nearest = np.searchsorted(barred[:-1], blocks[places])
                 places = places[barred[nearest] != blocks[places]]
             ended = found + len(places) >= count
@@ -199,8 +199,8 @@ class PushLookahead:
         return Due(snapshot, np.concatenate(ids), np.concatenate(seconds)) if found else None
 
     def _windows(self, reader: Reader, start: int, look: int) -> Iterator[tuple[int, Window]]:
-        """The reader's future from read *start* on, without the reads that it may be at now. Each window comes with the
-        number of its first read, counted from the start of the epoch."""
+        """Yield the reader's future from read *start* on, without the reads that it may be at now. Each window comes
+        with the number of its first read, counted from the start of the epoch."""
         now = self._plan.window(reader.key, 0, 1)
         if now is None:
             return

@@ -1,4 +1,4 @@
-"""A model of one mount's pages in the kernel's page cache: what is there, what is on its way, and what it takes."""
+"""A model of one mount's pages in the kernel's page cache: the pages present, the pages coming, and their bytes."""
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -30,40 +30,40 @@ from cachefs.planning.pagecache.states import (
 from cachefs.planning.sequences.course import Seconds
 from cachefs.planning.sequences.plan import Plan
 
-# Seconds after which it is checked whether pages are still there: the kernel takes single ones back that nobody has
-# used for a while. In a cold epoch of 20,000 files that were pushed 40 s ahead, 1 file in 70 had lost a page, though
-# nothing else wanted memory.
+# Seconds after which the presence of pages is checked: the kernel reclaims single pages that were not used for a while.
+# In a cold epoch of 20,000 files that were pushed 40 s ahead, 1 file in 70 had lost a page, though nothing else needed
+# memory.
 STALE_SECONDS: Final = 4.0
-# What only the page cache has is checked again when the time since it was last seen exceeds so many times the time that
-# is left to bring it: 3 times in an hour. It is believed to be there for twice as long.
+# An only copy is checked again when the time since it was last seen exceeds this many times the time left to fetch it:
+# 3 times in an hour. It is assumed present for BELIEVED times as long.
 LOOKED_FOR: Final = 4.0
 BELIEVED: Final = 2.0
-# Seconds within which the pusher has looked for what a new order reads first.
+# Seconds within which the pusher has checked the first reads of a new order.
 ANSWER_SECONDS: Final = 1.0
-# Where this part of the only copies that were looked for of late is gone, they are looked for again after so many
-# seconds, or after the time that is left. Where the kernel takes single pages back (1 to 7 % in 5 s), a tenth was gone
-# now and then, without any want of room.
+# Where this part of the recently checked only copies is gone, they are checked again after LOSING_SECONDS, or after the
+# time that is left. Where the kernel reclaims single pages (1 to 7 % in 5 s), a tenth was gone now and then, without
+# any lack of memory.
 LOSING: Final = 0.25
 LOSING_SECONDS: Final = 0.5
-# Only copies that must have been looked for before their loss means anything, and after which earlier ones count half.
+# Least number of checked only copies for that verdict, and the number after which earlier ones count half.
 FEWEST_SOUGHT: Final = 32
 MOST_SOUGHT: Final = 512
-# Reads of blocks in no plan that are remembered: 10 MB.
+# Most reads of unplanned blocks that are remembered: 10 MB.
 MOST_UNPLANNED: Final = 1 << 17
 
 
 @dataclass(slots=True, eq=False)
 class _Pages:
-    """What is known of the blocks of one snapshot. Each array has the shape (blocks of the space,)."""
+    """The state of the blocks of one snapshot. Each array has the shape (blocks of the space,)."""
 
     space: BlockSpace
     states: npt.NDArray[np.uint8]  # its PageState
-    unread: npt.NDArray[np.bool_]  # was it pushed, and not read since by those it was meant for?
-    asked_for: npt.NDArray[np.bool_]  # was the mount seen to read it since its pages came?
-    since: npt.NDArray[np.float64]  # seconds at which its pages were last known to be there: pushed, read, or checked
-    absent: npt.NDArray[np.bool_]  # had no tier of the node the block, when that was looked at last?
-    beyond: npt.NDArray[np.bool_]  # was it read, and is read again later than what tiers keep?
-    left: npt.NDArray[np.bool_]  # are its pages left to the kernel: not counted for the budget, and not dropped?
+    unread: npt.NDArray[np.bool_]  # pushed, and not read since by its intended readers
+    asked_for: npt.NDArray[np.bool_]  # requested from the mount since its pages came
+    since: npt.NDArray[np.float64]  # seconds at which its pages were last known present: pushed, read, or checked
+    absent: npt.NDArray[np.bool_]  # in no tier of the node at the last check
+    beyond: npt.NDArray[np.bool_]  # read, and its next read is later than tiers keep it
+    left: npt.NDArray[np.bool_]  # its pages are left to the kernel: not counted for the budget, and not dropped
 
     @classmethod
     def nothing_of(cls, space: BlockSpace) -> "_Pages":
@@ -82,51 +82,51 @@ class _Pages:
 
 
 class PageCacheModel:
-    """What is in the page cache of one mount, as far as orders and reads tell. Used from the event loop only.
+    """The page cache of one mount, inferred from orders and reads. Used from the event loop only.
 
     Pages that are the only copy of a block on the node are left to the kernel: they are never dropped, and take nothing
-    of the budget, which is for pages that can be stored again. A mount without pushes keeps them just so. The
-    same holds for pages that were read and will soon be the only copy, as tiers are too small to keep their block until
-    it is read again; but not where the kernel loses pages, and needs the room for those that are the only copy.
+    of the budget, which is for pages that can be stored again. The same holds in a mount without pushes. It also holds
+    for read pages that will soon be the only copy, as tiers are too small to keep their block until its next read; but
+    not where the kernel loses pages, and needs the room for present only copies.
     """
 
     def __init__(self, plan: Plan, budget: int, shows: Callable[[str], bool] = lambda snapshot: True) -> None:
-        """budget: bytes; shows: does the mount show that snapshot?"""
-        self.budget = budget  # bytes that pages may take
-        # Bytes of pages that are there, are coming, or are not gone yet, but for what is left to the kernel.
+        """budget: bytes; shows: returns whether the mount shows a snapshot."""
+        self.budget = budget  # most bytes of pages
+        # Bytes of pages that are present, coming, or going, without those left to the kernel.
         self.used = 0
         self.sole_bytes = 0  # bytes of blocks of which the page cache has the only copy on the node
         self.going = 0  # bytes of pages that are about to be dropped
-        self.wasted = 0  # blocks that were dropped unread, since the start
-        self.late = 0  # blocks that were read before their pages had come, since the start
+        self.wasted = 0  # blocks dropped unread since the start
+        self.late = 0  # blocks read before their pages had come, since the start
         # Not to be changed by others, who may read it in other threads too: the mapping is replaced as a whole, and
-        # each entry of an array is right by itself.
+        # each entry of an array is consistent by itself.
         self.states: PageStates = {}
         self._plan = plan
         self._shows = shows
         self._pages: dict[str, _Pages] = {}  # by snapshot
         self._candidates = Candidates(plan)
-        self._mark = 0  # up to which the plan has told what was read
-        self._version = -1  # of the plan, as the pusher's orders were decided last
-        self._replanned = self._decided = -np.inf  # when that version was first seen, and when they were decided last
-        self._sought = self._missed = 0.0  # only copies that were looked for of late, and those of them that were gone
-        self._horizon = np.inf  # seconds within which blocks are read that tiers keep
-        # Reads of blocks that were in no plan: when, and the keys of the blocks.
+        self._mark = 0  # of the plan's consumed reads that were processed
+        self._version = -1  # of the plan, at the last decision on orders
+        self._replanned = self._decided = -np.inf  # when that version was first seen, and time of the last decision
+        self._sought = self._missed = 0.0  # recently checked only copies, and those of them that were gone
+        self._horizon = np.inf  # seconds to the next read within which tiers keep blocks
+        # Reads of unplanned blocks: time, and the keys of the blocks.
         self._unplanned: deque[tuple[float, list[bytes]]] = deque()
-        self._unplanned_keys = 0  # in all of them
+        self._unplanned_keys = 0  # number of keys in `_unplanned`
 
     @property
     def spaces(self) -> Mapping[str, BlockSpace]:
-        """The block space of each snapshot of which there may be pages."""
+        """The block space of each snapshot that may have pages."""
         return {snapshot: pages.space for snapshot, pages in self._pages.items()}
 
     @property
     def free(self) -> int:
-        """Bytes that may come now; negative where the budget has shrunk, or readers brought more."""
+        """Bytes that may still come; negative where the budget has shrunk, or readers brought more."""
         return self.budget - self.used
 
     def follow_plan(self) -> None:
-        """Take note of what the plan says was read, and of the spaces it has got that the mount shows."""
+        """Process the plan's consumed reads, and its new spaces that the mount shows."""
         unknown = [space for snapshot, space in self._plan.spaces.items() if snapshot not in self._pages]
         fresh = [space for space in unknown if self._shows(space.snapshot)]
         for space in fresh:
@@ -142,13 +142,13 @@ class PageCacheModel:
                 known.unread[ids] = False
                 self._candidates.consider(Blocks(snapshot, ids))
                 if self._horizon < np.inf:
-                    # How soon a tier's blocks are read changes with every estimate of the rate. So nothing that was
-                    # read is dropped before the next look at what tiers keep.
+                    # The time to the next read of a tier's blocks changes with each estimate of the rate. Blocks that
+                    # were read are therefore not dropped before the next call of `keep_until`.
                     self._look_beyond(known, ids, 0.0)
 
     def _forget_unplanned(self) -> bool:
-        """Forget snapshots that have no pages and no plan any more: datasets are refreshed for as long as a mount
-        lives. Was there any?"""
+        """Forget snapshots without pages and without a plan, as datasets are refreshed for as long as a mount lives.
+        Returns whether there were any."""
         gone = [
             snapshot
             for snapshot in self._pages.keys() - self._plan.spaces.keys()
@@ -162,7 +162,7 @@ class PageCacheModel:
     # --- what happens -------------------------------------------------------------------------------------------------
 
     def follow_tiers(self, presence: TierStates) -> None:
-        """Find out which pages are the only copy of their block. presence: states of blocks on the node. Takes 2 ms per
+        """Find the pages that are the only copy of their block. presence: states of blocks on the node. Takes 2 ms per
         million blocks."""
         self.sole_bytes = 0
         for snapshot, pages in self._pages.items():
@@ -177,19 +177,18 @@ class PageCacheModel:
 
     @property
     def is_losing(self) -> bool:
-        """Does the kernel take pages back, or a program drop them? Too many of the only copies that were looked for of
-        late were gone."""
+        """True where the kernel or a program drops pages: too many of the recently checked only copies were gone."""
         return self._missed > LOSING * max(self._sought, FEWEST_SOUGHT)
 
     def _note_sought(self, sought: int, missed: int) -> None:
-        """So many only copies were looked for, and so many of them were gone."""
+        """Count checked only copies, and those of them that were gone."""
         if self._sought > MOST_SOUGHT:
             self._sought, self._missed = self._sought / 2, self._missed / 2
         self._sought, self._missed = self._sought + sought, self._missed + missed
 
     def keep_until(self, horizon: float) -> None:
-        """Tiers keep blocks that are read sooner than in *horizon* seconds, and others not for long; inf: they keep
-        all. Takes 50 ms per million blocks that are held, and nothing while all are kept."""
+        """Set the time to the next read within which tiers keep blocks, in seconds; inf: they keep all. Takes 50 ms per
+        million held blocks, and no time while all are kept."""
         if self._horizon == horizon == np.inf:
             return
         self._horizon = horizon
@@ -199,14 +198,14 @@ class PageCacheModel:
             self._look_beyond(pages, read, horizon)
 
     def _look_beyond(self, pages: _Pages, ids: Ids, horizon: float) -> None:
-        """Find out which of these blocks, which were read, tiers do not keep until they are read again: those that are
-        read in *horizon* seconds, or later."""
+        """Find out which of these blocks, which were read, tiers do not keep until their next read: those read in
+        *horizon* seconds, or later."""
         due = self._plan.next_use_of(pages.space.snapshot, ids)
         pages.beyond[ids] = (due >= horizon) & (due < np.inf)
         self._leave_to_kernel(pages, ids)
 
     def _leave_to_kernel(self, pages: _Pages, ids: Ids) -> None:
-        """Leave the pages of those of these blocks to the kernel that no tier keeps, and take back the others.
+        """Leave the pages of these blocks to the kernel where no tier keeps the block, and take back the others.
 
         A block may be named twice, as a reader may read it twice."""
         ids = distinct(ids)
@@ -219,32 +218,32 @@ class PageCacheModel:
             self._candidates.consider(Blocks(pages.space.snapshot, ids[~left]))
 
     def coming(self, blocks: Blocks) -> None:
-        """Blocks that are not there are about to be pushed."""
+        """Record that blocks without pages are about to be pushed."""
         pages = self._pages[blocks.snapshot]
         self._count(pages, blocks.ids)
         pages.states[blocks.ids] = COMING
         self._leave_to_kernel(pages, blocks.ids)
 
     def came(self, blocks: Blocks, now: float, *, failed: Ids) -> None:
-        """The order to store these blocks is done. failed: numbers of those of them that could not be stored, shape
-        (n,), int32; they are left alone until `retry`. now: seconds."""
+        """Record that the order to store these blocks is done. failed: numbers of those that could not be stored, shape
+        (n,), int32; they are not tried again until `retry`. now: seconds."""
         pages = self._pages.get(blocks.snapshot)
-        if pages is None:  # forgotten since, as all of it was read and dropped
+        if pages is None:  # the snapshot was forgotten meanwhile, as all of it was read and dropped
             return
-        # A reader who came to a block meanwhile has brought its pages.
+        # A reader that has reached a block meanwhile has brought its pages.
         came = blocks.ids[pages.states[blocks.ids] == COMING]
         failed = failed[pages.states[failed] == COMING]
         pages.unread[came] = True
         pages.since[came] = now
         pages.states[came] = HELD
-        # A block that its readers have asked for has some pages: those that they have brought.
+        # A block that its readers have requested has some pages: those brought by the readers.
         part = pages.asked_for[failed]
         pages.states[failed[part]] = PART_REFUSED
         self._refused(pages, failed[~part])
 
     def stale(self, snapshot: str, ids: Ids, now: float) -> Ids:
-        """Those of the blocks *ids* (shape (n,), int32) whose pages came so long ago that the kernel may have taken
-        some back: shape (up to n,), int32, in the same order. now: seconds."""
+        """Return those of the blocks *ids* (shape (n,), int32) whose pages came so long ago that the kernel may have
+        reclaimed some: shape (up to n,), int32, in the same order. now: seconds."""
         pages = self._pages.get(snapshot)
         if pages is None:
             return ids[:0]
@@ -252,9 +251,9 @@ class PageCacheModel:
         return stale
 
     def unsure(self, snapshot: str, ids: Ids, left: Seconds, now: float) -> Ids:
-        """Those of the blocks *ids* (shape (n,), int32) that the node must bring in *left* seconds (shape (n,)) if the
-        kernel has lost their only copy, and that were last seen too long ago: shape (up to n,), int32, in the same
-        order. Parts of large blocks are among them, as their readers may have brought the rest. now: seconds."""
+        """Return those of the blocks *ids* (shape (n,), int32) that must be fetched in *left* seconds (shape (n,)) if
+        the kernel has lost their only copy, and that were last seen too long ago: shape (up to n,), int32, in the same
+        order. Includes parts of large blocks, as their readers may have brought the rest. now: seconds."""
         pages = self._pages.get(snapshot)
         if pages is None:
             return ids[:0]
@@ -264,12 +263,12 @@ class PageCacheModel:
         return unsure
 
     def has(self, snapshot: str, ids: Ids, left: Seconds, now: float) -> npt.NDArray[np.bool_]:
-        """Are all pages of these blocks there, as seen so lately that the node need not bring them in *left* seconds?
-        ids: shape (n,), int32; left: shape (n,); now: seconds. Returns bool, shape (n,)."""
+        """Return whether all pages of these blocks are present, seen so recently that the node need not fetch them in
+        *left* seconds. ids: shape (n,), int32; left: shape (n,); now: seconds. Returns bool, shape (n,)."""
         pages = self._pages.get(snapshot)
         if pages is None:
             return np.zeros(len(ids), np.bool_)
-        # Also where many are gone: what is looked for sooner is answered sooner.
+        # Not reduced where many are gone: checks then come sooner, and so do their answers.
         believed = BELIEVED * _trusted(left)
         found: npt.NDArray[np.bool_] = pages.states[ids] == HELD
         if not self._is_new_order(now):
@@ -277,32 +276,33 @@ class PageCacheModel:
         return found
 
     def note_decision(self, now: float) -> None:
-        """Notes that the pusher's next orders are decided at *now* seconds, checks among them."""
+        """Record that the pusher's next orders, checks included, are decided at *now* seconds."""
         if self._version != self._plan.version:
             self._version, self._replanned = self._plan.version, now
         self._decided = now
 
     def _is_new_order(self, now: float) -> bool:
-        """Has an order been published so lately that its blocks could not be looked for yet? They were last seen an
-        epoch ago: 42 of 800 blocks were fetched as an epoch of more than 8 s ended, though their pages were there."""
+        """Return whether an order was published so recently that its blocks could not be checked yet. They were last
+        seen an epoch ago: 42 of 800 blocks were fetched as an epoch of more than 8 s ended, though their pages were
+        present."""
         replanned = self._replanned if self._version == self._plan.version else now
         return now - replanned < ANSWER_SECONDS and now - self._decided < ANSWER_SECONDS
 
     def never_asked_for(self, snapshot: str) -> Ids:
-        """Blocks that are held though the mount was not seen to read them: shape (n,), int32, in ascending order."""
+        """Return held blocks that were not requested from the mount: shape (n,), int32, in ascending order."""
         pages = self._pages.get(snapshot)
         if pages is None:
             return np.zeros(0, np.int32)
         return np.flatnonzero((pages.states == HELD) & ~pages.asked_for).astype(np.int32)
 
     def checked(self, blocks: Blocks, failed: Ids, asked: float) -> None:
-        """Pages of these blocks were checked. failed: numbers of the blocks of which some pages are gone and could not
-        be stored again, shape (n,), int32; asked: seconds at which the check was ordered."""
+        """Record a check of these blocks. failed: numbers of the blocks that had lost pages which could not be stored
+        again, shape (n,), int32; asked: seconds at which the check was ordered."""
         pages = self._pages.get(blocks.snapshot)
-        if pages is None:  # forgotten since, as all of it was dropped
+        if pages is None:  # the snapshot was forgotten meanwhile, as all of it was dropped
             return
         ids = blocks.ids
-        # What was read or dropped meanwhile is known better. Of a part it is remembered that it was looked for.
+        # Blocks that were read or dropped meanwhile have newer information. Of a part, only the check is recorded.
         current = DROPPABLE[pages.states[ids]] & (pages.since[ids] < asked)
         pages.since[ids[current]] = asked
         whole = current & ~np.isin(ids, failed)
@@ -312,19 +312,19 @@ class PageCacheModel:
         self._refused(pages, ids[current & ~whole & (pages.states[ids] == HELD)])
 
     def retry(self) -> None:
-        """What could not be stored may be tried again."""
+        """Allow new tries of blocks that could not be stored."""
         for pages in self._pages.values():
             pages.states[pages.states == REFUSED] = OUT
             pages.states[pages.states == PART_REFUSED] = PART
 
     def there(self, blocks: Blocks) -> None:
-        """Pages of these blocks were there before the model was."""
+        """Record pages that were present before the model."""
         pages = self._pages[blocks.snapshot]
         self._count(pages, blocks.ids)
         pages.states[blocks.ids] = HELD
 
     def settle(self) -> None:
-        """Nobody will say what became of open orders: all that was coming or going may be there."""
+        """Abandon open orders, whose results will not be reported: all coming or going pages count as present."""
         for pages in self._pages.values():
             open_ = (pages.states == COMING) | (pages.states == GOING)
             pages.since[open_] = -np.inf
@@ -332,33 +332,33 @@ class PageCacheModel:
         self.going = 0
 
     def droppable(self, blocks: Blocks) -> Blocks:
-        """Those of *blocks* whose pages are there, some or all, are not about to go, and are not left to the kernel."""
+        """Return those of *blocks* with some or all pages, not about to go, and not left to the kernel."""
         pages = self._pages[blocks.snapshot]
         return Blocks(blocks.snapshot, blocks.ids[DROPPABLE[pages.states[blocks.ids]] & ~pages.left[blocks.ids]])
 
     def going_now(self, blocks: Blocks) -> None:
-        """Pages of these blocks are about to be dropped."""
+        """Record that pages of these blocks are about to be dropped."""
         pages = self._pages[blocks.snapshot]
         pages.states[blocks.ids] = GOING
         self.going += pages.bytes(blocks.ids)
         self.wasted += int(np.count_nonzero(pages.unread[blocks.ids]))
 
     def went(self, blocks: Blocks) -> None:
-        """The order to drop these blocks is done. Those that could not be dropped have no pages either, since there is
-        no such file."""
+        """Record that the order to drop these blocks is done. Blocks that could not be dropped have no pages either,
+        since there is no such file."""
         pages = self._pages[blocks.snapshot]
         self.going -= pages.bytes(blocks.ids)
         self._gone(pages, blocks.ids)
 
     def read(self, blocks: Blocks, tripped: Ids, now: float) -> None:
-        """The mount has read these blocks, so that the kernel has their pages, or some of them. tripped: numbers of
-        those that were left out on purpose, to see them read, shape (n,), int32; now: seconds."""
+        """Record that the mount has read these blocks, so that the kernel has some or all of their pages. tripped:
+        numbers of tripwires among them, which were left out on purpose, shape (n,), int32; now: seconds."""
         pages = self._pages[blocks.snapshot]
         ids = distinct(blocks.ids)
         absent = ids[INCOMPLETE[pages.states[ids]]]
         if len(absent) and self.budget and self._plan.spaces.get(blocks.snapshot) is not None:
             self.late += int(np.count_nonzero(~np.isin(absent, tripped))) if len(tripped) else len(absent)
-        # A read that comes here although the pages should be there has found them gone.
+        # A read that arrives although the pages should be present has found them gone.
         gone = int(np.count_nonzero((pages.states[ids] == HELD) & pages.absent[ids] & (now - pages.since[ids] > 1.0)))
         self._note_sought(gone, gone)
         pages.unread[ids] = False
@@ -372,8 +372,8 @@ class PageCacheModel:
         pages.states[ids[~whole & UNCOUNTED[pages.states[ids]]]] = PART
 
     def read_keys(self, keys: Sequence[bytes], tripped: Mapping[str, Ids], now: float) -> None:
-        """`read` of the blocks with these keys, in whichever snapshots they are. Reads of what is in no plan are
-        remembered: a job has read for a moment when it has published what it reads. tripped: by snapshot."""
+        """Record `read` of the blocks with these keys, in all snapshots that have them. Reads of unplanned blocks are
+        remembered: a job has read for a moment when it publishes. tripped: by snapshot."""
         unknown = np.ones(len(keys), np.bool_)
         for snapshot, pages in self._pages.items():
             ids = pages.space.ids(keys)
@@ -388,7 +388,7 @@ class PageCacheModel:
                 self._unplanned_keys -= len(self._unplanned.popleft()[1])
 
     def _recall(self, pages: _Pages) -> None:
-        """Take note of what was read of a snapshot before it was planned."""
+        """Process reads of a snapshot from before it was planned."""
         for when, keys in self._unplanned:
             ids = pages.space.ids(keys)
             ids = ids[ids != NO_BLOCK]
@@ -396,7 +396,7 @@ class PageCacheModel:
                 self.read(Blocks(pages.space.snapshot, ids), ids, when)
 
     def _count(self, pages: _Pages, ids: Ids) -> None:
-        """Pages of *ids* are coming, or are there: those that took nothing of the budget do from now on."""
+        """Count the pages of *ids*, which are coming or present, for the budget where they did not count before."""
         self.used += pages.bytes(ids[UNCOUNTED[pages.states[ids]]])
 
     def _gone(self, pages: _Pages, ids: Ids) -> None:
@@ -411,11 +411,11 @@ class PageCacheModel:
     # --- what is evicted ----------------------------------------------------------------------------------------------
 
     def victims(self, size: int, later_than: float, count: int, now: float) -> list[Blocks]:
-        """Blocks to drop, as `Candidates.victims` says."""
+        """Return blocks to drop, as `Candidates.victims`."""
         return self._candidates.victims(size, later_than, count, now)
 
 
 def _trusted(left: Seconds) -> Seconds:
-    """Returns the seconds after which only copies are looked for again that are needed in *left* seconds. Both have the
-    shape (n,)."""
+    """Return the seconds after which only copies needed in *left* seconds are checked again. Both have the shape
+    (n,)."""
     return np.maximum(STALE_SECONDS, LOOKED_FOR * left)

@@ -1,4 +1,4 @@
-"""What a plan of pushes tells whoever carries it out: small records over arrays."""
+"""The orders of a push plan to its executor: small records over arrays."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,11 +10,11 @@ from cachefs.planning.blocks.space import Ids
 
 
 class Action(StrEnum):
-    """What an order wants done with the pages of its blocks."""
+    """The action on the pages of an order's blocks."""
 
     STORE = "store"
     DROP = "drop"
-    CHECK = "check"  # they were stored before: store those again that the kernel has taken back
+    CHECK = "check"  # after an earlier store: store pages again that the kernel has reclaimed
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,7 +29,7 @@ class FileBlocks:
         return len(self.entries)
 
     def split(self, count: int) -> "tuple[FileBlocks, FileBlocks]":
-        """The first *count* of them, and the rest."""
+        """Return the first *count* blocks, and the rest."""
         return (
             FileBlocks(self.snapshot, self.entries[:count], self.numbers[:count]),
             FileBlocks(self.snapshot, self.entries[count:], self.numbers[count:]),
@@ -38,11 +38,11 @@ class FileBlocks:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Order:
-    """Something to do with the pages of some blocks, in their order."""
+    """An action on the pages of some blocks, in their order."""
 
-    serial: int  # names the order when somebody tells what came of it
+    serial: int  # identifies the order in reports
     action: Action
     files: FileBlocks  # the blocks
     ids: Ids | None  # the same blocks by their numbers, int32; None where their snapshot is in no plan
     size: int  # bytes that may come into the page cache: 0 unless pages are to be stored
-    given: float  # when it was decided, in seconds
+    given: float  # time of the decision, in seconds

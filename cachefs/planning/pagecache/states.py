@@ -1,4 +1,4 @@
-"""The words of this package: what state a block's pages are in, and what follows from each state."""
+"""The states of a block's pages, and the properties of each state."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,15 +12,15 @@ from cachefs.planning.blocks.space import Ids
 
 
 class PageState(IntEnum):
-    """What is known of one block's pages in the page cache of one mount. Arrays of states have the dtype uint8."""
+    """The state of one block's pages in the page cache of one mount. Arrays of states have the dtype uint8."""
 
-    OUT = 0  # none of its pages is there
+    OUT = 0  # none of its pages is present
     COMING = 1  # the pusher was told to store its pages
-    HELD = 2  # all its pages are there
+    HELD = 2  # all its pages are present
     GOING = 3  # the pusher was told to drop its pages
-    REFUSED = 4  # none of its pages is there, and they could not be stored a moment ago
-    PART = 5  # some of its pages are there, as it is larger than what one read brings; it counts in full
-    PART_REFUSED = 6  # some of its pages are there, and the rest could not be stored a moment ago
+    REFUSED = 4  # none of its pages is present, and they could not be stored a moment ago
+    PART = 5  # some of its pages are present, as it is larger than one read; it counts in full
+    PART_REFUSED = 6  # some of its pages are present, and the rest could not be stored a moment ago
 
 
 # The same as plain integers, for arrays: numpy takes 7 us to compare 300,000 bytes with one, and 96 us with a member of
@@ -35,18 +35,18 @@ PART_REFUSED: Final = int(PageState.PART_REFUSED)
 
 
 def _table(*states: int) -> npt.NDArray[np.bool_]:
-    """Which states are among *states*: shape (number of states,), bool."""
+    """Return a table with True for *states*: shape (number of states,), bool."""
     return np.isin(np.arange(len(PageState)), states)
 
 
 # Tables with one bool per state: index them with an array of states.
-# Is the block to be pushed?
+# Blocks to be pushed.
 WANTED: Final = _table(OUT, PART)
-# Must its reader ask the mount for some of it?
+# Blocks whose reader must ask the mount for some of it.
 INCOMPLETE: Final = _table(OUT, COMING, REFUSED, PART, PART_REFUSED)
-# Does it take nothing of the budget?
+# Blocks that take nothing of the budget.
 UNCOUNTED: Final = _table(OUT, REFUSED)
-# May its pages be dropped?
+# Blocks whose pages may be dropped.
 DROPPABLE: Final = _table(HELD, PART, PART_REFUSED)
 
 # By snapshot: the PageState of each block of its space. Shape (blocks of the space,), dtype uint8.
@@ -63,6 +63,6 @@ class Blocks:
 
 
 def bytes_of(sizes: npt.NDArray[np.uint32], ids: Ids) -> int:
-    """Bytes of the blocks *ids* together: shape (n,), int32. sizes: bytes of each block of their space, shape (blocks
-    of the space,), uint32."""
+    """Return the bytes of the blocks *ids* together: shape (n,), int32. sizes: bytes of each block of their space,
+    shape (blocks of the space,), uint32."""
     return int(sizes[ids].sum(dtype=np.int64))
