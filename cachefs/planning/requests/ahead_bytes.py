@@ -1,51 +1,52 @@
-"""How many bytes reads ahead of one server may have under way: what keeps its link busy, and little more.
+"""Limits the bytes of readahead under way from one server to what keeps its link busy, and little more.
 
-Requests that are under way at once share the link. With 64 of 4 MiB on a link of 40 MB/s all of them come after 6 s,
-and so does what is needed first, and what a reader comes to wait for. So they get what the server delivers in the time
-that its answers take at their best, which grows as long as it delivers more (Little's law; the model of a path is that
-of BBR: Cardwell et al., "Congestion-Based Congestion Control", ACM Queue 2016).
+Concurrent requests share the link. With 64 requests of 4 MiB on a link of 40 MB/s all of them come after 6 s, and so do
+blocks that are needed first, and blocks that a reader waits for. Readahead therefore gets what the server delivers in
+the time that its answers take at their best, which grows as long as it delivers more (Little's law; the model of a path
+is that of BBR: Cardwell et al., "Congestion-Based Congestion Control", ACM Queue 2016).
 """
 
 import math
 from typing import Final
 
-# At first, and at least: two blocks of the default size, or requests enough where files are small.
+# Initial and least value: two blocks of the default size, or requests enough where files are small.
 LEAST: Final = 8 << 20
-# Times what would be under way if no answer took longer than at its best. So it grows with each round in which none
-# did, and of a link with nobody else on it three quarters and more are used (simulated; with 2.5 times, two thirds).
+# Factor on the bytes that would be under way if each answer took its best time. The limit therefore grows with each
+# round in which all do, and three quarters and more of a link without other traffic are used (simulated; with 2.5, two
+# thirds).
 _HEADROOM: Final = 4.0
-# A round ends when so much has come as was under way, and so many seconds have passed.
+# A round ends when as many bytes have come as were under way, and at least after this time.
 _ROUND_SECONDS: Final = 0.02
-# The highest of late is forgotten by this part a second.
+# Part of the recent maximum that is forgotten per second.
 _FORGET: Final = 0.02
-# Seconds after which the best time of before is forgotten, at least; at most twice as many.
+# Least seconds after which an earlier best time is forgotten; at most twice as many.
 _REMEMBERED: Final = 60.0
 
 
 class AheadBytes:
-    """*now* is seconds of one monotonic clock."""
+    """The limit for one server. *now* is seconds of one monotonic clock."""
 
     __slots__ = ("_best", "_busy", "_came", "_earlier", "_needed", "_round", "_since")
 
     def __init__(self) -> None:
-        # Of requests by the number of binary digits of their bytes: the shortest seconds since `_since`, and before.
+        # By number of binary digits of a request's bytes: the shortest seconds since `_since`, and before.
         self._best: dict[int, float] = {}
         self._earlier: dict[int, float] = {}
         self._since = -math.inf
-        # Bytes that would be under way if no answer took longer than at its best, at most of late.
+        # Recent maximum of the bytes that would be under way if each answer took its best time.
         self._needed = 0.0
-        # Of this round: when it began; bytes that have come; and these times the seconds of their best answers.
+        # The current round: its begin; bytes that have come; sum of bytes times seconds of their best answers.
         self._round = math.inf
         self._came = 0
         self._busy = 0.0
 
     @property
     def most(self) -> float:
-        """Bytes that reads ahead may have under way; one read may be larger where there is no other."""
+        """Most bytes that readahead may have under way; a single read may exceed them."""
         return max(float(LEAST), _HEADROOM * self._needed)
 
     def answered(self, size: int, seconds: float, now: float) -> None:
-        """A request for *size* bytes was answered as it should be, after so many *seconds*."""
+        """Record a good answer to a request for *size* bytes after *seconds*."""
         if now - self._since >= _REMEMBERED:
             self._earlier, self._best, self._since = self._best, {}, now
         kind = size.bit_length()

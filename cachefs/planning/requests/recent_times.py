@@ -1,4 +1,4 @@
-"""How long requests have taken of late, by size: where the slowest few begin, and whether all have become slower.
+"""Measures the recent durations of requests by size: where the slowest few begin, and whether all have become slower.
 
 Times are counted in classes, each 9 % longer than the one before, and counts are halved from time to time, so about the
 last thousand decide. Sizes are comparable where they have the same number of binary digits.
@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from math import log2
 from typing import Final
 
-# Requests after which the slowest few are told from the others.
+# Requests after which the slowest few can be determined.
 ENOUGH: Final = 100
-# Of comparable requests so many take longer than `late_after`. With the 99th percentile, one slow request in a hundred
-# would itself decide what is slow.
+# Part of comparable requests that take longer than `late_after`. With the 99th percentile, one slow request in a
+# hundred would itself determine the limit.
 LATE: Final = 0.02
-# All have become slower where they take so many times as long as at their best, and so many seconds longer.
+# All have become slower where they take this many times as long as at their best, and this many seconds longer.
 _SLOWER: Final = 3.0
 _SLOWER_SECONDS: Final = 0.1
-# Seconds after which the best time of before is forgotten, at least; at most twice as many.
+# Least seconds after which an earlier best time is forgotten; at most twice as many.
 _REMEMBERED: Final = 60.0
 
 _PER_OCTAVE: Final = 8
@@ -28,13 +28,13 @@ _CLASSES: Final = 24 * _PER_OCTAVE
 _EVERY: Final = 32
 # Requests after which all counts are halved.
 _HALVED: Final = 2048
-# The part of each new time in the smoothed one, and how many times longer a single one may count as.
+# Weight of each new time in the smoothed one, and the most times longer that a single one counts as.
 _SMOOTHING: Final = 1 / 16
 _OUTLIER: Final = 4.0
 
 
 class RecentTimes:
-    """Of requests of about one size. *now* is seconds of one monotonic clock."""
+    """The durations of requests of about one size. *now* is seconds of one monotonic clock."""
 
     __slots__ = ("_best", "_best_since", "_counts", "_earlier_best", "_new", "_total", "late_after", "size", "typical")
 
@@ -42,21 +42,20 @@ class RecentTimes:
         """size: of the first one, in bytes."""
         self.size = float(size)  # smoothed
         self.typical = 0.0  # seconds, smoothed; 0 before the first
-        self.late_after = math.inf  # seconds that all but LATE of them take at most, once there were ENOUGH
+        self.late_after = math.inf  # seconds exceeded by LATE of them; inf before there were ENOUGH
         self._counts = [0] * _CLASSES
         self._total = 0
-        self._new = 0  # since the last evaluation
+        self._new = 0  # requests since the last evaluation
         self._best = self._earlier_best = math.inf  # lowest `typical` since `_best_since`, and in the time before
         self._best_since = -math.inf
 
     @property
     def are_many(self) -> bool:
-        """Do they tell how long such requests take?"""
+        """True where there are enough to tell how long such requests take."""
         return self._total > 0
 
     def add(self, size: int, seconds: float, now: float) -> bool:
-        """A request for *size* bytes has taken so long. Returns whether it was just found that they have become
-        slower."""
+        """Add a request for *size* bytes. Returns whether requests were just found to have become slower."""
         index = int(_PER_OCTAVE * log2(seconds * _PER_SHORTEST)) if seconds > _SHORTEST else 0
         self._counts[index if index < _CLASSES else -1] += 1
         self.size += _SMOOTHING * (size - self.size)
@@ -92,18 +91,18 @@ class RecentTimes:
 
 
 class TimesBySize:
-    """Of requests of all sizes."""
+    """The durations of requests of all sizes."""
 
     def __init__(self) -> None:
         self._classes: dict[int, RecentTimes] = {}  # by the number of binary digits of the size
 
     def of(self, size: int) -> RecentTimes:
-        """Those of requests for about *size* bytes."""
+        """Return the durations of requests for about *size* bytes."""
         found = self._classes.get(size.bit_length())
         if found is None:
             found = self._classes[size.bit_length()] = RecentTimes(size)
         return found
 
     def known(self) -> Iterator[tuple[float, float]]:
-        """Bytes and seconds of a typical request, of each size of which there were many."""
+        """Return bytes and seconds of a typical request, for each size with many."""
         return ((one.size, one.typical) for one in self._classes.values() if one.are_many)

@@ -1,39 +1,39 @@
-"""How many requests per second a server takes for one prefix, learned from those that it refuses.
+"""Learns from refusals how many requests per second a server takes for one prefix.
 
-A server that limits the rate says so only by refusals. What it accepts meanwhile is its limit. So at a refusal the rate
-falls to what was accepted of late, less a little, so that the server's own bucket fills again. Then it grows, slowly at
-first, twice as fast every second, and until the next refusal. When none has come for a minute, the prefix has no
-limit any more.
+A server with a rate limit reveals it only by refusals; the requests it accepts meanwhile are its limit. A refusal
+therefore lowers the rate to slightly less than was recently accepted, so that the server's own bucket fills again. Then
+the rate grows, slowly at first and twice as fast every second, until the next refusal. After a minute without one, the
+prefix has no limit any more.
 """
 
 import math
 from collections import OrderedDict
 from typing import Final
 
-# Prefixes whose rates are known, at most. The one that was refused longest ago is forgotten.
+# Most prefixes with known rates. The one that was refused longest ago is forgotten.
 MOST: Final = 64
 # Seconds without a refusal after which a prefix has no limit any more.
 FORGOTTEN: Final = 60.0
 # Seconds over which accepted requests are counted, and between two decreases.
 _WINDOW: Final = 0.25
 _HOLD: Final = 0.5
-# What the rate is of what was accepted.
+# Factor on the accepted rate.
 _BELOW: Final = 0.98
-# By how much it grows at first: a part of it per second, and requests per second per second, whichever is more.
+# Initial growth: a part of the rate per second, or requests per second per second, whichever is more.
 _GROWTH: Final = 0.01
 _LEAST_GROWTH: Final = 1.0
 # Seconds in which growth doubles.
 _DOUBLES: Final = 1.0
-# Requests per second, at least. Fewer are a matter of the pauses between attempts.
+# Least requests per second. Lower rates result from the backoff between attempts.
 _LEAST: Final = 10.0
-# The same, at most: more than any server is asked. Growth that doubles each second would go beyond any number.
+# Most requests per second: more than any server gets. Growth that doubles each second would exceed any number.
 _MOST_RATE: Final = 1e5
-# Seconds whose requests may be made up for at once, by one who wakes up late.
+# Seconds whose requests may be caught up at once after a late wake-up.
 _CATCH_UP: Final = 0.05
 
 
 class Meter:
-    """Events per second, of late."""
+    """Measures the recent events per second."""
 
     __slots__ = ("_began", "_count", "_earlier", "_earlier_began")
 
@@ -42,7 +42,7 @@ class Meter:
         self._count = self._earlier = 0  # events in them
 
     def count(self, now: float) -> None:
-        """One event."""
+        """Count one event."""
         if now - self._began >= _WINDOW:
             idle = now - self._began >= 2 * _WINDOW
             self._earlier_began = now - _WINDOW if idle else self._began
@@ -51,20 +51,21 @@ class Meter:
         self._count += 1
 
     def rate(self, now: float) -> float:
-        """Events per second, over the last two windows or over the earlier one: what was possible then is possible."""
+        """Return the larger of the rates over the last two windows and over the earlier one, in events per second: a
+        rate that was possible then still is."""
         both = (self._earlier + self._count) / max(now - self._earlier_began, _WINDOW / 2)
         return max(both, self._earlier / max(self._began - self._earlier_began, _WINDOW))
 
 
 class _Prefix:
-    """What is known of one prefix."""
+    """The learned rate of one prefix."""
 
     __slots__ = ("accepted", "cut", "free", "known", "rate", "refused", "since")
 
     def __init__(self, rate: float, now: float) -> None:
         self.rate = rate  # requests per second, as of `since`
-        self.known = 0.0  # after the last time that it was lowered
-        self.since = self.cut = self.refused = now  # `cut`: when it was lowered last; `refused`: the last refusal
+        self.known = 0.0  # the rate after the last decrease
+        self.since = self.cut = self.refused = now  # `cut`: last decrease; `refused`: last refusal
         self.free = now  # when the next request may be sent
         self.accepted = Meter(now)
 
@@ -79,33 +80,33 @@ class _Prefix:
             return
         self.cut = self.since = now
         measured = min(self.rate, _BELOW * self.accepted.rate(now))
-        # Where little was asked for, little was accepted.
+        # Few accepted requests may just mean few requests.
         self.rate = self.known = max(_LEAST, measured, min(self.rate, self.known) / 2)
 
 
 class RequestRates:
-    """The rates of the prefixes of one server that have one. *now* is seconds of one monotonic clock."""
+    """The known rates of the prefixes of one server. *now* is seconds of one monotonic clock."""
 
     def __init__(self) -> None:
-        self._prefixes: OrderedDict[str, _Prefix] = OrderedDict()  # the one refused last is the last one
+        self._prefixes: OrderedDict[str, _Prefix] = OrderedDict()  # the last refused one is last
 
     @property
     def is_limited(self) -> bool:
-        """Is any rate known?"""
+        """True where any rate is known."""
         return bool(self._prefixes)
 
     @property
     def lowest(self) -> float:
-        """Requests per second of the prefix that may have the fewest; inf where none has a limit."""
+        """The lowest rate of a prefix, in requests per second; inf where none has a limit."""
         return min((prefix.rate for prefix in self._prefixes.values()), default=math.inf)
 
     def rate(self, prefix: str) -> float:
-        """Requests per second; inf where there is no limit."""
+        """Return the requests per second; inf where there is no limit."""
         found = self._prefixes.get(prefix)
         return found.rate if found is not None else math.inf
 
     def when(self, prefix: str, now: float) -> float:
-        """When a request that is ready *now* may be sent. It counts as sent then."""
+        """Return when a request that is ready *now* may be sent, and count it as sent then."""
         found = self._prefixes.get(prefix)
         if found is None:
             return now
@@ -117,14 +118,14 @@ class RequestRates:
         return max(now, found.free)
 
     def accepted(self, prefix: str, now: float) -> None:
-        """A request was answered as it should be."""
+        """Count a good answer."""
         if (found := self._prefixes.get(prefix)) is not None:
             found.accepted.count(now)
 
     def refused(self, prefix: str, sent: float, now: float) -> None:
-        """A request was refused, as there are too many.
+        """Record that a request was refused, as there are too many.
 
-        sent: about how many per second are sent to the server, at most; 0 where nobody knows.
+        sent: about how many requests per second are sent to the server, at most; 0 where unknown.
         """
         found = self._prefixes.get(prefix)
         if found is not None:
@@ -133,7 +134,7 @@ class RequestRates:
             return
         if sent < _LEAST:
             return
-        # From here on accepted requests are counted, and the next refusal knows better.
+        # Accepted requests are counted from now on, for the next refusal.
         self._prefixes[prefix] = _Prefix(sent, now)
         if len(self._prefixes) > MOST:
             self._prefixes.popitem(last=False)

@@ -1,7 +1,7 @@
-"""How the throughput of a request grows with its size, and so how large requests should be.
+"""Fits the throughput of requests as a function of their size, to find how large requests should be.
 
-The throughput of a request for s bytes is close to p (1 - exp(-t s)) (FasDL thesis, 2025, eq. 3-5 and 3-6): for small
-ones latency decides, and none is quicker than p. From a size on, larger requests bring hardly more.
+The throughput of a request for s bytes is close to p (1 - exp(-t s)) (FasDL thesis, 2025, eq. 3-5 and 3-6): latency
+dominates small ones, and none is quicker than p. Beyond a certain size, larger requests gain hardly anything.
 """
 
 import math
@@ -9,13 +9,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-# A size's throughput tells something about the curve where the largest is so many times the smallest, at least.
+# Least ratio of the largest to the smallest size for a meaningful fit.
 _SPREAD: Final = 2.0
 # Share of the highest throughput that is enough: a request of twice that size would bring at most 9 % more.
 _GOOD: Final = 0.9
-# Seconds of a request; one that is said to be shorter was not measured.
+# Least seconds of a request; shorter ones were not measured.
 _SHORTEST: Final = 1e-6
-# Values of t * s that are tried, as to the largest s: from a curve that is straight to one that is flat, and how many.
+# Range and number of the tried values of t * s, at the largest s: from a straight curve to a flat one.
 _STRAIGHT: Final = 1e-3
 _FLAT: Final = 1e4
 _TRIED: Final = 141
@@ -23,7 +23,7 @@ _TRIED: Final = 141
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """The curve."""
+    """The fitted curve."""
 
     # Bytes per second of a very large request.
     p: float
@@ -31,20 +31,20 @@ class Throughput:
     t: float
 
     def of(self, size: int) -> float:
-        """Bytes per second of a request for *size* bytes."""
+        """Return the bytes per second of a request for *size* bytes."""
         return -self.p * math.expm1(-self.t * size)
 
     def good_size(self, least: int, most: int) -> int:
-        """Bytes of a request that is nearly as quick as a larger one, within [least, most]."""
+        """Return the bytes of a request that is nearly as quick as a larger one, within [least, most]."""
         return int(max(least, min(most, -math.log(1 - _GOOD) / self.t)))
 
 
 def fit(requests: Iterable[tuple[float, float]]) -> Throughput | None:
-    """The curve with the least squared relative error. None where there are too few sizes to tell.
+    """Return the curve with the least squared relative error; None where there are too few sizes.
 
-    requests: bytes and seconds of some.
+    requests: bytes and seconds of each.
     """
-    # Imported where it is used: the process that lists a dataset fits nothing, and numpy is two thirds of its start.
+    # Imported here: the process that lists a dataset fits nothing, and numpy is two thirds of its start.
     import numpy as np
 
     known = [(size, seconds) for size, seconds in requests if size >= 1 and seconds >= _SHORTEST]
