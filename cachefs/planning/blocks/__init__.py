@@ -1,5 +1,4 @@
-"""The blocks of a snapshot as numbers, so that plans are arrays: their order, which of them are on this node, and which
-samples they make up.
+"""Numbers the blocks of a snapshot, so that plans are arrays: their order, presence on this node, and samples.
 
 May import numpy and cachefs.block.
 """

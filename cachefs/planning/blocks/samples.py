@@ -1,4 +1,4 @@
-"""What a job calls a sample, in blocks: turns orders of samples into orders of reads."""
+"""Maps a job's samples to blocks: turns orders of samples into orders of reads."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from cachefs.planning.blocks.space import BlockSpace, Ids, check_number, runs
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class Samples:
-    """Which blocks each sample of a dataset is: sample s has the blocks ids[starts[s]:starts[s + 1]] of *space*."""
+    """The blocks of each sample of a dataset: sample s has the blocks ids[starts[s]:starts[s + 1]] of *space*."""
 
     space: BlockSpace
     # Shape (samples + 1,), int64.
@@ -22,13 +22,13 @@ class Samples:
         return len(self.starts) - 1
 
     def own(self) -> npt.NDArray[np.bool_] | None:
-        """Which blocks of the space the samples have, shape (blocks of the space,), bool. None where it is all."""
+        """Return which blocks of the space the samples have, shape (blocks of the space,), bool. None: all."""
         own = np.zeros(self.space.count, np.bool_)
         own[self.ids] = True
         return None if own.all() else own
 
     def reads(self, order: npt.NDArray[np.uint32]) -> "Reads":
-        """The reads of an epoch whose samples come in this *order*: sample numbers, shape (samples of the epoch,),
+        """Return the reads of an epoch with samples in this *order*: sample numbers, shape (samples of the epoch,),
         uint32. Samples that do not exist are left out, and counted. Raises ConfigError for more than
         cachefs.planning.blocks.space.MAX_BLOCKS reads."""
         known = order if not len(order) or int(order.max()) < len(self) else order[order < len(self)]
@@ -57,12 +57,12 @@ class Reads:
     unknown: int
 
     def after_samples(self, samples: int) -> int:
-        """How many reads are done when the first *samples* samples are."""
+        """Return how many reads are done when the first *samples* samples are."""
         samples = max(0, min(samples, self.samples))
         if self.ends is None:
             return samples
         return int(self.ends[samples - 1]) if samples else 0
 
     def samples_after(self, reads: int) -> int:
-        """How many samples have all their blocks read after so many reads."""
+        """Return how many samples are complete after *reads* reads."""
         return reads if self.ends is None else int(np.searchsorted(self.ends, reads, side="right"))

@@ -1,7 +1,7 @@
-"""Bytes of one snapshot on this node by tier and shard, kept up to date change by change.
+"""Bytes of one snapshot on this node by tier and shard, updated change by change.
 
-A shard is one of 256 parts of a snapshot: blocks with neighbouring numbers. What a scheduler is told of a node fits
-into a few hundred bytes in this way, however many blocks there are.
+A shard is one of 256 parts of a snapshot: a range of block numbers. A node's report to a scheduler thus fits into a few
+hundred bytes, however many blocks there are.
 """
 
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ from cachefs.planning.blocks.presence import ABSENT
 from cachefs.planning.blocks.space import NO_BLOCK, BlockSpace
 
 SHARDS: Final = 256
-# What stands for a shard that is there as a whole.
+# The number for a complete shard.
 WHOLE: Final = 255
 
 
 class ShardBytes:
-    """Of one snapshot. 1,000 changes take 0.2 ms, however many blocks the snapshot has."""
+    """The bytes of one snapshot. 1,000 changes take 0.2 ms, however many blocks the snapshot has."""
 
     def __init__(self, space: BlockSpace) -> None:
-        """It takes a byte per block, besides the space."""
+        """Takes a byte per block, besides the space."""
         self.space = space
         # By state (see cachefs.planning.blocks.presence) and shard: bytes, of shape (3, SHARDS), int64.
         self.bytes = np.zeros((3, SHARDS), np.int64)
@@ -32,8 +32,8 @@ class ShardBytes:
         np.add.at(self._total, shards_of_blocks(numbers, space.count), space.sizes.astype(np.int64))
 
     def apply(self, keys: Sequence[bytes], states: npt.NDArray[np.uint8]) -> bool:
-        """These blocks (each named once) are in *states* now, shape (keys,). Keys of other snapshots are left out.
-        Returns whether anything is different."""
+        """Set the *states* (shape (keys,)) of these blocks, each named once. Keys of other snapshots are ignored.
+        Returns whether anything has changed."""
         ids = self.space.ids(keys)
         here = np.flatnonzero(ids != NO_BLOCK)
         ids, new = ids[here], states[here]
@@ -52,16 +52,16 @@ class ShardBytes:
 
     @property
     def is_empty(self) -> bool:
-        """Is nothing of the snapshot on this node?"""
+        """True where no byte of the snapshot is on this node."""
         return not self.bytes.any()
 
     def parts(self) -> npt.NDArray[np.uint8]:
-        """Of each shard, the part that is on this node in any tier: 0 (nothing) to WHOLE, rounded down; shape
-        (SHARDS,), uint8. A snapshot with fewer blocks than shards has some blocks in several of them."""
+        """Return the part of each shard that is on this node in any tier: 0 (nothing) to WHOLE, rounded down; shape
+        (SHARDS,), uint8. In a snapshot with fewer blocks than shards, a block belongs to several of them."""
         return self._parts(self._states != ABSENT, self.bytes[1:].sum(axis=0))
 
     def parts_in(self, state: int) -> npt.NDArray[np.uint8]:
-        """The same of those blocks that are in that state (see cachefs.planning.blocks.presence)."""
+        """Return the parts for the blocks in *state* (see cachefs.planning.blocks.presence)."""
         return self._parts(self._states == state, self.bytes[state])
 
     def _parts(self, there: npt.NDArray[np.bool_], held: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
@@ -76,6 +76,6 @@ class ShardBytes:
 
 
 def shards_of_blocks(numbers: npt.NDArray[np.int64], count: int) -> npt.NDArray[np.int64]:
-    """The shard of each of these blocks (shape (n,), int64) of a snapshot with *count* blocks."""
+    """Return the shard of each of these blocks (shape (n,), int64) of a snapshot with *count* blocks."""
     found: npt.NDArray[np.int64] = numbers * SHARDS // max(count, 1)
     return found

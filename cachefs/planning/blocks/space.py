@@ -21,23 +21,23 @@ Ids = npt.NDArray[np.int32]
 
 Number = TypeVar("Number", np.int32, np.int64)
 
-# Numbers of blocks to look into arrays with. In a type that is not numpy's own for indices, which is int64, each look
-# takes 4 times as long, and lets go of the interpreter lock.
+# Block numbers used as indices. With another type than numpy's own for indices, which is int64, each look-up takes 4
+# times as long, and releases the interpreter lock.
 Numbers = npt.NDArray[np.integer]
 
 # Stands for the number of a block that the space does not have.
 NO_BLOCK: Final = -1
 
-# Blocks of a space, and blocks of all its samples, at most. An array of so many numbers takes half a gigabyte.
+# Most blocks of a space, and of all its samples. An array of so many numbers takes half a gigabyte.
 MAX_BLOCKS: Final = 1 << 27
 
-# Numbers that are remembered, in all spaces together, in 1 MB: a block that comes, and one that goes for it, are looked
-# for some 10 times within a moment, 2.3 us each.
+# Most remembered results of `find`, in all spaces together, in 1 MB: a block that comes, and one that is evicted for
+# it, are looked up some 10 times within a moment, at 2.3 us each.
 _FOUND: Final = 4096
 
 # Numbers that are written at once while other threads wait: 10 ms.
 _AT_ONCE: Final = 1 << 20
-# Bytes. Nothing is as large: what is further from the start of a file is behind its end.
+# Bytes, more than any file: larger offsets are behind the end.
 _BEYOND: Final = 1 << 61
 
 # A content id as two numbers, and the block number, as cachefs.block.block_key lays them out.
@@ -46,11 +46,11 @@ _CONTENT: Final = np.dtype([("high", "<u8"), ("low", "<u8")])
 
 
 _serials: Final = itertools.count()  # of spaces
-_found: Final[dict[tuple[int, bytes], int]] = {}  # what `find` has found of late, by number of the space
+_found: Final[dict[tuple[int, bytes], int]] = {}  # recent results of `find`, by serial of the space and key
 
 
 class Listing(Protocol):
-    """What a space needs of a snapshot; cachefs.snapshot.Snapshot is one."""
+    """The part of a snapshot that a space uses; cachefs.snapshot.Snapshot is one."""
 
     id: str
     block_size: int  # bytes
@@ -58,7 +58,7 @@ class Listing(Protocol):
     files: int
 
     def contents(self) -> Iterable[tuple[int, int, bytes]]:
-        """(number, size in bytes, content id of 16 bytes) of each entry that is a file."""
+        """Yield (number, size in bytes, content id of 16 bytes) of each entry that is a file."""
 
 
 class BlockSpace:
@@ -89,20 +89,20 @@ class BlockSpace:
         has_blocks = counts > 0
         last = self.first_block[1:][has_blocks] - 1
         self.sizes[last] = file_sizes[has_blocks] - (counts[has_blocks] - 1) * block_size
-        # Content ids of the entries, and the entries in order of the first halves of these.
+        # Content ids of the entries, and the entries sorted by the first halves of the ids.
         self._high = contents["high"].copy()
         self._low = contents["low"].copy()
         self._order = np.argsort(self._high, kind="stable").astype(np.uint32)
         self._sorted_high = self._high[self._order]
-        self._serial = next(_serials)  # names it in what `find` has found
-        # For a single one, as to call numpy takes longer than to look.
+        self._serial = next(_serials)  # identifies it in `_found`
+        # Views for single look-ups, where a call of numpy takes longer than the look-up.
         self._sorted_view, self._order_view = self._sorted_high.data, self._order.data
         self._first_view = self.first_block.data
         self._high_view, self._low_view = self._high.data, self._low.data
 
     @classmethod
     def of(cls, snapshot: Listing) -> "BlockSpace":
-        """Reads the whole snapshot, so call it in a thread. Raises SnapshotDamaged."""
+        """Build the space of a snapshot. Reads it whole, so call it in a thread. Raises SnapshotDamaged."""
         entries = 1 + snapshot.directories + snapshot.files
         sizes = np.zeros(entries, np.int64)
         contents = np.zeros(entries, _CONTENT)
@@ -113,13 +113,13 @@ class BlockSpace:
         return cls(snapshot.id, snapshot.block_size, sizes, contents)
 
     def ids(self, keys: Sequence[bytes]) -> Ids:
-        """The number of each block key, NO_BLOCK for keys of other snapshots: shape (keys,), int32."""
+        """Return the number of each block key, NO_BLOCK for keys of other snapshots: shape (keys,), int32."""
         parts = np.frombuffer(b"".join(keys), _KEY)
         high, low = parts["high"], parts["low"]
         found = np.full(len(parts), NO_BLOCK, np.int32)
         place = np.searchsorted(self._sorted_high, high)
         open_ones = np.arange(len(parts))
-        # More than one turn only where content ids agree in their first 8 bytes.
+        # Repeats only where content ids agree in their first 8 bytes.
         while len(open_ones := open_ones[place[open_ones] < len(self._order)]):
             open_ones = open_ones[self._sorted_high[place[open_ones]] == high[open_ones]]
             entries = self._order[place[open_ones]]
@@ -132,7 +132,7 @@ class BlockSpace:
         return found
 
     def find(self, key: bytes) -> int:
-        """The number of one block key; NO_BLOCK for a key of another snapshot."""
+        """Return the number of one block key; NO_BLOCK for a key of another snapshot."""
         name = self._serial, key
         number = _found.get(name)
         if number is None:
@@ -154,11 +154,11 @@ class BlockSpace:
         return NO_BLOCK
 
     def counterparts(self, other: "BlockSpace") -> Ids | None:
-        """The number in *other* of each block of this space, or NO_BLOCK: shape (count,), int32. None where the two
-        have no block in common.
+        """Return the number in *other* of each block of this space, or NO_BLOCK: shape (count,), int32. None where the
+        two have no block in common.
 
-        Of contents that agree in the first 8 bytes of their ids only one is found. A block that is missed costs no more
-        than a worse guess of when it is read.
+        Of contents that agree in the first 8 bytes of their ids only one is found. A missed block costs no more than a
+        worse estimate of its next read.
         """
         place = np.searchsorted(self._sorted_high, other._sorted_high)
         place[place == len(self._order)] = 0
@@ -173,7 +173,7 @@ class BlockSpace:
         return found
 
     def keys(self, ids: npt.NDArray[np.integer]) -> list[bytes]:
-        """The key of each of the blocks *ids*: shape (n,), any integer type."""
+        """Return the key of each of the blocks *ids*: shape (n,), any integer type."""
         entries, numbers = self.refs(ids)
         parts = np.empty(len(ids), _KEY)
         parts["high"], parts["low"], parts["number"] = self._high[entries], self._low[entries], numbers
@@ -181,21 +181,21 @@ class BlockSpace:
         return [raw[start : start + KEY_SIZE] for start in range(0, len(raw), KEY_SIZE)]
 
     def key(self, number: int) -> bytes:
-        """The key of one block."""
+        """Return the key of one block."""
         entry = bisect_right(self._first_view, number) - 1
         content = self._high_view[entry].to_bytes(8, "little") + self._low_view[entry].to_bytes(8, "little")
         return block_key(content, number - self._first_view[entry])
 
     def key_numbers(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
-        """What is in the keys of all blocks: their first 8 bytes as a little-endian number, and the block's number in
-        its file. Two arrays of shape (count,), uint64."""
+        """Return the parts of the keys of all blocks: the first 8 bytes as a little-endian number, and the block's
+        number in its file. Two arrays of shape (count,), uint64."""
         counts = np.diff(self.first_block)
         numbers = np.arange(self.count, dtype=np.int64) - np.repeat(self.first_block[:-1].astype(np.int64), counts)
         return np.repeat(self._high, counts).astype(np.uint64, copy=False), numbers.astype(np.uint64)
 
     def refs(self, ids: npt.NDArray[np.integer]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """The entry of each of the blocks *ids* (shape (n,), any integer type), and its number within the entry: two
-        arrays of shape (n,), int64."""
+        """Return the entry of each of the blocks *ids* (shape (n,), any integer type), and its number within the entry:
+        two arrays of shape (n,), int64."""
         entries = np.searchsorted(self.first_block, ids.astype(np.int32), side="right") - 1
         return entries, ids.astype(np.int64) - self.first_block[entries]
 
@@ -205,7 +205,7 @@ class BlockSpace:
         offsets: npt.NDArray[np.integer] | None = None,
         lengths: npt.NDArray[np.integer] | None = None,
     ) -> tuple[npt.NDArray[np.int64], Ids]:
-        """The blocks of whole entries, or of the bytes [offset, offset + length) of each entry.
+        """Return the blocks of whole entries, or of the bytes [offset, offset + length) of each entry.
 
         entries: numbers of entries, shape (n,); offsets, lengths: bytes, shape (n,); all of any integer type. The
         result is (starts, ids): entries[i] has the blocks ids[starts[i]:starts[i + 1]]. starts has shape (n + 1,),
@@ -233,7 +233,7 @@ class BlockSpace:
 
 
 def check_number(blocks: int) -> None:
-    """Raises ConfigError where a sequence of so many *blocks* is too long to be planned."""
+    """Raise ConfigError where a sequence of *blocks* blocks is too long to be planned."""
     if blocks > MAX_BLOCKS:
         raise ConfigError(
             f"the samples are {blocks:,} blocks, more than the {MAX_BLOCKS:,} that can be planned; "
@@ -242,7 +242,7 @@ def check_number(blocks: int) -> None:
 
 
 def distinct(ids: npt.NDArray[Number]) -> npt.NDArray[Number]:
-    """Each of the numbers once, in ascending order, like numpy.unique, which takes 60 us longer."""
+    """Return each number once, in ascending order, like numpy.unique, which takes 60 us longer."""
     ids = np.sort(ids)
     if len(ids) < 2:
         return ids
@@ -253,10 +253,10 @@ def distinct(ids: npt.NDArray[Number]) -> npt.NDArray[Number]:
 
 
 def runs(first: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], dtype: type[Number]) -> npt.NDArray[Number]:
-    """Runs of numbers, one after the other: run i goes up from first[i], and what follows it begins at ends[i].
+    """Return runs of numbers, one after the other: run i counts up from first[i], and ends before index ends[i].
 
-    first, ends: shape (runs,), int64. The result has shape (ends[-1],), of type *dtype*. numpy.repeat lets no other
-    thread run: 0.2 s for 14 million runs. So they are written part by part.
+    first, ends: shape (runs,), int64. The result has shape (ends[-1],), of type *dtype*. It is written part by part,
+    since numpy.repeat lets no other thread run: 0.2 s for 14 million runs.
     """
     found = np.empty(int(ends[-1]) if len(ends) else 0, dtype)
     start = begin = 0
@@ -270,7 +270,7 @@ def runs(first: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], dtype: type[
 
 
 def _bounded(sizes: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """As int64 of which two can be added: shape (n,)."""
+    """Return the sizes as int64, bounded so that two can be added: shape (n,)."""
     signed = np.minimum(sizes, np.uint64(_BEYOND)) if sizes.dtype == np.uint64 else sizes
     bounded: npt.NDArray[np.int64] = np.clip(signed.astype(np.int64), 0, _BEYOND)
     return bounded
