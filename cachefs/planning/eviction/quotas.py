@@ -1,12 +1,12 @@
-"""What single datasets may take of the tiers, and for how long.
+"""Quotas: what single datasets may take of the tiers, and for how long.
 
-A dataset with a share has, within each tier, a policy of its own of the tier's kind. That one decides which of the
-dataset's blocks are evicted for another one of the same dataset, as in a tier of that size. Room that the dataset does
-not use is everybody's.
+A dataset with a share has, within each tier, a policy of its own of the tier's kind. That policy decides which of the
+dataset's blocks are evicted for others of the same dataset, as in a tier of that size. Room that the dataset does not
+use is available to all.
 
 A block counts for the dataset whose fetch brought it, also where other datasets have it. A restart forgets that: blocks
-that are found at the start, or when a quota is set, count for the first dataset that claims them. For the time to live,
-a read is one that a mount reports or that the plan foresees, and a restart counts as a read.
+found at the start, or when a quota is set, count for the first dataset that claims them. For the time to live, a read
+is one that a mount reports or that the plan foresees, and a restart counts as a read.
 """
 
 import math
@@ -20,15 +20,15 @@ from cachefs.planning.sequences.plan import Plan
 
 # Blocks whose future is looked up in one call, under the store's lock: 1 ms.
 _EXPIRED_AT_ONCE: Final = 1024
-# Where room is made, at least 1/256 of what the dataset may have, as a tier does it too: each step costs a commit.
+# Least room made at once: 1/256 of the dataset's quota, as in a tier, since each step costs a commit.
 _AHEAD_SHIFT: Final = 8
-# A dataset of whose quota less than 1/64 is free has no room for what nobody has asked for.
+# A dataset with less than 1/64 of its quota free has no room for blocks that no reader waits for.
 _FREE_SHIFT: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What one dataset may take of the tiers, and for how long."""
+    """The limits of one dataset."""
 
     dataset: str  # its name
     snapshots: frozenset[str]  # ids of the snapshots that the dataset has
@@ -38,7 +38,7 @@ class Quota:
 
     @property
     def limits_room(self) -> bool:
-        """Does it limit what the dataset may take?"""
+        """True where the quota limits the dataset's bytes."""
         return self.share < 1 or self.most < math.inf
 
 
@@ -48,37 +48,37 @@ class _Limited:
 
     quota: Quota
     policies: Sequence[Policy]  # by tier
-    used: list[int]  # bytes by tier: of blocks that are kept, and of those that are being written
-    # When each block was read last (monotonic seconds), the longest ago first; transient ones are among them.
+    used: list[int]  # bytes by tier: of blocks that are kept, and of blocks that are being written
+    # Time of each block's last read (monotonic seconds), oldest first, including transient blocks.
     read: OrderedDict[bytes, float] = field(default_factory=OrderedDict)
     places: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # tier and bytes of blocks that are kept
     coming: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # the same of blocks that are being written
-    expected: dict[bytes, int] = field(default_factory=dict)  # how many are about to bring the block
+    expected: dict[bytes, int] = field(default_factory=dict)  # number of expected fetches of the block
 
     def renew(self, key: bytes, now: float) -> None:
-        """The block was read at *now*."""
+        """Record a read of the block."""
         self.read[key] = now
         self.read.move_to_end(key)
 
 
 class Quotas:
-    """Knows the blocks of datasets that have a quota, and no others. Its methods are the events in the life of such a
-    block, and the questions before them."""
+    """Tracks the blocks of datasets with a quota. Its methods are the events in the life of such a block, and the
+    queries before them."""
 
     def __init__(self, capacities: Sequence[int], policies: Callable[[], Sequence[Policy]], plan: Plan) -> None:
         """capacities: bytes by tier; policies: makes a policy for each tier."""
-        self.brought: set[str] = set()  # ids of snapshots for which blocks came, for others to empty
+        self.brought: set[str] = set()  # ids of snapshots for which blocks came; emptied by the caller
         self._capacities = capacities
         self._open = policies
         self._plan = plan
         self._limited: dict[str, _Limited] = {}  # by name of the dataset
-        self._of_snapshot: dict[str, _Limited] = {}  # by id: the limited dataset that has the snapshot
-        self._owners: dict[bytes, _Limited] = {}  # by block key: the dataset for which the block counts
+        self._of_snapshot: dict[str, _Limited] = {}  # snapshot id -> the limited dataset that has it
+        self._owners: dict[bytes, _Limited] = {}  # block key -> the dataset for which the block counts
 
     # --- what is allowed ----------------------------------------------------------------------------------------------
 
     def set(self, quota: Quota) -> None:
-        """Give a dataset a quota, or another one."""
+        """Set or replace the quota of a dataset."""
         known = self._limited.get(quota.dataset)
         if known is None:
             self._limited[quota.dataset] = _Limited(quota, self._open(), [0] * len(self._capacities))
@@ -87,7 +87,7 @@ class Quotas:
         self._name_snapshots()
 
     def remove(self, dataset: str) -> None:
-        """Take the quota of a dataset away, where it has one: its blocks stay, and count for nobody."""
+        """Remove the quota of a dataset, if any: its blocks stay, and count for no dataset."""
         gone = self._limited.pop(dataset, None)
         if gone is not None:
             for key in gone.read:
@@ -95,7 +95,7 @@ class Quotas:
             self._name_snapshots()
 
     def resized(self, capacities: Sequence[int]) -> None:
-        """Tiers have other capacities from now on: bytes by tier."""
+        """Set the capacities of the tiers: bytes by tier."""
         self._capacities = capacities
 
     def _name_snapshots(self) -> None:
@@ -111,8 +111,8 @@ class Quotas:
     # --- what happens -------------------------------------------------------------------------------------------------
 
     def claim(self, key: bytes, snapshot: str, now: float) -> bool:
-        """A block of *snapshot* is about to come, or was found. True where it counts for the dataset of *snapshot* from
-        now on."""
+        """Count a block of *snapshot* that is about to come, or was found. Returns whether it now counts for the
+        dataset of *snapshot*."""
         one = self._of_snapshot.get(snapshot)
         if one is None or key in self._owners:
             return False
@@ -121,8 +121,8 @@ class Quotas:
         return True
 
     def expect(self, key: bytes, snapshot: str, now: float) -> bool:
-        """Somebody is about to bring a block of *snapshot*. False where it counts for no dataset; else it counts for
-        one at least until as many have called `settle`."""
+        """Record that a fetch is about to bring a block of *snapshot*. Returns False where the block counts for no
+        dataset; otherwise it counts for one at least until a matching call of `settle`."""
         self.brought.add(snapshot)
         self.claim(key, snapshot, now)
         one = self._owners.get(key)
@@ -132,7 +132,7 @@ class Quotas:
         return True
 
     def settle(self, key: bytes, *, is_here: bool) -> None:
-        """One who was about to bring the block does so no longer. is_here: whether it is on this node."""
+        """End an expected fetch. is_here: whether the block is on this node."""
         one = self._owners.get(key)
         if one is None:
             return
@@ -143,21 +143,21 @@ class Quotas:
             self.forget(key)
 
     def coming(self, tier: int, key: bytes, size: int) -> None:
-        """*tier* has room for the block, which counts from now on."""
+        """Count the block, for which *tier* has reserved room."""
         one = self._owners.get(key)
         if one is not None and key not in one.coming and one.places.get(key, (None,))[0] != tier:
             one.coming[key] = tier, size
             one.used[tier] += size
 
     def arrived(self, key: bytes) -> None:
-        """The block that was coming is written, or could not be. `added` says where it is."""
+        """Record that the write of a block has ended, with or without success. `added` then tells where it is."""
         one = self._owners.get(key)
         tier, size = one.coming.pop(key, (0, 0)) if one is not None else (0, 0)
         if one is not None:
             one.used[tier] -= size
 
     def added(self, tier: int, key: bytes, size: int) -> None:
-        """*tier* keeps the block, which takes *size* bytes of it."""
+        """Record that *tier* keeps the block, which takes *size* bytes of it."""
         one = self._owners.get(key)
         if one is not None:
             self.removed(key)
@@ -166,7 +166,7 @@ class Quotas:
             one.policies[tier].added(key, size)
 
     def removed(self, key: bytes) -> None:
-        """The tier that had the block keeps it no longer; it may still move to another one."""
+        """Record that the block has left its tier; it may still move to another one."""
         one = self._owners.get(key)
         place = one.places.pop(key, None) if one is not None else None
         if one is not None and place is not None:
@@ -175,7 +175,7 @@ class Quotas:
             one.policies[tier].removed(key)
 
     def forget(self, key: bytes) -> None:
-        """The block is not on this node. It still counts where somebody is about to bring it."""
+        """Record that the block is not on this node. It still counts while a fetch is expected."""
         self.removed(key)
         one = self._owners.get(key)
         if one is not None and key not in one.expected:
@@ -183,7 +183,7 @@ class Quotas:
             del self._owners[key], one.read[key]
 
     def accessed(self, keys: Iterable[bytes], now: float) -> None:
-        """Readers used these blocks, oldest use first. Blocks of no limited dataset are ignored. now: monotonic
+        """Record uses of these blocks, oldest first. Blocks of no limited dataset are ignored. now: monotonic
         seconds."""
         if not self._owners:
             return
@@ -194,25 +194,25 @@ class Quotas:
                 for policy in one.policies:
                     policy.accessed(key)
 
-    # --- who may come, and who goes -----------------------------------------------------------------------------------
+    # --- admission and eviction ---------------------------------------------------------------------------------------
 
     def room(self, tier: int, key: bytes) -> float:
-        """Bytes that the block's dataset may still take of *tier*: inf where nothing limits it, negative where it has
-        too much."""
+        """Return the bytes that the block's dataset may still take of *tier*: inf without a limit, negative where it
+        has too much."""
         one = self._owners.get(key)
         if one is None or not one.quota.limits_room or one.places.get(key, (None,))[0] == tier:
             return math.inf
         return self._quota(one, tier) - one.used[tier]
 
     def room_for(self, tier: int, key: bytes, snapshot: str) -> float:
-        """About how many bytes the dataset of *snapshot* may still take, or would evict for this block."""
+        """Return about how many bytes the dataset of *snapshot* may still take, or would evict for this block."""
         one = self._of_snapshot.get(snapshot)
         if one is None or not one.quota.limits_room:
             return math.inf
         return max(0, self._quota(one, tier) - one.used[tier]) + one.policies[tier].replaceable(key)
 
     def allowance(self, snapshot: str) -> float:
-        """Bytes by which the dataset of *snapshot* may still grow; inf where nothing limits it."""
+        """Return the bytes by which the dataset of *snapshot* may still grow; inf without a limit."""
         one = self._of_snapshot.get(snapshot)
         if one is None or not one.quota.limits_room:
             return math.inf
@@ -220,7 +220,7 @@ class Quotas:
         return sum(max(0, quota - (quota >> _FREE_SHIFT) - used) for quota, used in zip(quotas, one.used, strict=True))
 
     def victims(self, tier: int, size: int, pinned: Collection[bytes], incoming: bytes) -> Sequence[bytes]:
-        """Blocks of *incoming*'s dataset that free *size* bytes for it, or none."""
+        """Return blocks of *incoming*'s dataset that free *size* bytes for it, or none."""
         one = self._owners[incoming]
         policy = one.policies[tier]
         if not policy.evicts:
@@ -229,8 +229,8 @@ class Quotas:
         return policy.victims(ahead, pinned, [incoming]) or policy.victims(size, pinned, [incoming])
 
     def surplus(self, tier: int, size: int, pinned: Collection[bytes]) -> list[bytes]:
-        """Some blocks to evict since quotas were lowered, but for pinned ones: those that the policy names, else those
-        that were read longest ago. None when there are no more. size: about so many bytes at once."""
+        """Return some unpinned blocks to evict after quotas were lowered: those chosen by the policy, else those unread
+        for longest. Empty when there are no more. size: about how many bytes at once."""
         for one in self._limited.values():
             excess = min(size, one.used[tier] - self._quota(one, tier))
             if excess > 0 and one.quota.limits_room:
@@ -241,8 +241,8 @@ class Quotas:
         return []
 
     def expired(self, now: float, pinned: Collection[bytes]) -> list[bytes] | None:
-        """Some blocks that nobody has read for their time to live and that no plan foresees; none where those that were
-        looked at are still wanted; None when there are no more. now: monotonic seconds, the same in all these calls."""
+        """Return some blocks unread for their time to live that no plan foresees; empty where all examined blocks are
+        still wanted; None when there are no more. now: monotonic seconds, the same in all these calls."""
         for one in self._limited.values():
             if overdue := _overdue(one, now):
                 awaited = self._plan.next_use(overdue) < math.inf
@@ -253,7 +253,7 @@ class Quotas:
         return None
 
     def catch_up(self, tier: int) -> bool:
-        """Do some of what a change of the plan has left to do. False where nothing was left."""
+        """Do a part of the work that a change of the plan has left. Returns False where there was none."""
         return any(one.policies[tier].catch_up() for one in self._limited.values())
 
 

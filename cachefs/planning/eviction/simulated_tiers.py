@@ -1,8 +1,8 @@
-"""Tiers without bytes: the policies' own objects decide, and nothing is kept of a block but its size.
+"""Simulates tiers without bytes: the policies' own objects decide, and only the size of each block is kept.
 
-Blocks come into the first tier, and what a tier evicts moves to the next if that wants it, as in the daemon's store.
-What `cachefs.planning.eviction.tiering` adds to that is left out: transient blocks, pins, quotas of datasets, and tiers
-that shrink.
+Blocks come into the first tier, and blocks evicted from a tier move to the next if it wants them, as in the daemon's
+store. Omitted are the additions of `cachefs.planning.eviction.tiering`: transient blocks, pins, quotas of datasets, and
+tiers that shrink.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,33 +25,33 @@ class SimulatedTier:
     def __init__(self, policy: Policy, capacity: int) -> None:
         self.free = capacity
         self._policy = policy
-        self._sizes: dict[bytes, int] = {}  # of the blocks in it, by key
+        self._sizes: dict[bytes, int] = {}  # key -> size of the blocks in it
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._sizes
 
     @property
     def sizes(self) -> Mapping[bytes, int]:
-        """Of the blocks in it, by key."""
+        """Key -> size of the blocks in it."""
         return self._sizes
 
     def accessed(self, key: bytes) -> None:
-        """A reader used the block, which may be in this tier or not."""
+        """Record a use of a block, which may be in this tier or not."""
         self._policy.accessed(key)
 
     def admits(self, key: bytes, size: int) -> bool:
-        """Does the policy want the block?"""
+        """Return whether the policy wants the block."""
         return self._policy.admits(key, size, self.free)
 
     def make_room(self, key: bytes, size: int, step: int = 0) -> list[Evicted]:
-        """Evict what must go for a block, as far as the policy evicts anything for it. step: where something must go,
-        at least so many bytes of it do, as to find one block costs as much as to find many."""
+        """Evict blocks to make room for a block, as far as the policy evicts for it. step: least bytes of an eviction,
+        as finding one block costs as much as finding many."""
         missing = size - self.free
         victims = self._policy.victims(max(missing, step), (), [key]) if missing > 0 else ()
         return [Evicted(victim, self.remove(victim)) for victim in victims]
 
     def add(self, key: bytes, size: int) -> bool:
-        """Take the block if there is room. Is it in the tier now?"""
+        """Take the block if there is room. Returns whether it is in the tier now."""
         if size > self.free:
             return False
         self._policy.added(key, size)
@@ -60,7 +60,7 @@ class SimulatedTier:
         return True
 
     def remove(self, key: bytes) -> int:
-        """Take the block out. Returns its size. Raises KeyError where it is not there."""
+        """Remove the block. Returns its size. Raises KeyError where it is not there."""
         self._policy.removed(key)
         size = self._sizes.pop(key)
         self.free += size
@@ -71,12 +71,12 @@ class SimulatedTiers:
     """The tiers of a node, the fastest first."""
 
     def __init__(self, policies: Sequence[Policy], capacities: Sequence[int], uses: Uses) -> None:
-        """One policy and one capacity (bytes) per tier; uses: what these policies have in common."""
+        """One policy and one capacity (bytes) per tier; uses: shared by these policies."""
         self.tiers = [SimulatedTier(policy, size) for policy, size in zip(policies, capacities, strict=True)]
         self._uses = uses
 
     def read(self, key: bytes, size: int) -> bool:
-        """A reader needs the block. Was it there? If not it comes now, where a policy wants it."""
+        """Read a block. Returns whether it was in a tier; otherwise it comes now, where a policy wants it."""
         if any(key in tier for tier in self.tiers):
             for tier in self.tiers:
                 tier.accessed(key)
@@ -85,14 +85,14 @@ class SimulatedTiers:
         return False
 
     def evict(self, key: bytes) -> None:
-        """Take the block out of every tier."""
+        """Remove the block from every tier."""
         for tier in self.tiers:
             if key in tier:
                 tier.remove(key)
                 self._uses.forget(key)
 
     def _offer(self, number: int, key: bytes, size: int) -> None:
-        """Bring the block into tier *number*, and what is evicted for it into the next one."""
+        """Bring the block into tier *number*, and the blocks evicted for it into the next one."""
         if number < len(self.tiers) and self.tiers[number].admits(key, size):
             for evicted in self.tiers[number].make_room(key, size):
                 self._offer(number + 1, evicted.key, evicted.size)

@@ -1,8 +1,8 @@
-"""What becomes of the blocks of a node: which tier takes one, what is evicted for it, what is transient, what is
-pinned.
+"""Decides the fate of the blocks of a node: which tier takes a block, which blocks are evicted for it, which are
+transient, and which are pinned.
 
 A block that no policy admits is *transient*: it is in the memory tier for the readers that wait for it, first in, first
-out, and is evicted before everything else. Where a policy never evicts, room is held back for such blocks. Where one
+out, and is evicted before all others. Where a policy never evicts, room is held back for transient blocks. Where one
 does, they are few, and displace each other once there are enough of them.
 """
 
@@ -17,24 +17,23 @@ from cachefs.planning.eviction.policies.lru import Lru
 from cachefs.planning.eviction.policies.uses import Uses
 from cachefs.planning.eviction.quotas import Quotas
 
-# Where room is made, at least 1/1024 of the tier, or of a small one up to 2 MiB: to evict blocks of 110 KB one by one
-# takes 0.9 ms each, 16 at once 0.3. More is not made, since room that is made too early makes the cache smaller.
+# Least room made at once: 1/1024 of the tier, or of a small one up to 2 MiB: to evict blocks of 110 KB one by one takes
+# 0.9 ms each, 16 at once 0.3. More is not made, since room that is made too early makes the cache smaller.
 _AHEAD_SHIFT: Final = 10
 _AHEAD_BYTES: Final = 2 << 20
-# But no more than 1/128 of it; 1/32 where what is evicted moves to the next tier.
+# But no more than 1/128 of it; 1/32 where evicted blocks move to the next tier.
 _MOST_AHEAD_SHIFT: Final = 7
 _MOST_MOVED_SHIFT: Final = 5
-# A tier of which less than 1/64 is free is full.
+# A tier with less than 1/64 free is full.
 _FREE_SHIFT: Final = 6
-# So many blocks are chosen, or move between two lists, in one call: the store calls under its lock, and they take 3 to
-# 10 ms.
+# Blocks that are chosen, or move between two lists, in one call: the store calls under its lock, and they take 3 to 10
+# ms.
 _AT_ONCE: Final = 512
-# So many transient blocks stay for their readers even where a policy evicts: 8 readers with 4 blocks each.
+# Transient blocks that stay for their readers even where a policy evicts: 8 readers with 4 blocks each.
 _TRANSIENT_KEPT: Final = 32
 
-
 class TierRoom(Protocol):
-    """What decisions need to know of a tier, in bytes."""
+    """The part of a tier that decisions use, in bytes."""
 
     @property
     def number(self) -> int:
@@ -42,11 +41,11 @@ class TierRoom(Protocol):
 
     @property
     def capacity(self) -> int:
-        """Bytes of blocks that its budget is good for."""
+        """Bytes of blocks that fit into its budget."""
 
     @property
     def limit(self) -> int:
-        """Bytes it may take now: fewer than `capacity` where the machine has no room for more."""
+        """Bytes it may take now: fewer than `capacity` where the machine has less room."""
 
     @property
     def used(self) -> int:
@@ -77,13 +76,13 @@ class Incoming(NamedTuple):
 
 
 def transient_room(budget: int, largest: int, capacity: int) -> int:
-    """Bytes of the memory tier that transient blocks may take. largest: bytes of the largest block in a tier."""
+    """Return the bytes of the memory tier for transient blocks. largest: bytes of the largest block in a tier."""
     return min(max(budget // 8, 4 * largest), capacity)
 
 
 def is_roomy(tier: TierRoom) -> bool:
-    """Has the tier room for blocks without evicting others? Room is made in larger steps than it is needed in, so a
-    little free room is that of a full tier."""
+    """Return whether the tier has room for blocks without evictions. Room is made in larger steps than needed, so a
+    little free room counts as a full tier."""
     return not tier.problem and tier.free > tier.capacity >> _FREE_SHIFT
 
 
@@ -98,16 +97,15 @@ class TierPolicies:
 
 @dataclass(slots=True)
 class TierCounts:
-    """Of one tier."""
+    """Counters of one tier."""
 
     blocks: int = 0  # in it now
     evicted: int = 0  # moved down or dropped since the start
 
 
 class Tiering:
-    """Decides, and keeps account of what is where. Not thread-safe, but `free` may be called at any time.
-
-    It has more than 15 public methods as each of them is one event in the life of a block, or one question before it.
+    """Makes the decisions, and tracks where blocks are. Each public method is one event in the life of a block, or one
+    query before it. Not thread-safe, but `free` may be called at any time.
     """
 
     def __init__(
@@ -119,7 +117,7 @@ class Tiering:
         place_of: Callable[[bytes], Place | None],
         transient: int,
     ) -> None:
-        """place_of: where a block is, as of the index; transient: bytes that transient blocks may take (see
+        """place_of: returns where a block is according to the index; transient: bytes for transient blocks (see
         `transient_room`)."""
         self.quotas = quotas  # knows which blocks count for which dataset
         self.counts = [TierCounts() for _ in tiers]  # by tier number
@@ -131,20 +129,20 @@ class Tiering:
         self._memory = tiers[MEMORY]
         self._transient = Lru()
         self._pinned: set[bytes] = set()
-        self._evicting = self._policies[MEMORY].evicts  # whether it did when it was last looked at
-        self._to_move = 0  # bytes that still change between policy and transient blocks since it began or stopped
-        self._share = transient  # bytes that transient blocks may take
-        self._recovered = 0  # bytes that were found in memory at the start, but for transient blocks
+        self._evicting = self._policies[MEMORY].evicts  # as of the last `_follow_policy`
+        self._to_move = 0  # bytes that must still move between policy and transient blocks after a change of `evicts`
+        self._share = transient  # bytes for transient blocks
+        self._recovered = 0  # bytes found in memory at the start, without transient blocks
 
     def resized(self, transient: int) -> None:
-        """Tiers have another capacity from now on. transient: as at the start."""
+        """Adapt to changed capacities of the tiers. transient: as at the start."""
         self._share = transient
         self.quotas.resized([tier.capacity for tier in self._tiers])
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
     def recovered(self, tier: int, key: bytes, size: int) -> None:
-        """A block of an earlier run was found."""
+        """Record a block of an earlier run."""
         self.counts[tier].blocks += 1
         policy = self._policies[tier]
         if tier == MEMORY and not policy.evicts:
@@ -156,7 +154,7 @@ class Tiering:
         policy.added(key, size)
 
     def entered(self, key: bytes, place: Place, *, transient: bool) -> None:
-        """A block is in a tier now that was in none before."""
+        """Record that a block is in a tier now that was in none before."""
         if transient:
             self._transient.added(key, place.size)
         else:
@@ -165,15 +163,15 @@ class Tiering:
         self._presence.set(key, state_in(place.tier))
 
     def left(self, key: bytes, tier: int) -> None:
-        """A block has left its tier, and the node."""
+        """Record that a block has left its tier, and the node."""
         self._forget(key, tier)
         self.quotas.forget(key)
         self._uses.forget(key)
         self._presence.set(key, state_in(None))
 
     def adopt(self, keys: Iterable[bytes]) -> None:
-        """These blocks are this node's to keep from now on. Transient ones among them stay as its policy says: another
-        node, which had them, lets go of them."""
+        """Hand transient blocks among these to the policy, as they are this node's to keep from now on: the node that
+        had them drops them."""
         for key in keys:
             place = self._place_of(key) if key in self._transient else None
             if place is not None:
@@ -181,24 +179,24 @@ class Tiering:
                 self._keep(key, place)
 
     def moved(self, key: bytes, old: int, new: Place) -> None:
-        """A block has left tier *old* for another one."""
+        """Record that a block has moved from tier *old* to another one."""
         self._forget(key, old)
         if new.tier < old:
-            self._uses.forget(key)  # it was copied up since it is about to be used: that is a new use
+            self._uses.forget(key)  # a copy up is for a use soon, and counts as a new use
         self._keep(key, new)
         self._uses.forget(key)
         self.counts[new.tier].blocks += 1
         self._presence.set(key, state_in(new.tier))
 
     def accessed(self, keys: Sequence[bytes], now: float) -> None:
-        """Readers used these blocks, oldest use first. now: monotonic seconds."""
+        """Record uses of these blocks, oldest first. now: monotonic seconds."""
         for key in keys:
             for policy in self._policies:
                 policy.accessed(key)
         self.quotas.accessed(keys, now)
 
     def claim(self, keys: Iterable[bytes], snapshot: str, now: float) -> None:
-        """Count those of these blocks that are here, and that count for no dataset, for the one that has *snapshot*."""
+        """Count blocks that are here, and count for no dataset, for the dataset that has *snapshot*."""
         for key in keys:
             place = self._place_of(key)
             if place is not None and self.quotas.claim(key, snapshot, now) and key not in self._transient:
@@ -209,14 +207,14 @@ class Tiering:
         self._pinned.update(keys)
 
     def unpin(self, keys: Iterable[bytes]) -> None:
-        """These blocks may be evicted again."""
+        """Allow evictions of these blocks again."""
         self._pinned.difference_update(keys)
 
     # --- which block may come -----------------------------------------------------------------------------------------
 
     def free(self, tier: TierRoom) -> int:
-        """Bytes that nobody uses or is about to use. Room is made in larger steps than it is needed in, so a little
-        free room is that of a full tier."""
+        """Return the bytes that are neither in use nor reserved. Room is made in larger steps than needed, so a little
+        free room counts as none."""
         little = max(tier.capacity >> _FREE_SHIFT, self._ahead(tier))
         return 0 if tier.problem else max(0, tier.free - self._held_back(tier) - little)
 
@@ -227,23 +225,23 @@ class Tiering:
 
     @property
     def transient_ahead(self) -> int:
-        """Bytes that transient blocks may take for which no reader waits yet: none where a policy evicts, as others
-        would be evicted for them."""
+        """Bytes that transient blocks without a waiting reader may take: none where a policy evicts, as others would be
+        evicted for them."""
         return 0 if self._policies[MEMORY].evicts or self._memory.problem else self._transient_share // 2
 
     @property
     def keeps_copies(self) -> bool:
-        """May blocks that another node keeps take room beyond that of transient ones? Where a policy never evicts, they
-        would for ever, and this node's own blocks would find none."""
+        """True where copies of other nodes' blocks may take room beyond that of transient ones. Where a policy never
+        evicts, they would take it for ever, and this node's own blocks would find none."""
         return self._policies[MEMORY].evicts
 
     @property
     def step(self) -> int:
-        """Bytes that `evicted_for` frees beyond what a block needs, over all tiers, at most."""
+        """Most bytes that `evicted_for` frees beyond a block's need, over all tiers."""
         return sum(self._ahead(tier) for tier in self._tiers)
 
     def room_for(self, key: bytes, snapshot: str = "") -> int:
-        """About how many bytes are free, or taken by blocks that would be evicted for this one of *snapshot*."""
+        """Return about how many bytes are free, or taken by blocks that would be evicted for this one of *snapshot*."""
         self._follow_policy()
         room = 0
         for tier in self._tiers:
@@ -253,43 +251,43 @@ class Tiering:
         return room
 
     def room_in(self, tier: TierRoom, key: bytes, *, transient: bool) -> int:
-        """Bytes that a block may take without any eviction."""
+        """Return the bytes that a block may take without any eviction."""
         self._follow_policy()
         if transient:
             return tier.free
         return int(min(tier.free - self._held_back(tier), self.quotas.room(tier.number, key)))
 
     def preferred(self, tier: TierRoom, blocks: Sequence[Incoming]) -> list[int]:
-        """Which of these blocks (by their places) others may be evicted for, those that the policy wants most first."""
+        """Return the blocks (as indices) for which others may be evicted, most wanted first."""
         policy = self._policies[tier.number]
         if tier.number == MEMORY and self._transient.bytes >= sum(block.size for block in blocks):
-            # Transient blocks give way to whatever the policy admits. Beyond the room that is theirs they are copies of
-            # blocks that other nodes keep: that counts as free to a policy that never evicts.
+            # Transient blocks give way to all blocks that the policy admits. Beyond their own room they are copies of
+            # other nodes' blocks, which count as free room to a policy that never evicts.
             spare = 0 if policy.evicts else max(0, self._transient.bytes - self._transient_share)
             return [place for place, block in enumerate(blocks) if policy.admits(block.key, block.size, spare)]
         return policy.preferred([block.key for block in blocks], self._pinned)
 
     def _held_back(self, tier: TierRoom) -> int:
-        """Room that a policy which never evicts must leave for transient blocks."""
+        """Return the room that a policy which never evicts must leave for transient blocks."""
         if tier.number != MEMORY or self._policies[MEMORY].evicts:
             return 0
         return max(0, self._transient_share - self._transient.bytes)
 
     @property
     def _transient_share(self) -> int:
-        """Bytes that transient blocks may take: at most half of a tier that has shrunk."""
+        """Bytes for transient blocks: at most half of a tier that has shrunk."""
         memory = self._memory
         return self._share if memory.limit >= memory.capacity else min(self._share, memory.limit // 2)
 
     # --- which blocks are evicted -------------------------------------------------------------------------------------
 
     def evicted_for(self, tier: TierRoom, blocks: Sequence[Incoming], *, transient: bool) -> list[bytes]:
-        """Blocks to evict so that there is room for all of these, or else for the first of them; or none. No other call
-        returns them again."""
+        """Return blocks to evict so that there is room for all of these, or else for the first of them; or none. No
+        other call returns them again."""
         first = blocks[0]
         free = tier.free if transient else tier.free - self._held_back(tier)
-        # Where the block's dataset is at its quota, blocks of the dataset are evicted: that makes room in the tier as
-        # well.
+        # Where the block's dataset is at its quota, blocks of the dataset are evicted, which makes room in the tier
+        # too.
         if not transient and (room := self.quotas.room(tier.number, first.key)) < first.size:
             missing = first.size - min(free, int(room))
             return self._part_with(tier, self.quotas.victims(tier.number, missing, self._pinned, first.key))
@@ -301,14 +299,15 @@ class Tiering:
         return []
 
     def _evicted_for(self, tier: TierRoom, size: int, incoming: Sequence[bytes]) -> list[bytes]:
-        """Blocks that free *size* bytes for each of *incoming*, or for transient ones where that is empty; or none."""
+        """Return blocks that free *size* bytes for each of *incoming*, or for transient ones where that is empty; or
+        none."""
         ahead = self._ahead(tier)
         sizes = (size,) if size >= ahead else (ahead, size)
         tries = [(wanted, 0, self._pinned) for wanted in sizes if incoming or wanted == size]
         if not self._keeps_transient(tier):
             tries = []
         share = self._transient.bytes if tier.number == MEMORY else 0
-        # A reader waits for a transient block: a pinned one is evicted for it.
+        # A reader waits for a transient block, so even a pinned one is evicted for it.
         tries += [(wanted, share, self._pinned if incoming else set()) for wanted in sizes]
         for wanted, transient, pinned in tries:
             if victims := self._take(tier, wanted, transient, pinned, incoming):
@@ -316,18 +315,18 @@ class Tiering:
         return []
 
     def _ahead(self, tier: TierRoom) -> int:
-        """Bytes that come free where a tier makes room, at least."""
+        """Return the least bytes that come free where a tier makes room."""
         most = _MOST_AHEAD_SHIFT if tier is self._tiers[-1] else _MOST_MOVED_SHIFT
         return max(tier.capacity >> _AHEAD_SHIFT, min(tier.capacity >> most, _AHEAD_BYTES))
 
     def excess(self, tier: TierRoom) -> int:
-        """Bytes that must go since the tier's limit has sunk; 0 or less where none must. Where the policy never evicts,
-        the room for transient blocks counts as well: nobody else would make it again."""
+        """Return the bytes that must go after the tier's limit was lowered; 0 or less where none must. Where the policy
+        never evicts, the room for transient blocks is included, as it would not be made otherwise."""
         return -self._beyond_share(tier, 0) - tier.free
 
     def surplus(self, tier: TierRoom) -> list[bytes]:
-        """Some blocks to evict since the tier must shrink; none where its policy names none. Ask again until `excess`
-        is gone: each call looks for about _AT_ONCE blocks."""
+        """Return some blocks to evict since the tier must shrink; none where its policy names none. Call again until
+        `excess` is gone: each call finds about _AT_ONCE blocks."""
         size = min(self.excess(tier), self._portion(tier))
         if size <= 0:
             return []
@@ -335,39 +334,39 @@ class Tiering:
         return self._take(tier, size, max(0, transient), self._pinned) or self._take(tier, transient, transient, ())
 
     def _beyond_share(self, tier: TierRoom, most: int) -> int:
-        """By how many bytes, at most *most*, transient blocks exceed the room that is theirs in a tier that has shrunk;
-        negative where they have less than that. Where the policy evicts, no room is theirs."""
+        """Return the bytes, at most *most*, by which transient blocks exceed their room in a tier that has shrunk;
+        negative where they have less. Where the policy evicts, they have no room of their own."""
         if tier.number != MEMORY or self._policies[MEMORY].evicts or tier.limit >= tier.capacity:
             return most
         return min(most, self._transient.bytes - self._transient_share)
 
     def unpinned(self, keys: Iterable[bytes]) -> list[bytes]:
-        """Those of these blocks that are not pinned."""
+        """Return those of these blocks that are not pinned."""
         return [key for key in keys if key not in self._pinned]
 
     def beyond_quotas(self, tier: TierRoom) -> list[bytes]:
-        """Some blocks to evict since datasets have more of the tier than they may; none when there are no more."""
+        """Return some blocks to evict since datasets exceed their quotas of the tier; none when there are no more."""
         return self._part_with(tier, self.quotas.surplus(tier.number, self._portion(tier), self._pinned))
 
     def expired(self, now: float) -> list[bytes] | None:
-        """Some blocks whose time is over at *now* (monotonic seconds), or none of those looked at; None when there are
-        no more."""
+        """Return some blocks expired at *now* (monotonic seconds), or none of the examined ones; None when there are no
+        more."""
         return self.quotas.expired(now, self._pinned)
 
     def catch_up(self, tier: TierRoom) -> bool:
-        """Do some of what a change of the plan has left to do. False where nothing was left; until then the other calls
-        may name fewer blocks of the tier than there are."""
+        """Do a part of the work that a change of the plan has left. Returns False where there was none; until then the
+        other calls may name fewer blocks of the tier than there are."""
         moving = self._to_move > 0
         self._follow_policy()
         return self._policies[tier.number].catch_up() or self.quotas.catch_up(tier.number) or moving
 
     def _portion(self, tier: TierRoom) -> int:
-        """Bytes of about _AT_ONCE blocks of the tier."""
+        """Return the bytes of about _AT_ONCE blocks of the tier."""
         blocks = self.counts[tier.number].blocks
         return _AT_ONCE * tier.used // blocks if blocks else tier.capacity
 
     def _keeps_transient(self, tier: TierRoom) -> bool:
-        """Are transient blocks so few that some may not have been read yet by those who wait for them?"""
+        """Return whether transient blocks are so few that some may not have been read yet by their waiting readers."""
         if tier.number != MEMORY or not self._policies[MEMORY].evicts:
             return False
         return len(self._transient) < _TRANSIENT_KEPT and self._transient.bytes < self._share // 2
@@ -375,7 +374,7 @@ class Tiering:
     def _take(
         self, tier: TierRoom, size: int, transient: int, pinned: Collection[bytes], incoming: Sequence[bytes] = ()
     ) -> list[bytes]:
-        """Blocks that free *size* bytes, the first *transient* bytes of them of transient blocks, or none."""
+        """Return blocks that free *size* bytes, the first *transient* bytes from transient blocks; or none."""
         transient = min(size, transient)
         policy = self._policies[tier.number]
         victims = list(policy.victims(size - transient, pinned, incoming)) if size > transient and policy.evicts else []
@@ -398,8 +397,8 @@ class Tiering:
         self.quotas.added(place.tier, key, place.size)
 
     def _count(self, key: bytes, place: Place) -> None:
-        """Count a block for its dataset, as of the last use that its tier knows. A new use would be later than all in
-        the memory tier, and the SSD tier would then take nothing from there."""
+        """Count a block for its dataset, with the last use known to its tier. A new use would be later than all in the
+        memory tier, and the SSD tier would then take nothing from there."""
         used = self._policies[place.tier].last_use(key)
         if used is not None:
             self._uses.between[key] = used
@@ -414,8 +413,8 @@ class Tiering:
         self.counts[tier].blocks -= 1
 
     def _follow_policy(self) -> None:
-        """A policy begins to evict when something is published, and stops when nothing is. Then blocks change between
-        policy and transient ones, some at each call: 200,000 at once would take half a second."""
+        """Follow a policy that begins to evict with the first publication, or stops without any. Blocks then move
+        between policy and transient ones, some at each call: 200,000 at once would take half a second."""
         policy = self._policies[MEMORY]
         if policy.evicts != self._evicting:
             self._evicting = policy.evicts
@@ -425,7 +424,7 @@ class Tiering:
             self._move_some(min(self._to_move, self._portion(self._memory)))
 
     def _move_some(self, size: int) -> None:
-        """Let blocks of *size* bytes or more change between policy and transient ones."""
+        """Move blocks of *size* bytes or more between policy and transient ones."""
         policy = self._policies[MEMORY]
         source, target = (self._transient, policy) if self._evicting else (policy, self._transient)
         keys = source.victims(size, self._pinned) or source.victims(size, ())

@@ -1,7 +1,7 @@
-"""Policies: which blocks a tier takes, and which it evicts.
+"""Policies: decide which blocks a tier takes, and which it evicts.
 
-The store calls a policy under its lock, and a simulator can call the very same object in a loop. Sizes are bytes as the
-tier accounts for them. May import cachefs.planning.pagecache, .cluster, .sequences and .blocks.
+The store calls a policy under its lock, and a simulator can call the very same object in a loop. Sizes are bytes as
+accounted by the tier. May import cachefs.planning.pagecache, .cluster, .sequences and .blocks.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -23,7 +23,7 @@ from cachefs.planning.sequences.plan import Plan
 
 
 class PolicyName(StrEnum):
-    """As the configuration calls them."""
+    """The names of policies in the configuration."""
 
     CLAIRVOYANT = "clairvoyant"
     ALSD = "alsd"
@@ -39,48 +39,48 @@ class Policy(Protocol):
 
     @property
     def evicts(self) -> bool:
-        """False where the policy keeps what it has, so that room must be held back for transient blocks. It may change
-        when the plan does."""
+        """False where the policy never evicts, so that room must be held back for transient blocks. May change with the
+        plan."""
         ...
 
     def admits(self, key: bytes, size: int, free: int) -> bool:
-        """Should the tier take this block, given *free* bytes and the right to evict `victims`?"""
+        """Return whether the tier should take this block, given *free* bytes and the right to evict `victims`."""
         ...
 
     def added(self, key: bytes, size: int) -> None:
-        """The tier has taken the block."""
+        """Record that the tier has taken the block."""
         ...
 
     def accessed(self, key: bytes) -> None:
-        """A reader used the block. Unknown keys are ignored."""
+        """Record a use by a reader. Unknown keys are ignored."""
         ...
 
     def removed(self, key: bytes) -> None:
-        """The block left the tier. Unknown keys are ignored."""
+        """Record that the block left the tier. Unknown keys are ignored."""
         ...
 
     def preferred(self, keys: Sequence[bytes], pinned: Collection[bytes]) -> list[int]:
-        """Which of these blocks (by their places in *keys*) may be worth more to it than some that it has, those it
-        wants most first. None of the others would it evict anything for."""
+        """Return which of these blocks (as indices in *keys*) may be worth more to the policy than some that it has,
+        most wanted first. For the others it would evict nothing."""
         ...
 
     def victims(self, size: int, pinned: Collection[bytes], incoming: Sequence[bytes] = ()) -> Sequence[bytes]:
-        """Blocks to evict so that at least *size* bytes come free: enough of them, or none where that is impossible, or
-        where the policy would rather keep one of them than have each of *incoming*. There may be more after `catch_up`
-        was True."""
+        """Return blocks to evict so that at least *size* bytes come free: enough of them, or none where that is
+        impossible, or where the policy prefers one of them to any of *incoming*. There may be more after `catch_up` was
+        True."""
         ...
 
     def catch_up(self) -> bool:
-        """Do some of what a change of the plan has left to do. False where nothing was left. Each call takes some
-        milliseconds at most, as the store calls it under its lock."""
+        """Do a part of the work that a change of the plan has left. Returns False where there was none. Each call takes
+        some milliseconds at most, as the store calls it under its lock."""
         ...
 
     def replaceable(self, incoming: bytes) -> int:
-        """About how many bytes it would evict for this block."""
+        """Return about how many bytes the policy would evict for this block."""
         ...
 
     def last_use(self, key: bytes) -> int | None:
-        """The block's number in `Uses`; None where the policy does not have it, or goes by something else."""
+        """Return the block's number in `Uses`; None where the policy does not have it, or does not track uses."""
         ...
 
 
@@ -104,9 +104,10 @@ def open_policy(
     uses: Uses | None = None,
     standing: Standing | None = None,
 ) -> Policy:
-    """The policy of one tier. Policies that know the future know it from *plan*, and evict first what is
-    *cached* and kept below, or in a cluster what is not this node's to keep, as *standing* says. uses: what tiers have
-    in common between which blocks move. Raises ConfigError for a name that is not in POLICIES."""
+    """Return a policy for one tier. Policies that use the future take it from *plan*. They evict first blocks that are
+    *cached* in page caches and kept below, or in a cluster blocks that are not this node's to keep according to
+    *standing*. uses: the order of uses, shared by the tiers between which blocks move. Raises ConfigError for an
+    unknown name."""
     try:
         return POLICIES[PolicyName(name)](plan, cached, uses, standing)
     except ValueError:

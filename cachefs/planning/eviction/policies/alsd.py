@@ -1,15 +1,15 @@
-"""Evict what is probably read last, where the order is known for a moment ahead only.
+"""Evicts the block that is probably read last, where the order is known only for a moment ahead.
 
-Estimated sample distance, in our reading of it (ALSD, DPFlow, 2024, ch. 3.4.3). For each job the blocks are in four
-parts. At a position with r reads of an epoch of n left, and the next c of them certain:
+Estimated sample distance, in this project's reading of it (ALSD, DPFlow, 2024, ch. 3.4.3). For each job the blocks are
+in four parts. At a position with r reads of an epoch of n left, the next c of them certain:
 
     certain   among the next c reads: the distance is known
-    likely    later in this epoch, in an order nobody knows: c + (r - c) / 2
+    likely    later in this epoch, in an unknown order: c + (r - c) / 2
     visited   read in this epoch: in the next one, r + n / 2
     unknown   not in this epoch either: as visited, once more epochs are counted in which it may not be
 
-Distances become seconds by each job's rate, and the soonest job decides. It needs to know which blocks an epoch reads,
-not in which order.
+Distances become seconds by each job's rate, and the soonest job decides. The policy must know which blocks an epoch
+reads, but not in which order.
 """
 
 from typing import Final

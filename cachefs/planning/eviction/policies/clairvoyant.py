@@ -1,7 +1,8 @@
-"""Evict what is read last (Belady, "A study of replacement algorithms for a virtual-storage computer", 1966).
+"""Evicts the block that is read last (Belady, "A study of replacement algorithms for a virtual-storage computer",
+1966).
 
-The plan says when a block is read next: the soonest of all consumers decides. A block is taken only if it is read
-sooner than what is evicted for it, so no block is taken that would be evicted again before it is read.
+The plan tells when a block is read next: the soonest of all consumers decides. A block is taken only if it is read
+sooner than the blocks evicted for it, so no block is taken that would be evicted again before it is read.
 """
 
 from cachefs.planning.blocks.space import Numbers

@@ -1,10 +1,10 @@
-"""Evict what came first."""
+"""Evicts the block that came first."""
 
 from cachefs.planning.eviction.policies.lru import Lru
 
 
 class Fifo(Lru):
-    """First in, first out: an `Lru` to which only the coming of a block is a use."""
+    """First in, first out: an `Lru` in which only the arrival of a block is a use."""
 
     def accessed(self, key: bytes) -> None:
-        """Use makes no difference."""
+        """Ignore uses."""

@@ -1,4 +1,4 @@
-"""Evict what was used least often while it was here; of blocks used equally often, the one used longest ago."""
+"""Evicts the block used least often while it was in the tier; among equals, the one used longest ago."""
 
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
@@ -6,7 +6,7 @@ from typing import Final
 
 
 class Lfu:
-    """A least-recently-used list for each number of uses. A new block has been used once: it came for somebody."""
+    """A least-recently-used list for each number of uses. A new block has one use: it came for a reader."""
 
     evicts: Final = True
 

@@ -1,4 +1,4 @@
-"""Evict what was used longest ago."""
+"""Evicts the block used longest ago."""
 
 import math
 from collections.abc import Collection, Iterator, Sequence
@@ -8,7 +8,7 @@ from typing import Final
 
 from cachefs.planning.eviction.policies.uses import Uses
 
-# Removed blocks leave the queue once they are more than the others, and more than this.
+# Removed blocks are purged from the queue once they outnumber the others, and exceed this number.
 _GONE: Final = 1024
 
 
@@ -19,10 +19,10 @@ class _Block:
 
 
 class Lru:
-    """Least recently used first; first in, first out where nobody calls `accessed`.
+    """Least recently used first; first in, first out where `accessed` is never called.
 
-    Where tiers share their *uses*, they are together one list of both their sizes: a block comes from another tier with
-    the use it had there, and no block that was used later is evicted for it.
+    Tiers that share their *uses* form one list of their total size: a block comes from another tier with its last use
+    there, and no block that was used later is evicted for it.
     """
 
     evicts: Final = True
@@ -32,8 +32,7 @@ class Lru:
         self._uses = uses or Uses()
         self._shares_uses = uses is not None
         self._blocks: dict[bytes, _Block] = {}
-        # (use, block): at least one for each block, none after its last use. What is out of date is found on its way
-        # out.
+        # (use, block): at least one for each block, none after its last use. Outdated entries are skipped when popped.
         self._queue: list[tuple[int, bytes]] = []
 
     def __len__(self) -> int:
@@ -82,7 +81,7 @@ class Lru:
             found[key] = block
             if total >= size or block.used > latest:
                 break
-        # Pinned blocks have no need of their place; at the far end they are not stepped over each time.
+        # Pinned blocks need no position; at the far end they are not passed over each time.
         for block in passed.values():
             block.used = self._uses.next()
         for key, block in (*found.items(), *passed.items()):
@@ -101,7 +100,7 @@ class Lru:
         return block.used if block is not None else None
 
     def _taken_out(self) -> Iterator[tuple[bytes, _Block]]:
-        """Blocks in the order of their last use, out of the queue; some may come twice."""
+        """Yield blocks in the order of their last use, and remove them from the queue; some may come twice."""
         while self._queue:
             used, key = heappop(self._queue)
             block = self._blocks.get(key)

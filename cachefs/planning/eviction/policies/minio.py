@@ -1,8 +1,8 @@
-"""Keep what came first, for ever.
+"""Keeps the blocks that came first, for ever.
 
 Under epochs that each read everything once in a new random order, any fixed set of blocks gives the best hit ratio a
 single node can have, and LRU gives nearly none (Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training",
-VLDB 2021, section 4.1). It costs no memory per block.
+VLDB 2021, section 4.1). The policy needs no memory per block.
 """
 
 from collections.abc import Collection, Sequence

@@ -1,21 +1,21 @@
-"""Policies that ask the plan: each block has a score, and the block with the highest score is evicted first.
+"""Policies based on the plan: each block has a score, and the block with the highest score is evicted first.
 
-Scores are computed for whole arrays, and only for a short list of candidates each time. That loses nothing. After a
-look at all blocks the candidates are those with the highest scores. Later only a block that was consumed or came
-meanwhile can score higher than a candidate, and such a block becomes a candidate too. So eviction is exact, but for the
-different speed of two consumers.
+Scores are computed for whole arrays, and only for a short list of candidates each time. That loses nothing. After an
+examination of all blocks the candidates are those with the highest scores. Later only a block that was consumed or
+added meanwhile can score higher than a candidate, and such a block becomes a candidate too. Eviction is therefore
+exact, except for different speeds of two consumers.
 
-What is in the page cache, and would be kept by the tier below, goes before what is not (see MemoryCoverage in
-cachefs.planning.pagecache.coverage). There blocks come and go between two looks at all: what came there since is no
-candidate yet and stays in memory a little longer, at most until half of the candidates are taken; what has left it
-ranks by its own next read at once.
+Blocks in the page cache that the tier below would keep are evicted before others (see MemoryCoverage in
+cachefs.planning.pagecache.coverage). Blocks enter and leave the page cache between two examinations: a block that has
+entered is no candidate yet and stays in memory a little longer, at most until half of the candidates are taken; a block
+that has left ranks by its own next read at once.
 
-In a cluster, copies of what other nodes hold go before all else (see cachefs.planning.cluster.standing). There are few,
-as they go as soon as they were read, so they are kept in a list of their own, and all of them are looked at each time.
+In a cluster, copies of other nodes' blocks are evicted before all else (see cachefs.planning.cluster.standing). There
+are few, as each is evicted soon after its read, so they have a list of their own, which is examined each time.
 
-Measured at 1.3 million blocks and 8 consumers: a look at all blocks takes 60 to 100 ms, once per 2,048 victims; a batch
-of 256 victims 1.5 ms; all in all 37 us per victim. `added` takes 7 us. Per tier it takes 5 bytes per block of the
-snapshot, and some 100 per block of no planned one. Copies make a victim a tenth dearer.
+Measured at 1.3 million blocks and 8 consumers: an examination of all blocks takes 60 to 100 ms, once per 2,048 victims;
+a batch of 256 victims 1.5 ms; all in all 37 us per victim. `added` takes 7 us. Each tier needs 5 bytes per block of the
+snapshot, and some 100 per unplanned block. Copies raise the cost of a victim by a tenth.
 """
 
 import math
@@ -33,11 +33,11 @@ from cachefs.planning.pagecache.coverage import MemoryCoverage
 from cachefs.planning.sequences.course import Seconds
 from cachefs.planning.sequences.plan import Plan
 
-# Candidates after a look at all blocks: one in _PART of them, within these limits.
+# Candidates after an examination of all blocks: one in _PART of them, within these limits.
 _PART: Final = 32
 _FEWEST: Final = 64
 _MOST: Final = 4096
-# Blocks that came before their snapshot was planned and are looked for in the plan in one call: 3 ms.
+# Unsettled blocks, which came before their snapshot was planned, that one call looks up in the plan: 3 ms.
 _SETTLED_AT_ONCE: Final = 4096
 _KEYS_AT_ONCE: Final = 256
 
@@ -47,46 +47,44 @@ class _Members:
     """The tier's blocks of one snapshot."""
 
     space: BlockSpace
-    sizes: npt.NDArray[np.uint32]  # per block of the space: bytes as the tier accounts for them, 0 where it has it not
-    spared: npt.NDArray[np.bool_]  # per block: was pinned when it was looked at; looked at again when the plan changes
+    sizes: npt.NDArray[np.uint32]  # per block of the space: bytes as accounted by the tier, 0 where it lacks the block
+    spared: npt.NDArray[np.bool_]  # per block: pinned when examined; examined again when the plan changes
     count: int = 0  # blocks that the tier has
     candidates: npt.NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
-    fresh: list[int] = field(default_factory=list)  # blocks that came since the last look
-    # Those that are another node's to keep; of very many, those that score highest.
+    fresh: list[int] = field(default_factory=list)  # blocks added since the last examination
+    # Blocks that are another node's to keep; of very many, those with the highest scores.
     copies: npt.NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
 
 
 class Ranked:
-    """Subclasses say what the score is. Blocks of no planned snapshot (*unplanned* ones) score infinitely: they are
-    evicted first, the oldest first. A block is taken where there is room, or where others score higher. While nobody
-    has published anything, what came first stays, as with `minio`.
-
-    It has more than 12 attributes: six for which blocks there are, ten for when to look at them again.
+    """Base of policies with scores, which subclasses define. Blocks of no planned snapshot (*unplanned* ones) have an
+    infinite score: they are evicted first, the oldest first. A block is taken where there is room, or where others
+    score higher. Without any publication, the blocks that came first stay, as with `minio`.
     """
 
-    # Up to which score a copy is about to be read and does not go first; None: as `Standing.near` says, in seconds.
+    # Score up to which a copy is about to be read and is not evicted first; None: `Standing.near` seconds.
     _NEAR: ClassVar[float | None] = None
 
     def __init__(self, plan: Plan, cached: MemoryCoverage | None = None, standing: Standing | None = None) -> None:
-        """cached: what page caches hold and the tier below keeps, which is evicted first; None where that is no reason.
-        standing: which blocks are this node's to keep; None where there is no other node."""
+        """cached: blocks in page caches that the tier below keeps, evicted first; None to ignore page caches. standing:
+        which blocks are this node's to keep; None without other nodes."""
         self.bytes = 0  # size of all blocks it holds
         self._plan = plan
         self._cached = cached
         self._standing = standing
-        self._lost_mark = 0  # up to where it was followed what has ceased to be this node's
+        self._lost_mark = 0  # mark of `Standing.lost_since` up to which changes were processed
         self._spaces: dict[str, BlockSpace] = {}
         self._members: dict[str, _Members] = {}
         self._unplanned: dict[bytes, int] = {}  # size of each block, the oldest first
-        self._unsettled: dict[bytes, int] = {}  # blocks that were not yet looked for in the planned snapshots
-        self._version = -1  # of the plan, at the last look at all blocks
-        self._pins = 0  # number of pins at that look
-        self._mark = 0  # up to where the plan's consumed reads were followed
-        self._taken = 0  # victims since that look
-        self._stale = True  # are the candidates to be looked through? Blocks have come or gone, or were read
-        self._enough = 0  # victims after which all blocks are looked at again
-        # Of the candidates that were chosen among all blocks the one with the lowest score (its snapshot, and its
-        # number as an array of one); None where all blocks were chosen.
+        self._unsettled: dict[bytes, int] = {}  # blocks not yet looked up in the planned snapshots
+        self._version = -1  # of the plan, at the last examination of all blocks
+        self._pins = 0  # number of pins at that examination
+        self._mark = 0  # mark of the plan's consumed reads that were processed
+        self._taken = 0  # victims since that examination
+        self._stale = True  # whether the candidates must be checked: blocks were added, removed, or read
+        self._enough = 0  # victims after which all blocks are examined again
+        # The candidate with the lowest score at the last examination (its snapshot, and its number as an array of one);
+        # None where all blocks became candidates.
         self._edge: tuple[str, npt.NDArray[np.intp]] | None = None
 
     @property
@@ -94,39 +92,39 @@ class Ranked:
         return not self._plan.is_empty
 
     def _scores(self, snapshot: str, ids: Numbers) -> Seconds:
-        """The score of each of the blocks *ids* (shape (n,)) of *snapshot*: shape (n,), float64."""
+        """Return the score of each of the blocks *ids* (shape (n,)) of *snapshot*: shape (n,), float64."""
         raise NotImplementedError
 
     def _ranks(self, snapshot: str, ids: Numbers) -> Seconds:
-        """Scores by which blocks are compared, but that copies go first."""
+        """Return the scores by which blocks are compared, apart from the priority of copies."""
         scores = self._scores(snapshot, ids)
         owed = self._standing.owed.get(snapshot) if self._standing is not None else None
         if owed is not None:
             scores[owed[ids.astype(np.intp, copy=False)]] = -RAISED
         if self._cached is None or (self._standing is not None and snapshot in self._standing.mine):
-            # Other nodes do not get their blocks out of page caches.
+            # Other nodes cannot fetch blocks from page caches.
             return scores
         return self._cached.defer(snapshot, ids, scores)
 
     def _deferred(self, snapshot: str, ids: Numbers) -> Seconds:
-        """`_ranks`, with copies above all others."""
+        """Return `_ranks`, with copies above all other blocks."""
         scores = self._ranks(snapshot, ids)
         if self._standing is not None:
             scores[self._raised(self._standing, snapshot, ids, scores)] += RAISED
         return scores
 
     def _raised(self, standing: Standing, snapshot: str, ids: Numbers, scores: Seconds) -> npt.NDArray[np.bool_]:
-        """Which blocks are copies that go before all others: shape (n,), bool. scores: as of `_ranks`, shape (n,)."""
+        """Return which blocks are copies to be evicted first: shape (n,), bool. scores: of `_ranks`, shape (n,)."""
         raised = standing.raises(snapshot, ids, scores, self._NEAR)
         mine = standing.mine.get(snapshot)
         if self._cached is not None and mine is not None:
-            # Whoever is about to read it does not read it here.
+            # A reader that is about to read the block reads it from the page cache.
             raised |= ~mine[ids.astype(np.intp, copy=False)] & self._cached.holds(snapshot, ids)
         return raised
 
     def _of_incoming(self, snapshot: str, ids: Numbers) -> Seconds:
-        """What blocks must score to be evicted for these: a copy displaces copies only, however soon it is read. The
-        cluster may have no other block of those that are this node's to keep."""
+        """Return the score that blocks must exceed to be evicted for these. A copy displaces only copies, however soon
+        it is read: the cluster may have no other copy of blocks that are this node's to keep."""
         scores = self._deferred(snapshot, ids)
         mine = self._standing.mine.get(snapshot) if self._standing is not None else None
         if mine is not None:
@@ -135,11 +133,11 @@ class Ranked:
         return scores
 
     def score(self, key: bytes) -> float:
-        """What a block must score to be evicted for this one; inf for an unplanned one."""
+        """Return the score that a block must exceed to be evicted for this one; inf for an unplanned one."""
         return float(self._scores_of([key])[0])
 
     def _scores_of(self, keys: Sequence[bytes]) -> Seconds:
-        """The `score` of each of these blocks: shape (keys,), float64."""
+        """Return the `score` of each of these blocks: shape (keys,), float64."""
         scores = np.full(len(keys), np.inf)
         left = list(range(len(keys)))
         for snapshot, space in self._plan.spaces.items():
@@ -167,7 +165,7 @@ class Ranked:
             self._join(*place, size)
 
     def accessed(self, key: bytes) -> None:
-        """What readers do is known from the plan."""
+        """Ignore uses, which are known from the plan."""
 
     def removed(self, key: bytes) -> None:
         for others in (self._unplanned, self._unsettled):
@@ -203,7 +201,7 @@ class Ranked:
         ranked = (self._copies, self._highest, self._rest)
         for candidates in (*(one(pinned) for one in sources), *(one(bound, pinned) for one in ranked)):
             for key, block_size in candidates:
-                if key in found:  # it has ceased to be a copy meanwhile
+                if key in found:  # found earlier as a copy
                     continue
                 found[key] = None
                 size -= block_size
@@ -214,8 +212,8 @@ class Ranked:
 
     @property
     def next_score(self) -> float:
-        """The score of a block that it would evict now for one that scores less, as of its last look; inf where that
-        may be any block. -inf where it has not looked yet, or evicts nothing."""
+        """The score of the next victim, as of the last examination; inf where any block may be the next. -inf before
+        the first examination, or where the policy evicts nothing."""
         if not self.evicts:
             return -math.inf
         if self._unplanned or self._unsettled:
@@ -224,8 +222,8 @@ class Ranked:
         return max((float(some.max()) for some in scores if len(some)), default=-math.inf)
 
     def replaceable(self, incoming: bytes) -> int:
-        """About how many bytes would be evicted for this block: those of unplanned blocks, and of candidates with a
-        higher score. Blocks that are no candidates are not counted."""
+        """Return about how many bytes would be evicted for this block: those of unplanned blocks, and of candidates
+        with a higher score."""
         score = self.score(incoming)
         if not self.evicts or score == float("inf"):
             return 0
@@ -248,7 +246,7 @@ class Ranked:
         self._settle()
         return behind
 
-    # --- who is here --------------------------------------------------------------------------------------------------
+    # --- blocks in the tier -------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
         if self._plan.spaces is not self._spaces:
@@ -259,8 +257,8 @@ class Ranked:
             self._settle_some(_SETTLED_AT_ONCE)
 
     def _follow_spaces(self) -> None:
-        """Blocks of a snapshot that is planned no longer stay where they are, where they take less memory than as
-        unplanned ones, unless another planned snapshot has them too."""
+        """Follow a change of the planned snapshots. Blocks of a removed snapshot move to another planned snapshot that
+        has them, and else stay in the members, where they take less memory than as unplanned ones."""
         for snapshot, space in self._spaces.items():
             known = self._members.get(snapshot)
             if known is None:
@@ -278,7 +276,7 @@ class Ranked:
                     del self._members[snapshot]
 
     def _settle_some(self, count: int) -> list[tuple[bytes, int]]:
-        """Look for some blocks in the planned snapshots. Those that are in none, each with its size."""
+        """Look up some unsettled blocks in the planned snapshots. Returns those found in none, each with its size."""
         unplanned = []
         keys = list(islice(self._unsettled, count))
         homes: list[tuple[_Members, int] | None] = [None] * len(keys)
@@ -296,7 +294,7 @@ class Ranked:
         return unplanned
 
     def _find(self, key: bytes) -> tuple[_Members, int] | None:
-        """The members that the block belongs to, or would belong to, and its number there."""
+        """Return the members that the block belongs to, or would belong to, and its number there."""
         would_be = None
         for snapshot, members in self._members.items():
             number = members.space.find(key)
@@ -313,7 +311,7 @@ class Ranked:
         members.count += 1
         members.fresh.append(number)
 
-    # --- who goes -----------------------------------------------------------------------------------------------------
+    # --- eviction -----------------------------------------------------------------------------------------------------
 
     def _oldest_unplanned(self, pinned: Collection[bytes]) -> Iterator[tuple[bytes, int]]:
         passed = []
@@ -326,21 +324,22 @@ class Ranked:
                     passed.append(key)
             used_up = True
         finally:
-            # Many pinned ones are not stepped over each time: at the far end they are in nobody's way.
+            # Many pinned blocks are moved to the far end, so that they are not passed over each time.
             if used_up or len(passed) > _FEWEST:
                 for key in passed:
                     self._unplanned[key] = self._unplanned.pop(key)
 
     def _unplanned_among_unsettled(self, pinned: Collection[bytes]) -> Iterator[tuple[bytes, int]]:
-        """More unplanned blocks, as long as each look at some unsettled ones finds any: so the work is as much as what
-        it finds. All at once would take 2 s per million, under the store's lock; `catch_up` does the rest."""
+        """Yield more unplanned blocks, as long as each batch of unsettled ones has any, so that the work is in
+        proportion to the result. All at once would take 2 s per million, under the store's lock; `catch_up` does the
+        rest."""
         while self._unsettled and (found := self._settle_some(_SETTLED_AT_ONCE)):
             for key, size in found:
                 if key not in pinned:
                     yield key, size
 
     def _highest_score(self, pinned: Collection[bytes]) -> float:
-        """Of all blocks; inf where some are not known yet, or all candidates are gone."""
+        """Return the highest score; inf where some blocks are not settled yet, or all candidates are gone."""
         if self._unplanned or self._unsettled:
             return math.inf
         self._look(pinned)
@@ -352,20 +351,20 @@ class Ranked:
         return max((float(some.max()) for some in scores if len(some)), default=math.inf)
 
     def _copies(self, bound: float, pinned: Collection[bytes]) -> Iterator[tuple[bytes, int]]:
-        """Copies that score more than *bound*, highest first."""
+        """Yield copies that score more than *bound*, highest first."""
         if self._standing is not None:
             self._look(pinned)
             copies = [(one, members.copies) for one, members in self._members.items()]
             yield from self._in_order(copies, bound, pinned, copies=True)
 
     def _highest(self, bound: float, pinned: Collection[bytes]) -> Iterator[tuple[bytes, int]]:
-        """Candidates that score more than *bound*, highest first."""
+        """Yield candidates that score more than *bound*, highest first."""
         self._look(pinned)
         yield from self._in_order([(one, members.candidates) for one, members in self._members.items()], bound, pinned)
 
     def _rest(self, bound: float, pinned: Collection[bytes]) -> Iterator[tuple[bytes, int]]:
-        """All others, should candidates not do. Every call for more room than candidates have costs a look at all
-        blocks; but not where even the last candidate of the latest look at all scores too low."""
+        """Yield all other blocks above *bound*, for calls that need more than the candidates. Each such call examines
+        all blocks, unless even the lowest candidate of the last examination scores too low."""
         if self._edge is None or float(self._ranks(self._edge[0], self._edge[1])[0]) <= bound:
             return
         others = []
@@ -379,8 +378,8 @@ class Ranked:
         self, blocks: list[tuple[str, npt.NDArray[np.intp]]], bound: float, pinned: Collection[bytes], *,
         copies: bool = False,
     ) -> Iterator[tuple[bytes, int]]:  # fmt: skip
-        """Of the blocks those that score more than *bound*, highest first. copies: only copies that go before all
-        others; else all others."""
+        """Yield those of the blocks that score more than *bound*, highest first. copies: only copies to be evicted
+        first; else all others."""
         blocks = [(snapshot, ids) for snapshot, ids in blocks if len(ids)]
         if not blocks:
             return
@@ -400,7 +399,7 @@ class Ranked:
                     yield key, int(members.sizes[number])
 
     def _part(self, snapshot: str, ids: Numbers, *, copies: bool) -> Seconds:
-        """`_deferred` of copies that go before all others, or of all others: -inf for what is not meant."""
+        """Return `_deferred` of copies to be evicted first, or of all others: -inf for the rest."""
         if self._standing is None:
             return self._ranks(snapshot, ids)
         scores = self._ranks(snapshot, ids)
@@ -409,7 +408,7 @@ class Ranked:
         return scores + RAISED if copies else scores
 
     def _look(self, pinned: Collection[bytes]) -> None:
-        """Bring the candidates up to date."""
+        """Update the candidates."""
         mark, consumed = self._plan.consumed_since(self._mark)
         lost_mark, lost = self._standing.lost_since(self._lost_mark) if self._standing is not None else (0, [])
         self._lost_mark = lost_mark
@@ -452,7 +451,7 @@ class Ranked:
         self._enough = max(1, self._wanted() // 2)
 
     def _follow_copies(self, snapshot: str, members: _Members, new: list[Numbers]) -> None:
-        """Bring the list of copies up to date. new: blocks that may be copies, and were none before or not here."""
+        """Update the list of copies. new: blocks that may be copies, and were not in the list."""
         mine = self._standing.mine.get(snapshot) if self._standing is not None else None
         if mine is None:
             if len(members.copies):
@@ -461,7 +460,7 @@ class Ranked:
         ids = np.concatenate([members.copies, *new]).astype(np.intp, copy=False)
         ids = ids[(members.sizes[ids] > 0) & ~members.spared[ids] & ~mine[ids]]
         ids = distinct(ids) if new else ids
-        if len(ids) > 4 * _MOST:  # more than go before all blocks are looked at again
+        if len(ids) > 4 * _MOST:  # more than can be evicted before the next examination of all blocks
             ids = ids[np.argpartition(self._ranks(snapshot, ids), len(ids) - _MOST)[-_MOST:]]
         members.copies = ids
 
@@ -484,7 +483,7 @@ class Ranked:
 
 
 def _move(old: _Members, new: _Members) -> None:
-    """Count blocks of *old* as those of *new*, where both snapshots have them."""
+    """Move blocks of *old* to *new*, where both snapshots have them."""
     common = old.space.counterparts(new.space)
     if common is None:
         return

@@ -1,5 +1,5 @@
-"""Evict what the fewest jobs still need in their epochs (the reference count of Joader: Xu et al., "A Deep Learning
-Dataloader with Shared Data Preparation", NeurIPS 2022)."""
+"""Evicts the block that the fewest jobs still need in their epochs (the reference count of Joader: Xu et al., "A Deep
+Learning Dataloader with Shared Data Preparation", NeurIPS 2022)."""
 
 import numpy as np
 
@@ -9,9 +9,9 @@ from cachefs.planning.sequences.course import Seconds
 
 
 class Refcount(Ranked):
-    """Scores are the number of consumers that still come to a block in their current epoch, negated."""
+    """Scores are the negated number of consumers that still read a block in their current epoch."""
 
-    _NEAR = -1.0  # a copy stays as long as anybody comes to it
+    _NEAR = -1.0  # a copy stays as long as any consumer will read it
 
     def _scores(self, snapshot: str, ids: Numbers) -> Seconds:
         score = np.zeros(len(ids))
