@@ -265,11 +265,11 @@ class Operations(pyfuse3.Operations):
 
     @handler
     async def release(self, fh: int) -> None:
-        """Do nothing. The kernel sends this only without zero-open."""
+        """Ignore the request, which the kernel sends only without zero-open."""
 
     @handler
     async def releasedir(self, fh: int) -> None:
-        """Do nothing. The kernel sends this only without zero-open."""
+        """Ignore the request, which the kernel sends only without zero-open."""
 
     @handler
     async def flush(self, fh: int) -> None:

@@ -1,4 +1,5 @@
-"""Which blocks are this node's to keep. Other blocks are evicted first, and fetched only shortly before their read.
+"""Records which blocks are this node's to keep. Other blocks are evicted first, and fetched only shortly before their
+read.
 
 A node has more blocks than those that it holds for the cluster: blocks that it has fetched from their holder to read
 them, and blocks that it has handed on. These are copies, whose original is on another node. A copy is therefore fetched

@@ -253,7 +253,7 @@ class Quotas:
         return None
 
     def catch_up(self, tier: int) -> bool:
-        """Do a part of the work that a change of the plan has left. Returns False where there was none."""
+        """Process a part of the work that a change of the plan has left. Returns False where there was none."""
         return any(one.policies[tier].catch_up() for one in self._limited.values())
 
 

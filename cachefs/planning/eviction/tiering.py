@@ -32,6 +32,7 @@ _AT_ONCE: Final = 512
 # Transient blocks that stay for their readers even where a policy evicts: 8 readers with 4 blocks each.
 _TRANSIENT_KEPT: Final = 32
 
+
 class TierRoom(Protocol):
     """The part of a tier that decisions use, in bytes."""
 
@@ -62,7 +63,7 @@ class TierRoom(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a block is."""
+    """The tier of a block, and its size there."""
 
     tier: int  # number of the tier: MEMORY or SSD (cachefs.block)
     size: int  # bytes of the block, as the tier accounts for them
@@ -354,8 +355,8 @@ class Tiering:
         return self.quotas.expired(now, self._pinned)
 
     def catch_up(self, tier: TierRoom) -> bool:
-        """Do a part of the work that a change of the plan has left. Returns False where there was none; until then the
-        other calls may name fewer blocks of the tier than there are."""
+        """Process a part of the work that a change of the plan has left. Returns False where there was none; until then
+        the other calls may name fewer blocks of the tier than there are."""
         moving = self._to_move > 0
         self._follow_policy()
         return self._policies[tier.number].catch_up() or self.quotas.catch_up(tier.number) or moving

@@ -31,7 +31,7 @@ class Readers:
 
 
 class Expected:
-    """Has the methods of `Spread`, for the near future. Follows changes of nodes without readers; after changes of
+    """Answers as `Spread`, for the near future. Follows changes of nodes without readers; after changes of
     readers, a new one must be made."""
 
     def __init__(self, spread: Spread, readers: Readers) -> None:

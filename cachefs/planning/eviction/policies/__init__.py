@@ -71,8 +71,8 @@ class Policy(Protocol):
         ...
 
     def catch_up(self) -> bool:
-        """Do a part of the work that a change of the plan has left. Returns False where there was none. Each call takes
-        some milliseconds at most, as the store calls it under its lock."""
+        """Process a part of the work that a change of the plan has left. Returns False where there was none. Each call
+        takes some milliseconds at most, as the store calls it under its lock."""
         ...
 
     def replaceable(self, incoming: bytes) -> int:
