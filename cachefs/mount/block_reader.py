@@ -40,6 +40,7 @@ log = logging.getLogger(__name__)
 # readers of resident blocks would queue behind readers that wait for an origin. A waiting read takes 35 KiB.
 MOST_WAITING: Final = 4096
 # Blocks requested ahead of a reader that goes through a large file: 16 MiB at the default block size hides 80 ms of
+# origin latency from a reader of 200 MB/s.
 BLOCKS_AHEAD: Final = 4
 # Seconds between tries of a block that is resident according to the daemon but cannot be read here, as in a tier that
 # this process may not open.

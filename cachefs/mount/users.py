@@ -13,7 +13,7 @@ from cachefs.mount_table import mount_points, mount_points_of
 # Most users that are named; there may be thousands.
 MOST_USERS: Final = 5
 # Most seconds of a search: a loader's process may have thousands of files open and mapped, and there may be thousands
-# of processes. thousands of processes.
+# of processes.
 SEARCH_SECONDS: Final = 1.0
 _PROCESSES: Final = Path("/proc")
 
