@@ -44,7 +44,6 @@ class PushCounters:
     # Blocks whose pages the kernel had reclaimed before they were read.
     taken_back: int = 0
     # Blocks that failed for any other reason.
-    # Blocks that failed for any other reason.
     errors: int = 0
 
 

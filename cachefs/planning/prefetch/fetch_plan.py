@@ -44,7 +44,6 @@ LONGEST_WINDOW: Final = 60.0
 # origin is slow: with 4 s, 100 reads a second and 800 blocks per node, copies had half of the room in a first epoch.
 LONGEST_FOR_COPIES: Final = 0.5
 # Seconds after a publication, or a jump of a consumer, in which late reads are not learned from.
-# Seconds after something was published, or a consumer was found elsewhere, in which late reads teach nothing.
 SETTLED: Final = 3.0
 # Seconds after which evicted, refused and failed blocks are considered again.
 LOOK_AGAIN: Final = 1.0
