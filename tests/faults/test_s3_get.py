@@ -419,7 +419,7 @@ def test_certificates_are_found_as_botocore_finds_them(monkeypatch: pytest.Monke
 
     async def refused(server: ScriptedServer, origin: Origin) -> None:
         with pytest.raises(OriginUnavailable, match="AWS_CA_BUNDLE"):
-            await read(origin, seconds=0.5)
+            await read(origin, seconds=2)
         assert not server.requests
 
     async def trusted(server: ScriptedServer, origin: Origin) -> None:

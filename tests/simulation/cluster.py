@@ -399,7 +399,8 @@ def _complaints(cluster: Cluster) -> Iterator[None]:
         yield
     finally:
         log.removeHandler(handler)
-        log.propagate, log.level = before[0], before[1]
+        log.propagate = before[0]
+        log.setLevel(before[1])  # which has loggers below it forget what is off
 
 
 @contextlib.contextmanager

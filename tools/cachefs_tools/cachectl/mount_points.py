@@ -34,7 +34,7 @@ END_SECONDS: Final = 10.0
 LAZY_SECONDS: Final = 2.0
 STATUS_SECONDS: Final = 5.0
 # Deadline in seconds of the search for processes that use a mount: a machine may have thousands.
-USERS_SECONDS: Final = 10.0
+USERS_SECONDS: Final = 5.0
 NOT_FOUND: Final = " (no process that uses it was found among those of this user; something may be mounted below it)"
 GOES_ON: Final = "but its process has not ended yet, so `cachectl mounts` still shows it"
 
@@ -93,7 +93,7 @@ def umount(session: CommandSession, directory: str, lazy: bool) -> None:
     recovered = not lazy and is_dead(path)
     known = living_mounts(session, path)
     # After detaching, no path of an open file leads to the mount any more.
-    users = describe_users(path) if lazy else ""
+    users = describe_users(path, USERS_SECONDS) if lazy else ""
     try:
         unmount(path, lazy=lazy or recovered)
     except Busy as error:

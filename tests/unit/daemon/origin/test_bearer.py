@@ -57,7 +57,7 @@ def test_a_token_that_is_still_good_is_used_while_no_other_is_found(monkeypatch:
         hanging.wait(30)
         return bearer.Token("late")
 
-    finds = iter([lambda: bearer.Token("t", time.time() + 30), refuse, hang])
+    finds = iter([lambda: bearer.Token("t", time.time() + bearer._MARGIN - 1), refuse, hang])
 
     async def work() -> None:
         monkeypatch.setattr(bearer, "PATIENCE_SECONDS", 0.01)
