@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.planning.cluster.homes import NOBODY, Homes, Nodes
+from cachefs.planning.cluster.homes import NO_NODE, Homes, Nodes
 from cachefs.planning.cluster.rendezvous import Hashes, Member
 
 _AT_ONCE: Final = 1 << 20
@@ -22,7 +22,7 @@ class MayHave:
 
     # Ids of the nodes that the numbers stand for.
     ids: tuple[str, ...]
-    # Indices in *ids*, NOBODY where there is none: shape (n,), uint16.
+    # Indices in *ids*, NO_NODE where there is none: shape (n,), uint16.
     nodes: Nodes
 
     def part(self, places: npt.NDArray[np.integer]) -> "MayHave":
@@ -55,7 +55,7 @@ def may_have(hashes: Hashes, rings: Sequence[Sequence[Member]], replicas: int) -
     of the rings. Rings without members are left out. hashes: shape (blocks,), uint64."""
     rings = [sorted(ring, key=lambda one: one.id) for ring in rings if ring]
     copies = min(replicas, 2)
-    found = [np.full((copies, len(hashes)), NOBODY, np.uint16) for _ in rings]
+    found = [np.full((copies, len(hashes)), NO_NODE, np.uint16) for _ in rings]
     for start in range(0, len(hashes), _AT_ONCE):
         homes = Homes(hashes[start : start + _AT_ONCE], replicas)
         for ring, nodes in zip(rings, found, strict=True):

@@ -20,7 +20,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from cachefs.planning.cluster.homes import NOBODY, Nodes, reindexed
+from cachefs.planning.cluster.homes import NO_NODE, Nodes, reindexed
 from cachefs.planning.cluster.reads import Places, Reads
 
 # Per node: bytes. Shape (nodes,), int64.
@@ -44,12 +44,11 @@ _MOST_AHEAD: Final = 16
 def next_holders(holders: Nodes, epochs: Sequence[Reads], rooms: Bytes, sizes: npt.NDArray[np.uint32]) -> Nodes:
     """Return the holder of each block at the start of the next epoch: shape (blocks,), uint16.
 
-    holders: at the start of the current epoch, NOBODY where there is none; epochs: the current epoch, whose places must
-    be known, and the known ones after it (half as many as nodes suffice, a quarter nearly); rooms: bytes that each node
-    may hold (see `rooms`); sizes: bytes of each block, shape (blocks,), uint32.
-
-    A node that holds more than its room takes nothing until it has given enough away. Raises ValueError where the
-    places in the current epoch are not known.
+    holders: at the start of the current epoch, or NO_NODE; epochs: the current epoch, whose places must be known,
+    and the known ones after it (half as many as nodes suffice, a quarter nearly); rooms: bytes that each node may
+    hold (see `rooms`); sizes: bytes of each block, shape (blocks,), uint32. A node that holds more than its room
+    takes nothing until it has given enough away. Raises ValueError where the places in the current epoch are not
+    known.
     """
     nodes, now, found = len(rooms), epochs[0], holders.copy()
     if now.when is None:
@@ -59,7 +58,7 @@ def next_holders(holders: Nodes, epochs: Sequence[Reads], rooms: Bytes, sizes: n
         blocks, soon, now.reader[blocks], (now.when[blocks] * np.float32(WINDOWS)).astype(np.int64), sizes
     )
     sources = np.minimum(holders[moves.blocks], nodes).astype(np.intp)
-    free = np.append(rooms - held(holders, sizes, nodes), 0)  # the last element is for NOBODY
+    free = np.append(rooms - held(holders, sizes, nodes), 0)  # the last element is for NO_NODE
     starts = np.searchsorted(moves.windows, np.arange(WINDOWS + 1)).tolist()
     for start, end in pairwise([*starts[:-1], len(sources)]):
         fitting = _fitting(moves.part(start, end), sources[start:end], free)
@@ -118,8 +117,8 @@ def after_change(
     """
     moved = reindexed(holders, before, after)
     if second is not None:
-        moved = np.where(moved == NOBODY, reindexed(second, before, after), moved)
-    gone = moved == NOBODY
+        moved = np.where(moved == NO_NODE, reindexed(second, before, after), moved)
+    gone = moved == NO_NODE
     if old_homes is not None:
         known = set(before)
         came = np.array([name not in known for name in after] + [False])
@@ -162,7 +161,7 @@ class _Moves:
         ends = np.cumsum(size)
         first = np.flatnonzero(np.diff(group, prepend=-1))
         before = np.repeat((ends - size)[first], np.diff(first, append=len(group)))
-        return cls(blocks, (group & NOBODY).astype(np.intp), group >> 16, size, ends - before)
+        return cls(blocks, (group & NO_NODE).astype(np.intp), group >> 16, size, ends - before)
 
     def part(self, start: int, end: int) -> "_Moves":
         part = slice(start, end)

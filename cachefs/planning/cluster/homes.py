@@ -14,11 +14,11 @@ import numpy.typing as npt
 from cachefs.planning.blocks.space import Ids
 from cachefs.planning.cluster.rendezvous import Hashes, Member, Scores, draws, score_of, scores
 
-# Per block: a member, as its index in the list of members, or NOBODY. Shape (blocks,), uint16.
+# Per block: a member, as its index in the list of members, or NO_NODE. Shape (blocks,), uint16.
 Nodes = npt.NDArray[np.uint16]
-NOBODY: Final = 0xFFFF
-# Most members: each has a number below NOBODY.
-MOST_MEMBERS: Final = NOBODY
+NO_NODE: Final = 0xFFFF
+# Most members: each has a number below NO_NODE.
+MOST_MEMBERS: Final = NO_NODE
 
 # Blocks per part, so that intermediate results stay in a processor's cache: twice as fast as a million at once.
 _IN_CACHE: Final = 1 << 14
@@ -32,11 +32,11 @@ class Homes:
         """hashes: of all blocks (see cachefs.planning.cluster.rendezvous.key_hashes). replicas: copies of each block in
         the cluster, 1 or 2."""
         self.members: tuple[Member, ...] = ()  # in ascending order of their ids
-        # Home of each block, NOBODY where there is no member.
-        self.first: Nodes = np.full(len(hashes), NOBODY, np.uint16)
-        # Home of each second copy: in another zone if there is one. NOBODY with one replica, or a single member.
+        # Home of each block, NO_NODE where there is no member.
+        self.first: Nodes = np.full(len(hashes), NO_NODE, np.uint16)
+        # Home of each second copy: in another zone if there is one. NO_NODE with one replica, or a single member.
         self.second: Nodes = self.first
-        # Zone number of each member, and -1 for NOBODY at the end: shape (members + 1,), int32. Where there is only one
+        # Zone number of each member, and -1 for NO_NODE at the end: shape (members + 1,), int32. If there is only one
         # zone, each member counts as a zone of its own.
         self.zones: npt.NDArray[np.int32] = np.array([-1], np.int32)
         self._hashes = hashes
@@ -52,7 +52,7 @@ class Homes:
             raise ValueError(f"{len(members):,} members; at most {MOST_MEMBERS:,}, and each with an id of its own")
         known = {(one.id, one.seed, one.weight): number for number, one in enumerate(self.members)}
         numbers = [known.get((one.id, one.seed, one.weight)) for one in members]
-        renumbered = np.full(NOBODY + 1, NOBODY, np.uint16)  # index in the old list -> index in the new one
+        renumbered = np.full(NO_NODE + 1, NO_NODE, np.uint16)  # index in the old list -> index in the new one
         for number, old in enumerate(numbers):
             if old is not None:
                 renumbered[old] = number
@@ -61,20 +61,20 @@ class Homes:
 
         stayed = renumbered[self.first]
         first, best = stayed.copy(), self._first_scores.copy()
-        ring.choose(first, best, np.flatnonzero(first == NOBODY), came)
+        ring.choose(first, best, np.flatnonzero(first == NO_NODE), came)
         if self._replicas > 1:
             second, best_second = renumbered[self.second], self._second_scores.copy()
             again = (
                 (first != stayed)
-                | (second == NOBODY)
+                | (second == NO_NODE)
                 | (_zones(self.members, members) != _zones(members, self.members))
             )
             ring.choose(second, best_second, np.flatnonzero(again), came, first)
             self.second, self._second_scores = second, best_second
         else:
-            self.second = np.full(len(first), NOBODY, np.uint16)
+            self.second = np.full(len(first), NO_NODE, np.uint16)
         moved = first != reindexed(self.first, [one.id for one in self.members], [one.id for one in members])
-        moved |= (first == NOBODY) & (self.first != NOBODY)
+        moved |= (first == NO_NODE) & (self.first != NO_NODE)
         self.members, self.first, self._first_scores, self.zones = members, first, best, ring.zones
         return np.flatnonzero(moved).astype(np.int32)
 
@@ -90,7 +90,7 @@ class _Ring:
         self._by_weight = [list(group) for _, group in groupby(by_weight, key=lambda number: members[number].weight)]
         zones = list(_zones(members, members).values())
         names = {zone: number for number, zone in enumerate(dict.fromkeys(zones))}
-        # Zone of each member, and of NOBODY at the end.
+        # Zone of each member, and of NO_NODE at the end.
         self.zones = np.array([*(names[zone] for zone in zones), -1], np.int32)
 
     def choose(
@@ -119,10 +119,10 @@ class _Ring:
     def _best(self, hashes: Hashes, apart: Nodes | None) -> tuple[Nodes, Scores]:
         """Return the members with the highest scores, and the scores. Among members of equal weight the highest draw
         wins, so that one logarithm per block suffices for all of them."""
-        chosen = np.full(len(hashes), NOBODY, np.uint16)
+        chosen = np.full(len(hashes), NO_NODE, np.uint16)
         best = np.full(len(hashes), -np.inf)
         for group in self._by_weight:
-            who = np.full(len(hashes), NOBODY, np.uint16)
+            who = np.full(len(hashes), NO_NODE, np.uint16)
             highest = np.zeros(len(hashes), np.uint64)
             for number in group:
                 drawn = draws(hashes, self._members[number].seed)
@@ -132,7 +132,7 @@ class _Ring:
                 np.copyto(highest, drawn, where=wins)
                 np.copyto(who, number, where=wins)
             score = score_of(highest, self._members[group[0]].weight)
-            wins = (who != NOBODY) & ((score > best) | ((score == best) & (who < chosen)))
+            wins = (who != NO_NODE) & ((score > best) | ((score == best) & (who < chosen)))
             np.copyto(best, score, where=wins)
             np.copyto(chosen, who, where=wins)
         return chosen, best
@@ -152,11 +152,13 @@ def _zones(members: Sequence[Member], common: Sequence[Member]) -> Mapping[str, 
 
 
 def reindexed(nodes: Nodes, before: Sequence[str], after: Sequence[str]) -> Nodes:
-    """Translate indices in the list of ids *before* to indices in the list *after*: NOBODY for ids that are gone. Shape
-    (n,), uint16."""
+    """Translate indices in the list of ids *before* to indices in the list *after*: NO_NODE for ids that are gone.
+
+    Shape (n,), uint16.
+    """
     places = {name: number for number, name in enumerate(after)}
-    renumbered = np.full(len(before) + 1, NOBODY, np.uint16)
+    renumbered = np.full(len(before) + 1, NO_NODE, np.uint16)
     for number, name in enumerate(before):
-        renumbered[number] = places.get(name, NOBODY)
+        renumbered[number] = places.get(name, NO_NODE)
     moved: Nodes = renumbered.take(nodes, mode="clip")
     return moved

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cachefs.planning.blocks.space import Ids
-from cachefs.planning.cluster.homes import NOBODY, Nodes
+from cachefs.planning.cluster.homes import NO_NODE, Nodes
 
 # Places in an epoch, from 0 (its start) to 1 (its end): shape (n,), float32.
 Places = npt.NDArray[np.float32]
@@ -17,7 +17,7 @@ Places = npt.NDArray[np.float32]
 class Reads:
     """The first read of each block in one epoch. All nodes are assumed to progress at about the same pace."""
 
-    # The node that reads the block first, NOBODY where none does: shape (blocks,), uint16.
+    # The node that reads the block first, NO_NODE where none does: shape (blocks,), uint16.
     reader: Nodes
     # Place of that read in its consumer's epoch; 2 where there is none: shape (blocks,), float32. None: not kept (see
     # `without_places`).
@@ -31,10 +31,10 @@ class Reads:
         order: shape (reads,), int32. Of two reads at the same place, the smaller node's counts, so that all nodes get
         the same result. Raises ValueError for an impossible node or block.
         """
-        reader = np.full(blocks, NOBODY, np.uint16)
+        reader = np.full(blocks, NO_NODE, np.uint16)
         when = np.full(blocks, 2, np.float32)
         for node, order in sorted(orders, key=lambda one: one[0]):
-            if not 0 <= node < NOBODY or (len(order) and not 0 <= int(order.min()) <= int(order.max()) < blocks):
+            if not 0 <= node < NO_NODE or (len(order) and not 0 <= int(order.min()) <= int(order.max()) < blocks):
                 raise ValueError(f"node {node} is said to read blocks beyond the {blocks:,} of the snapshot")
             backwards = order[::-1].astype(np.intp)
             places = (np.arange(len(order), dtype=np.float32) / np.float32(max(1, len(order))))[::-1]
@@ -50,7 +50,7 @@ class Reads:
         if self.when is None:
             raise ValueError("the places of these reads are not known")
         early = self.when < np.float32(place)
-        return Reads(np.where(early, NOBODY, self.reader).astype(np.uint16), np.where(early, np.float32(2), self.when))
+        return Reads(np.where(early, NO_NODE, self.reader).astype(np.uint16), np.where(early, np.float32(2), self.when))
 
     def without_places(self) -> "Reads":
         """Return the same without places, as kept for epochs far ahead: 2 bytes per block instead of 6."""

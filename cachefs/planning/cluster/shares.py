@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from cachefs.planning.cluster.homes import NOBODY, Homes, reindexed
+from cachefs.planning.cluster.homes import NO_NODE, Homes, reindexed
 from cachefs.planning.cluster.rendezvous import Member, mix
 
 # Blocks of the sample: with 8 members the shares are exact to 0.7 %, with 1,000 to 9 %, as for a real dataset of that
@@ -92,5 +92,5 @@ def _blocks() -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
 
 def _parts(nodes: np.ndarray[tuple[int], np.dtype[np.uint16]], members: int, of: int | None = None) -> list[float]:
     """Return for each member its part of *nodes*, relative to their number or to *of*."""
-    counts = np.bincount(nodes[nodes != NOBODY], minlength=members)
+    counts = np.bincount(nodes[nodes != NO_NODE], minlength=members)
     return [count / (of or max(1, len(nodes))) for count in counts.tolist()]

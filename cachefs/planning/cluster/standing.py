@@ -138,7 +138,7 @@ def mine_now(
     """
     if reads.when is None:
         raise ValueError("the places of reads in this epoch are not known")
-    # The last element is for reads by NOBODY, which never pass.
+    # The last element is for reads by NO_NODE, which never pass.
     limits = np.append(passed.astype(np.float32), np.float32(0))
     is_read = reads.when < limits.take(reads.reader, mode="clip")
     mine: npt.NDArray[np.bool_] = np.where(is_read, following == me, holders == me)

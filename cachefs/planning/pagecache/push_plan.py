@@ -69,7 +69,7 @@ class Audience:
     elsewhere: frozenset[str] = frozenset()  # snapshots that are read through other mounts only
 
 
-NOBODY: Final = Audience(())
+NO_NODE: Final = Audience(())
 
 
 class PushPlan:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from cachefs.planning.blocks.space import BlockSpace, Ids
 from cachefs.planning.cluster.copies import Bytes, after_change, epochs_ahead, next_holders, rooms
 from cachefs.planning.cluster.fitting import fitted
-from cachefs.planning.cluster.homes import NOBODY, Homes, Nodes, reindexed
+from cachefs.planning.cluster.homes import NO_NODE, Homes, Nodes, reindexed
 from cachefs.planning.cluster.reads import Reads
 from cachefs.planning.cluster.rendezvous import Member, space_hashes
 from cachefs.planning.cluster.second_copies import second_keepers
@@ -117,7 +117,7 @@ class _Placed:
     # Homes and second homes, as places in the ring: shape (blocks,), uint16.
     first: Nodes
     second: Nodes
-    # Zone of each member, and of NOBODY at the end: shape (members + 1,), int32.
+    # Zone of each member, and of NO_NODE at the end: shape (members + 1,), int32.
     zones: npt.NDArray[np.int32]
 
 
@@ -139,7 +139,7 @@ class Holders:
         self._count = 0  # see Known: count at epoch _began
         self._began = 0  # the first epoch decided here
         self._homes: Homes | None = None  # for the newest ring, which is not in place while `follow` runs
-        nobody = np.full(space.count, NOBODY, np.uint16)
+        nobody = np.full(space.count, NO_NODE, np.uint16)
         self._placed = _Placed(nobody, nobody, np.array([-1], np.int32))
         self._sizes = np.zeros(0, np.uint32)
 
@@ -159,10 +159,10 @@ class Holders:
         return [second_keepers(at, first, second, self._placed.zones) for at in decided or [first]]
 
     def keeps_second(self, epoch: int, node: int, blocks: "Ids | slice" = _ALL) -> npt.NDArray[np.bool_]:
-        """Return which of these blocks have a second copy on *node* (a place in the ring, or NOBODY). Shape (n,),
+        """Return which of these blocks have a second copy on *node* (a place in the ring, or NO_NODE). Shape (n,),
         bool."""
         kept = np.zeros(len(self.homes[blocks]), np.bool_)
-        for nodes in self.seconds(epoch, blocks) if node != NOBODY else ():
+        for nodes in self.seconds(epoch, blocks) if node != NO_NODE else ():
             kept |= nodes == node
         return kept
 
@@ -170,7 +170,7 @@ class Holders:
         """Return which of these blocks *node* keeps as *epoch* begins, including second copies; by homes if the epoch
         is undecided. Shape (n,), bool."""
         kept = self.keeps_second(epoch, node, blocks)
-        if node != NOBODY:
+        if node != NO_NODE:
             kept |= self.at.get(epoch, self.homes)[blocks] == node
         return kept
 
@@ -216,7 +216,7 @@ class Holders:
         before, ids = change.before, change.ring.ids
         found = after_change(holders, before, ids, change.homes, change.old_homes, change.second)
         if until_then is not None:
-            found = np.where(reindexed(holders, before, ids) == NOBODY, until_then, found)
+            found = np.where(reindexed(holders, before, ids) == NO_NODE, until_then, found)
         return self._fitted(found, change.ring)
 
     def _fitted(self, holders: Nodes, ring: Ring) -> Nodes:

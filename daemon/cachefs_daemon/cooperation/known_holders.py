@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from cachefs.job_messages import MAX_JOB_NAME
-from cachefs.planning.cluster.homes import NOBODY, Nodes
+from cachefs.planning.cluster.homes import NO_NODE, Nodes
 from cachefs_daemon.cluster.view import is_id
 from cachefs_daemon.cooperation.holders import Former, Known
 
@@ -86,7 +86,7 @@ def decode(raw: bytes, blocks: int, now: float = 0.0) -> Known:
     if len(form.job) > MAX_JOB_NAME + _MOST_OWNER or not form.job.isprintable():
         raise ValueError("a name that no job has")
     for ids in (form.ids, form.former_ids):
-        if len(ids) >= NOBODY or ids != sorted(set(ids)) or not all(map(is_id, ids)):
+        if len(ids) >= NO_NODE or ids != sorted(set(ids)) or not all(map(is_id, ids)):
             raise ValueError("ids that no nodes have")
     if len(form.former) > MOST_FORMER or not 0 <= form.former_seconds < math.inf:
         raise ValueError("a past that no node has")

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from cachefs.planning.blocks.space import BlockSpace, Ids
 from cachefs.planning.cluster.at_home import MayHave, at_home, may_have
-from cachefs.planning.cluster.homes import NOBODY
+from cachefs.planning.cluster.homes import NO_NODE
 from cachefs.planning.cluster.rendezvous import space_hashes
 from cachefs.planning.cluster.standing import Mine, Standing
 from cachefs.planning.sequences.plan import Plan
@@ -133,7 +133,7 @@ def _have_moved(
         moved = ~at_home(space_hashes(space)[ids], change.before.members, change.me, change.replicas)
     if former is not None:
         held = MayHave(former.ids, former.holders[ids])
-        moved |= ~held.among({change.me}) & (held.nodes != NOBODY)
+        moved |= ~held.among({change.me}) & (held.nodes != NO_NODE)
     return moved
 
 

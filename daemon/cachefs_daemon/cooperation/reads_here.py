@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from cachefs.planning.blocks.space import BlockSpace
 from cachefs.planning.cluster.duties import Duty
-from cachefs.planning.cluster.homes import NOBODY
+from cachefs.planning.cluster.homes import NO_NODE
 from cachefs.planning.cluster.standing import Mine
 from cachefs.planning.sequences.epoch import Epoch
 from cachefs_daemon.cooperation.groups import Group, Key
@@ -92,6 +92,6 @@ def _duty(
     kept: Mine, orders: Orders, ids: tuple[str, ...], me: str, space: BlockSpace, last: bool
 ) -> tuple[Duty, Epoch]:
     numbers = {node: number for number, node in enumerate(ids)}
-    by_number = [(numbers.get(node, NOBODY), order) for node, order in orders if node != me]
+    by_number = [(numbers.get(node, NO_NODE), order) for node, order in orders if node != me]
     duty = Duty.of(by_number, kept, -1)
     return duty, Epoch.of(duty.blocks, space, last)

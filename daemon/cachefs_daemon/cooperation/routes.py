@@ -4,7 +4,7 @@ home."""
 from collections.abc import Callable
 from dataclasses import replace
 
-from cachefs.planning.cluster.homes import NOBODY
+from cachefs.planning.cluster.homes import NO_NODE
 from cachefs_daemon.cluster.membership import Membership
 from cachefs_daemon.cluster.view import NodeRecord
 from cachefs_daemon.cooperation.shared_snapshot import SharedSnapshot
@@ -42,7 +42,7 @@ class Routes:
         view = self._membership.view
 
         def record(number: int) -> NodeRecord | None:
-            return view.get(ids[number]) if number != NOBODY else None
+            return view.get(ids[number]) if number != NO_NODE else None
 
         holder, home = record(numbers[0]), record(numbers[2])
         if home is not None and home.id in self._lacks.nodes(source.snapshot):

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from cachefs.errors import CachefsError, StoreFull
 from cachefs.planning.blocks.space import BlockSpace, Ids
-from cachefs.planning.cluster.homes import NOBODY
+from cachefs.planning.cluster.homes import NO_NODE
 from cachefs.planning.cluster.reads import Reads
 from cachefs.planning.cluster.scale import Demand
 from cachefs.planning.cluster.standing import Mine, mine_now
@@ -209,7 +209,7 @@ class SharedSnapshot:
         return self._coordinated.name if self._coordinated is not None else ""
 
     def where(self, block: int) -> tuple[int, tuple[int, ...], int]:
-        """Return the holder of a block, other possible holders, and its home: places in the ring, or NOBODY."""
+        """Return the holder of a block, other possible holders, and its home: places in the ring, or NO_NODE."""
         holders = self.holders
         assert holders is not None
         home = int(holders.homes[block])
@@ -238,7 +238,7 @@ class SharedSnapshot:
         """Return the current or next keepers of the second copy of a block, as places in the ring."""
         assert self.holders is not None
         found = self.holders.seconds(self._place.epoch, np.array([block], np.int32))
-        return [number for nodes in found if (number := int(nodes[0])) != NOBODY]
+        return [number for nodes in found if (number := int(nodes[0])) != NO_NODE]
 
     def demand(self) -> Demand:
         """Return the demand of all groups together."""
@@ -283,12 +283,12 @@ class SharedSnapshot:
             return
         me = self._me
         mine = (following[blocks] == me) | holders.keeps_second(epoch + 1, me, blocks)
-        self._around.standing.update(self.snapshot, blocks, mine & (me != NOBODY))
+        self._around.standing.update(self.snapshot, blocks, mine & (me != NO_NODE))
 
     def _take_over(self, group: Group) -> None:
         """Count blocks that this node reads next, and then keeps, as its own from now on."""
         plan, standing, holders, me = self._around.plan, self._around.standing, self.holders, self._me
-        if holders is None or me == NOBODY:
+        if holders is None or me == NO_NODE:
             return
         for key in self._around.own(group):
             window = plan.window(key, 0, 1)
@@ -321,7 +321,7 @@ class SharedSnapshot:
     @property
     def _me(self) -> int:
         ids = self.holders.ring.ids if self.holders is not None else ()
-        return ids.index(self._around.me) if self._around.me in ids else NOBODY
+        return ids.index(self._around.me) if self._around.me in ids else NO_NODE
 
     def _keeps(self, node: int, ids: Ids) -> Mine:
         """Return which of these blocks the node keeps, or will in the next epoch: shape (n,), bool."""
@@ -519,7 +519,7 @@ class SharedSnapshot:
         mine = await self._around.threads.planning(holders.kept, epoch, me)
         if group is not None:
             at, following, reads = holders.at.get(epoch), holders.at.get(epoch + 1), holders.reads.get(epoch)
-            if at is not None and following is not None and reads is not None and me != NOBODY:
+            if at is not None and following is not None and reads is not None and me != NO_NODE:
                 passed = _passed(holders.ring.ids, self._around.places(group), epoch)
                 mine = await self._around.threads.planning(mine_now, at, following, reads, passed, me)
                 mine |= holders.keeps_second(epoch, me)

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from cachefs.planning.pagecache.orders import Action, FileBlocks, Order
-from cachefs.planning.pagecache.push_plan import NOBODY, Audience, PushPlan
+from cachefs.planning.pagecache.push_plan import NO_NODE, Audience, PushPlan
 from cachefs.planning.pagecache.states import PageStates
 from cachefs.push_messages import HeldPages, PushDone, PushOrder, PushSubscribe
 
@@ -108,7 +108,7 @@ class PushStream:
                         await self._news.wait()
 
     def _next_orders(self, now: float) -> Iterator[Order]:
-        audience = self._audience(self._plan.latency) if self._plan.needs_audience else NOBODY
+        audience = self._audience(self._plan.latency) if self._plan.needs_audience else NO_NODE
         return self._plan.next_orders(audience, now, self._lead())
 
     def close(self) -> None:

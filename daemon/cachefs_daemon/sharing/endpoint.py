@@ -22,7 +22,7 @@ from cachefs_daemon.cluster.membership import Membership
 from cachefs_daemon.cluster.secret import ProofScope, is_nonce, is_proof
 from cachefs_daemon.cluster.view import NodeRecord, encode_record, format_address
 from cachefs_daemon.runtime.connection_limits import Bounds, ConnectionLimits
-from cachefs_daemon.sharing.observers import NOBODY, Observers
+from cachefs_daemon.sharing.observers import NO_OBSERVERS, Observers
 from cachefs_daemon.sharing.security import INSECURE, Security
 from cachefs_daemon.sharing.wire import ADDRESSEE, ANSWERED_BY, CLUSTER, LIST, NODE, NONCE, OTHER_START, PROOF, SENDER
 
@@ -54,7 +54,7 @@ class ControlEndpoint:
         cluster: str,
         membership: Membership,
         security: Security = INSECURE,
-        observers: Observers = NOBODY,
+        observers: Observers = NO_OBSERVERS,
     ) -> None:
         """cluster: its name; nodes of others are refused. observers: clients that may read the paths below OBSERVE."""
         self.port = 0  # set by `start`

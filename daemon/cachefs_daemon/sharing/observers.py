@@ -25,4 +25,4 @@ class Observers:
         return name if name in self.may_look and (proven is None or name in proven) else ""
 
 
-NOBODY = Observers()
+NO_OBSERVERS = Observers()

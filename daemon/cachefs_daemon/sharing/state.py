@@ -24,7 +24,7 @@ from cachefs_daemon.cluster.view import ClusterView, NodeRecord, is_id
 from cachefs_daemon.sharing.claims import Claims
 from cachefs_daemon.sharing.endpoint import ControlEndpoint
 from cachefs_daemon.sharing.follower import Follower
-from cachefs_daemon.sharing.observers import NOBODY, Observers
+from cachefs_daemon.sharing.observers import NO_OBSERVERS, Observers
 from cachefs_daemon.sharing.own_part import OwnPart, Page
 from cachefs_daemon.sharing.peer_http import PeerFailed, PeerHttp
 from cachefs_daemon.sharing.peer_part import News
@@ -68,7 +68,7 @@ class SharedState:
         cluster: str,
         membership: Membership,
         security: Security = INSECURE,
-        observers: Observers = NOBODY,
+        observers: Observers = NO_OBSERVERS,
     ) -> None:
         """cluster: name of the cluster."""
         self.membership = membership

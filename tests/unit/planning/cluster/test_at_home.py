@@ -5,7 +5,7 @@ import pytest
 
 from cachefs.planning.cluster import at_home as module
 from cachefs.planning.cluster.at_home import at_home, may_have
-from cachefs.planning.cluster.homes import NOBODY, Homes
+from cachefs.planning.cluster.homes import NO_NODE, Homes
 from cachefs.planning.cluster.rendezvous import Member, mix
 
 BLOCKS = 1000
@@ -43,4 +43,4 @@ def test_who_may_have_them(replicas: int) -> None:
     some = np.array([3, 1, 4])
     assert (one.part(some).nodes == one.nodes[some]).all()
     assert (one.among({one.ids[1]}) == (one.nodes == 1)).all()
-    assert not module.MayHave(("a",), np.full(4, NOBODY, np.uint16)).among({"a"}).any()
+    assert not module.MayHave(("a",), np.full(4, NO_NODE, np.uint16)).among({"a"}).any()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.planning.cluster.copies import WINDOWS, after_change, held, next_holders, rooms
-from cachefs.planning.cluster.homes import NOBODY, Homes
+from cachefs.planning.cluster.homes import NO_NODE, Homes
 from cachefs.planning.cluster.reads import Reads
 from cachefs.planning.cluster.rendezvous import Member, mix
 
@@ -37,7 +37,7 @@ def modelled(
     assert now.when is not None
     by_window: dict[int, dict[int, list[tuple[float, int]]]] = {}
     for block, (source, target) in enumerate(zip(holders, now.reader.tolist(), strict=True)):
-        if target in (source, NOBODY):
+        if target in (source, NO_NODE):
             continue
         for ahead, epoch in enumerate(epochs[1:]):
             assert epoch.when is not None
@@ -64,7 +64,7 @@ def modelled(
                 break
         for target, wanted in moves.items():
             for _, block in wanted:
-                if found[block] != NOBODY:
+                if found[block] != NO_NODE:
                     used[found[block]] -= sizes[block]
                 used[target] += sizes[block]
                 found[block] = target
@@ -75,7 +75,7 @@ def modelled(
 def clusters(draw: st.DrawFn) -> tuple[int, list[int], list[Reads], list[int], list[int]]:
     nodes = draw(st.integers(1, 5))
     blocks = draw(st.integers(0, 40))
-    somebody = st.one_of(st.integers(0, nodes - 1), st.just(NOBODY))
+    somebody = st.one_of(st.integers(0, nodes - 1), st.just(NO_NODE))
     # Few different places, so that windows have many reads, and some are at the same moment.
     places = st.sampled_from([0.0, 0.004, 0.005, 0.5, 0.505, 0.75, 0.999])
 
@@ -100,7 +100,7 @@ def test_holders_are_those_of_the_model(given_: tuple[int, list[int], list[Reads
     used = held(before, np.array(sizes, np.uint32), nodes)
     now = held(found, np.array(sizes, np.uint32), nodes)
     assert (now <= np.maximum(room, used)).all(), "nobody goes above its room, or further above it"
-    unread = epochs[0].reader == NOBODY
+    unread = epochs[0].reader == NO_NODE
     assert (found[unread] == before[unread]).all(), "what is not read stays where it is"
 
 
@@ -175,7 +175,7 @@ def test_what_nobody_knows_stays_where_it_is() -> None:
     epoch, holders = ranks(draw, 1000, 4), np.random.default_rng(4).integers(0, 4, 1000).astype(np.uint16)
     room, sizes = np.full(4, 1 << 40), np.full(1000, SIZE, np.uint32)
     assert (next_holders(holders, [epoch], room, sizes) == holders).all()
-    nobody = Reads(np.full(1000, NOBODY, np.uint16), np.full(1000, 2, np.float32))
+    nobody = Reads(np.full(1000, NO_NODE, np.uint16), np.full(1000, 2, np.float32))
     assert (next_holders(holders, [nobody, epoch], room, sizes) == holders).all()
     with pytest.raises(ValueError, match="not known"):
         next_holders(holders, [epoch.without_places()], room, sizes)
@@ -203,11 +203,11 @@ def test_the_first_read_counts(orders: list[tuple[int, list[int]]]) -> None:
             at = (np.float32(place) / np.float32(len(order)), node)
             first[block] = min(first.get(block, at), at)
     for block in range(10):
-        assert (reads.when[block], reads.reader[block]) == first.get(block, (2, NOBODY))
+        assert (reads.when[block], reads.reader[block]) == first.get(block, (2, NO_NODE))
 
 
 def test_reads_of_what_is_not_there_are_refused() -> None:
-    for node, block in ((0, 10), (0, -1), (NOBODY, 1)):
+    for node, block in ((0, 10), (0, -1), (NO_NODE, 1)):
         with pytest.raises(ValueError, match="beyond the 10"):
             Reads.of(10, [(node, np.array([block], np.int32))])
 

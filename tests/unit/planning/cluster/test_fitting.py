@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 
 from cachefs.planning.cluster.copies import held
 from cachefs.planning.cluster.fitting import fitted
-from cachefs.planning.cluster.homes import NOBODY
+from cachefs.planning.cluster.homes import NO_NODE
 
 
 def test_nothing_moves_where_all_fits() -> None:
-    holders = np.array([0, 1, 1, NOBODY], np.uint16)
+    holders = np.array([0, 1, 1, NO_NODE], np.uint16)
     assert fitted(holders, np.array([1, 2]), np.ones(4, np.uint32)) is holders
 
 

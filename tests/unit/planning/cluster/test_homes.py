@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from cachefs.planning.cluster.homes import NOBODY, Homes, reindexed
+from cachefs.planning.cluster.homes import NO_NODE, Homes, reindexed
 from cachefs.planning.cluster.rendezvous import Member, mix, scores
 
 BLOCKS = 20_000
@@ -36,7 +36,7 @@ def expected(members: list[Member], hashes: np.ndarray[tuple[int], np.dtype[np.u
 
 
 def as_named(homes: Homes) -> list[tuple[str, str]]:
-    names = {number: one.id for number, one in enumerate(homes.members)} | {NOBODY: ""}
+    names = {number: one.id for number, one in enumerate(homes.members)} | {NO_NODE: ""}
     return [(names[a], names[b]) for a, b in zip(homes.first.tolist(), homes.second.tolist(), strict=True)]
 
 
@@ -72,7 +72,7 @@ def test_without_seconds_the_homes_are_the_same(one: list[Member], two: list[Mem
     homes.set_members(one)
     homes.set_members(two)
     assert [first for first, _ in as_named(homes)] == [first for first, _ in expected(two, FEW)]
-    assert (homes.second == NOBODY).all()
+    assert (homes.second == NO_NODE).all()
 
 
 def test_a_block_goes_to_who_joins_or_comes_from_who_leaves_and_no_other_moves() -> None:
@@ -150,12 +150,12 @@ def test_an_empty_snapshot_and_a_cluster_without_members_are_no_trouble() -> Non
     homes = Homes(FEW, replicas=2)
     homes.set_members([member("a")])
     assert (homes.first == 0).all()
-    assert (homes.second == NOBODY).all()
+    assert (homes.second == NO_NODE).all()
     homes.set_members([])
-    assert (homes.first == NOBODY).all()
+    assert (homes.first == NO_NODE).all()
 
 
 def test_numbers_of_members_are_translated_when_the_list_changes() -> None:
-    nodes = np.array([0, 1, 2, NOBODY, 1], np.uint16)
-    assert reindexed(nodes, ["a", "b", "c"], ["0", "a", "c"]).tolist() == [1, NOBODY, 2, NOBODY, NOBODY]
-    assert reindexed(nodes, ["a", "b", "c"], []).tolist() == [NOBODY] * 5
+    nodes = np.array([0, 1, 2, NO_NODE, 1], np.uint16)
+    assert reindexed(nodes, ["a", "b", "c"], ["0", "a", "c"]).tolist() == [1, NO_NODE, 2, NO_NODE, NO_NODE]
+    assert reindexed(nodes, ["a", "b", "c"], []).tolist() == [NO_NODE] * 5

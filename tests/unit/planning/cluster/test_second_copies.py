@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cachefs.planning.cluster.copies import after_change
-from cachefs.planning.cluster.homes import NOBODY, Homes
+from cachefs.planning.cluster.homes import NO_NODE, Homes
 from cachefs.planning.cluster.rendezvous import Member, mix
 from cachefs.planning.cluster.second_copies import second_keepers
 
@@ -27,7 +27,7 @@ def test_wherever_a_block_is_held_its_second_copy_is_on_another_node_and_in_anot
     homes.set_members(members(zones))
     holders = np.random.default_rng(seed).integers(0, len(zones), BLOCKS).astype(np.uint16)
     keepers = second_keepers(holders, homes.first, homes.second, homes.zones)
-    assert (keepers != NOBODY).all()
+    assert (keepers != NO_NODE).all()
     assert (keepers != holders).all()
     if len(set(zones)) > 1:
         named = [zone or f"none {number}" for number, zone in enumerate(zones)]
@@ -40,7 +40,7 @@ def test_with_one_copy_or_one_node_there_is_no_second_one() -> None:
     for zones, replicas in ((["x", "y"], 1), (["x"], 2)):
         homes = Homes(HASHES, replicas)
         homes.set_members(members(zones))
-        assert (second_keepers(homes.first, homes.first, homes.second, homes.zones) == NOBODY).all()
+        assert (second_keepers(homes.first, homes.first, homes.second, homes.zones) == NO_NODE).all()
 
 
 def test_what_a_lost_node_held_is_held_by_who_has_the_second_copy() -> None:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cachefs.planning.cluster.homes import NOBODY
+from cachefs.planning.cluster.homes import NO_NODE
 from cachefs.planning.cluster.reads import Reads
 from cachefs.planning.cluster.standing import NEAR, RAISED, Standing, mine_now
 
@@ -72,15 +72,15 @@ def test_an_unknown_snapshot_is_ignored() -> None:
 def test_a_block_is_its_holder_s_until_it_is_read(nodes: int, blocks: int, seed: int, data: st.DataObject) -> None:
     draw = np.random.default_rng(seed)
     reader = draw.integers(0, nodes + 1, blocks).astype(np.uint16)
-    reader[reader == nodes] = NOBODY
-    reads = Reads(reader, np.where(reader == NOBODY, 2, draw.integers(0, 10, blocks) / 10).astype(np.float32))
+    reader[reader == nodes] = NO_NODE
+    reads = Reads(reader, np.where(reader == NO_NODE, 2, draw.integers(0, 10, blocks) / 10).astype(np.float32))
     holders, following = (draw.integers(0, nodes, blocks).astype(np.uint16) for _ in range(2))
     passed = np.array(data.draw(st.lists(st.sampled_from([0.0, 0.35, 1.0]), min_size=nodes, max_size=nodes)))
     me = data.draw(st.integers(0, nodes - 1))
     found = mine_now(holders, following, reads, passed, me)
     assert reads.when is not None
     for block in range(blocks):
-        is_read = reader[block] != NOBODY and reads.when[block] < passed[reader[block]]
+        is_read = reader[block] != NO_NODE and reads.when[block] < passed[reader[block]]
         assert found[block] == ((following if is_read else holders)[block] == me)
 
 

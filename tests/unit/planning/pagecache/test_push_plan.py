@@ -13,7 +13,7 @@ from cachefs.planning.pagecache.push_plan import (
     BLOCKS,
     CHECK_SECONDS,
     MAX_ORDERS,
-    NOBODY,
+    NO_NODE,
     REFUSED_SECONDS,
     UNPLANNED_SECONDS,
     Audience,
@@ -265,7 +265,7 @@ def test_what_a_job_has_read_before_it_was_planned_is_not_dropped_where_no_tier_
     space, plan, presence = space_of([SIZE] * 800, "s"), Plan(), Presence()
     pushes = PushPlan(plan, presence, lambda snapshot: True, FIRST_SERIAL, lambda: 400 * SIZE)
     pushes.begin(120 * SIZE, [], 0.0)
-    assert list(pushes.next_orders(NOBODY, 10.0)) == []
+    assert list(pushes.next_orders(NO_NODE, 10.0)) == []
     pushes.pages.read_keys(space.keys(np.arange(160)), {}, 10.0)
     plan.add_space(space)
     plan.set_epoch("c", "s", 0, np.arange(800))
@@ -330,7 +330,7 @@ def test_tripwires_of_which_a_part_is_there_are_dropped() -> None:
 
 def test_for_nobody_nothing_is_pushed(mount: Mount) -> None:
     mount.begin(64 * SIZE)
-    assert list(mount.pushes.next_orders(NOBODY, 0.0)) == []
+    assert list(mount.pushes.next_orders(NO_NODE, 0.0)) == []
     mount.pushes.done(FIRST_SERIAL, NONE_FAILED, 0.0)  # of an earlier subscription
 
 
