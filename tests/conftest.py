@@ -14,6 +14,7 @@ from hypothesis import settings
 from tests import page_cache_lock, taken_pages
 from tests.blockstore import memory_directory
 from tests.daemon import Daemon, shared_daemon
+from tests.second_chance import SEPARATE
 from tests.servers import radosgw as radosgw_server
 from tests.servers import rclone as rclone_server
 from tests.servers.s3 import S3Server
@@ -28,9 +29,7 @@ settings.load_profile("any machine")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Tests of the simulation take a processor for seconds each, and any worker runs any of them. Files that start real
-# processes take up to two minutes each, the others seconds.
-_FIRST = "tests/simulation/"
+# Files that start real processes take up to two minutes each, the others seconds.
 _LONG_FILES = (
     "tests/node/",
     "tests/field/",
@@ -42,11 +41,11 @@ _LONG_FILES = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files go first. The short ones then fill up what is left of the time, and no processor is idle at the end.
+    """Run tests for any worker first, then long files. Short files fill up the rest, so no processor idles at the end.
 
     The Makefile tells xdist to keep this order; its own begins with the files that have the most tests.
     """
-    items.sort(key=lambda item: (not item.nodeid.startswith(_FIRST), not item.nodeid.startswith(_LONG_FILES)))
+    items.sort(key=lambda item: (not item.nodeid.startswith(SEPARATE), not item.nodeid.startswith(_LONG_FILES)))
 
 
 def pytest_collection_finish() -> None:

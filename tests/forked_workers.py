@@ -8,15 +8,12 @@ import functools
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 from execnet import gateway_io
 
 from tests.warm_python import WarmPython
-
-_COLLECTING = Path(__file__).with_name("collecting.py")
 
 
 class ForkedWorker(gateway_io.Popen2IOMaster):

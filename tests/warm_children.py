@@ -11,7 +11,6 @@ What differs is that all modules of the daemon are there before the program begi
 at its end. On machines other than x86-64 the daemon starts its children itself.
 """
 
-import atexit
 import ctypes
 import errno
 import fcntl
@@ -25,8 +24,10 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from tests.warm_python_process import end, show, status_of
 
 MODULES = (
     "cachefs_daemon.datasets.listing",
@@ -43,18 +44,16 @@ _PR_GET_TID_ADDRESS = 40
 _ASIDE = 500
 _MOST_FILES = 16
 
-Show = Callable[[Sequence[str]], None]
 
-
-def fork_children(show: Show) -> None:
-    """Have this process's later children of MODULES forked. *show* makes /proc show a command."""
+def fork_children() -> None:
+    """Have this process's later children of MODULES forked."""
     if platform.machine() != "x86_64":
         return
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     if not os.fork():
         ours.close()
         show(["warm children of a daemon"])
-        _serve(theirs, show)
+        _serve(theirs)
     theirs.close()
     asking = threading.Lock()
     execute = subprocess._fork_exec  # type: ignore[attr-defined]
@@ -96,7 +95,7 @@ def _umask() -> int:
         return next(int(line.split()[1], 8) for line in status if line.startswith("Umask:"))
 
 
-def _serve(link: socket.socket, show: Show) -> None:
+def _serve(link: socket.socket) -> None:
     """Fork for each request. Ends with the daemon."""
     while True:
         data, files, _, _ = socket.recv_fds(link, 1 << 20, _MOST_FILES)
@@ -104,7 +103,7 @@ def _serve(link: socket.socket, show: Show) -> None:
             os._exit(0)
         pid = _fork_sibling()
         if not pid:
-            _run(json.loads(data), files, show)
+            _run(json.loads(data), files)
         link.send(b"%d" % pid)
         for file in files:
             os.close(file)
@@ -132,9 +131,9 @@ def _fork_sibling() -> int:
     return pid  # -1 where there may be no more processes
 
 
-def _run(request: dict[str, Any], files: Sequence[int], show: Show) -> None:
+def _run(request: dict[str, Any], files: Sequence[int]) -> NoReturn:
     """Be the program of the request, to its end."""
-    status = 1
+    status = 0
     try:
         _take_over(request, files)
         command = request["command"]
@@ -143,16 +142,12 @@ def _run(request: dict[str, Any], files: Sequence[int], show: Show) -> None:
         sys.orig_argv, sys.argv = command, ["-m", *command[command.index("-m") + 2 :]]
         sys.modules.pop(module, None)
         runpy.run_module(module, run_name="__main__", alter_sys=True)
-        status = 0
     except SystemExit as error:
-        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+        status = status_of(error)
     except BaseException:
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
-    finally:
-        atexit._run_exitfuncs()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+        status = 1
+    end(status)
 
 
 def _take_over(request: dict[str, Any], files: Sequence[int]) -> None:

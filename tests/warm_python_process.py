@@ -288,7 +288,7 @@ if __name__ == "__main__":
     if program == "cachefsd":
         from tests.warm_children import fork_children
 
-        fork_children(show)
+        fork_children()
     ended = run_main(to_run[1:])
     if program in OURS:
         end(ended)

@@ -1,6 +1,7 @@
 """Finds the processes that keep a mount from being unmounted, through /proc and without access to the mount."""
 
 import contextlib
+import functools
 import itertools
 import os
 import time
@@ -34,6 +35,15 @@ def _users(directory: Path, deadline: float) -> Iterator[tuple[int, str, str]]:
     """Yield (pid, name, how) of each process that uses the mount. deadline: monotonic seconds."""
     mount = next((point for point in reversed(mount_points()) if point.path == directory), None)
     own = _namespace(os.getpid())
+
+    @functools.cache
+    def directories_of(pid: int) -> dict[str, int | None]:
+        """Return the directories where a process sees the mount, and their mount ids. A container has others."""
+        if _namespace(pid) == own:
+            return {os.fspath(directory): None if mount is None else mount.mount_id}
+        device = None if mount is None else mount.device
+        return {os.fspath(each.path): each.mount_id for each in mount_points_of(pid) if each.device == device}
+
     pids = sorted(int(name) for name in os.listdir(_PROCESSES) if name.isdecimal())
     found: set[int] = set()
     for use, pid in itertools.product((_link_or_file, _mapped_file), pids):
@@ -43,11 +53,8 @@ def _users(directory: Path, deadline: float) -> Iterator[tuple[int, str, str]]:
             continue
         entry = _PROCESSES / str(pid)
         with contextlib.suppress(OSError):
-            tops: dict[str, int | None] = {os.fspath(directory): None if mount is None else mount.mount_id}
-            if _namespace(pid) != own:  # a container sees the mount at another place
-                device = None if mount is None else mount.device
-                tops = {os.fspath(each.path): each.mount_id for each in mount_points_of(pid) if each.device == device}
-            how = next((how for top, number in tops.items() if (how := use(entry, top, number, deadline))), "")
+            directories = directories_of(pid).items()
+            how = next((how for top, number in directories if (how := use(entry, top, number, deadline))), "")
             if how:
                 found.add(pid)
                 yield pid, (entry / "comm").read_text(errors="replace").strip(), how

@@ -223,7 +223,8 @@ def test_what_a_process_cannot_bring_comes_all_the_same(root: Path, proxy: Fault
         outcomes = await bench.fetcher.ahead(refs(ALL))
         await bench.check(ALL, outcomes)
         assert all(fault.times == 0 for fault in proxy._faults)
-        assert 0 < bench.carried < COUNT
+        # One block more was seen once, beside twelve test processes.
+        assert COUNT - len(FAULTS) <= bench.carried < COUNT
         assert bench.origin.errors >= len(FAULTS)
 
     play(root, proxy.endpoint, scene)

@@ -46,9 +46,10 @@ def next_holders(holders: Nodes, epochs: Sequence[Reads], rooms: Bytes, sizes: n
 
     holders: at the start of the current epoch, or NO_NODE; epochs: the current epoch, whose places must be known,
     and the known ones after it (half as many as nodes suffice, a quarter nearly); rooms: bytes that each node may
-    hold (see `rooms`); sizes: bytes of each block, shape (blocks,), uint32. A node that holds more than its room
-    takes nothing until it has given enough away. Raises ValueError where the places in the current epoch are not
-    known.
+    hold (see `rooms`); sizes: bytes of each block, shape (blocks,), uint32.
+
+    A node that holds more than its room takes nothing until it has given enough away. Raises ValueError where the
+    places in the current epoch are not known.
     """
     nodes, now, found = len(rooms), epochs[0], holders.copy()
     if now.when is None:

@@ -83,8 +83,6 @@ class Server:
         """Start to listen. Raises CachefsError."""
         await self._runner.setup()
         section = self._section
-        listening = _unix_socket(section.socket, section.socket_group)
-        self._bound = _file(section.socket)
         if section.listen is not None:
             host, port = split_address(section.listen)
             try:
@@ -92,7 +90,9 @@ class Server:
             except OSError as error:
                 why = os.strerror(error.errno) if error.errno else error
                 raise ConfigError(f"service.listen = {section.listen!r}: {why}") from None
-        # Accept on the Unix socket last: a client that gets a response there may use the TCP address too.
+        # The Unix socket is made last: a client that gets a response there may use the TCP address too.
+        listening = _unix_socket(section.socket, section.socket_group)
+        self._bound = _file(section.socket)
         await web.SockSite(self._runner, listening).start()
 
     async def stop(self) -> None:
@@ -212,7 +212,6 @@ def _unix_socket(path: Path, group: str) -> socket.socket:
         if group:
             os.chown(path, -1, grp.getgrnam(group).gr_gid)
             os.chmod(path, 0o660)
-        listening.listen()  # clients that connect before the service is ready wait for it
     except (OSError, KeyError) as error:
         listening.close()
         why = error.strerror if isinstance(error, OSError) else f"there is no group {group}"
