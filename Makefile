@@ -98,6 +98,7 @@ lint: $(VENV)/.ready-test
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m tests.wording
 
 clean:
 	rm -rf $(VENV) $(VENV)-programs $(VENV)-packages $(VENV)-docs build dist *.egg-info .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache cachefs/*.so cachefs/planning/sequences/*.so cachefs/mount/*.so daemon/cachefs_daemon/store/*.so

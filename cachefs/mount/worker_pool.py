@@ -159,7 +159,7 @@ class WorkerPool:
         if self._hanging:
             pids = ", ".join(str(worker.pid) for worker in self._hanging)
             why = f"workers were killed and do not die (processes {pids}); does a disk of this node hang?"
-        return CachefsError(f"nobody has served the mount for {UNSERVED_SECONDS} s, so it ends: {why}")
+        return CachefsError(f"no worker has served the mount for {UNSERVED_SECONDS} s, so it ends: {why}")
 
     def _fill_places(self) -> None:
         if self._is_full_of_hanging():

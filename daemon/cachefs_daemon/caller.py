@@ -18,7 +18,7 @@ class Caller:
     mounts: bool = False
 
     def __str__(self) -> str:
-        return f"user {self.uid}" if self.uid >= 0 else "somebody unknown"
+        return f"user {self.uid}" if self.uid >= 0 else "an unknown user"
 
 
 UNKNOWN: Final = Caller(-1)

@@ -225,8 +225,9 @@ def remarks(section: ClusterSection) -> Iterator[str]:
     if not section.enabled:
         if section.observers or section.schedulers:
             yield (
-                "cluster.observers, schedulers: nobody can ask this node, since it is in no cluster and opens no port; "
-                'a list of one makes it a cluster of its own: membership = "static", nodes = ["NAME=HOST:PORT"]'
+                "cluster.observers, schedulers: no other machine can ask this node, since it is in no cluster and "
+                "opens no port; a list of one makes it a cluster of its own: "
+                'membership = "static", nodes = ["NAME=HOST:PORT"]'
             )
         if unused := sorted(section.model_fields_set - {"membership"}):
             yield f"cluster.{unused[0]}: has no effect, since cluster.membership is none"
@@ -239,7 +240,7 @@ def remarks(section: ClusterSection) -> Iterator[str]:
         )
     if section.insecure_peers and not section.has_certificates:
         yield (
-            "cluster.insecure_peers = true: whoever reaches this node over the network can read what it caches and "
+            "cluster.insecure_peers = true: all who reach this node over the network can read what it caches and "
             "what its jobs read; set cluster.tls_ca, tls_cert and tls_key where that must not be"
         )
     if section.secret_file is not None and not section.needs_secret:

@@ -134,7 +134,7 @@ def _names(ssl_object: Any) -> frozenset[str]:
 
 def _refusal(ssl_object: Any, node: NodeRecord | None) -> str:
     names = _names(ssl_object)
-    shown = ", ".join(sorted(names))[:100] or "nobody"
+    shown = ", ".join(sorted(names))[:100] or "no name"
     if node is not None and member_of(names, [node]) is None:
         return f"its certificate is that of {shown}, and not of {node.name}"
     return "" if names else "it has no certificate"

@@ -438,7 +438,7 @@ def test_a_mount_that_no_worker_can_serve_ends_when_it_is_unmounted(daemon: Daem
         until(lambda: not supervisor.is_running())
         said = log.read_text()
         assert "it is forbidden" in said
-        assert "nobody has served" not in said
+        assert "no worker has served" not in said
 
 
 def _await_entry(index: Path) -> None:

@@ -181,7 +181,7 @@ class FetchChannel:
             self._users.pop(user.uid, None)
 
     def complain(self, user: _User | None, text: str, bug: BaseException | None = None) -> None:
-        who = "somebody" if user is None else f"user {user.uid}" if user.uid != _PEERS else "peers"
+        who = "a user" if user is None else f"user {user.uid}" if user.uid != _PEERS else "peers"
         self._errors.add(f"{self.path}, {who}", text, bug=bug)
 
     def hint(self, connection: "_Connection", asked: Asked) -> None:

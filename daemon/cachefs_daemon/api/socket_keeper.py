@@ -36,6 +36,8 @@ class SocketKeeper:
         except CachefsError as error:
             if str(error) != self._said:
                 self._said = str(error)
-                log.error("%s is no longer this daemon's, so nobody can connect to it; trying again: %s", path, error)
+                log.error(
+                    "%s is no longer this daemon's, so no program can connect to it; trying again: %s", path, error
+                )
         else:
             log.warning("%s had been removed, such as by a cleaner of temporary files; it is there again", path)

@@ -139,8 +139,8 @@ class Holders:
         self._count = 0  # see Known: count at epoch _began
         self._began = 0  # the first epoch decided here
         self._homes: Homes | None = None  # for the newest ring, which is not in place while `follow` runs
-        nobody = np.full(space.count, NO_NODE, np.uint16)
-        self._placed = _Placed(nobody, nobody, np.array([-1], np.int32))
+        no_nodes = np.full(space.count, NO_NODE, np.uint16)
+        self._placed = _Placed(no_nodes, no_nodes, np.array([-1], np.int32))
         self._sizes = np.zeros(0, np.uint32)
 
     @property

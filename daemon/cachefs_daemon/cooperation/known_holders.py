@@ -82,7 +82,7 @@ def decode(raw: bytes, blocks: int, now: float = 0.0) -> Known:
     invalid input."""
     form = msgspec.msgpack.decode(raw, type=_Form)
     if not (0 <= form.count < _MOST_COUNT and 0 <= form.epoch < _MOST_COUNT):
-        raise ValueError("numbers that nobody has")
+        raise ValueError("numbers that no node has")
     if len(form.job) > MAX_JOB_NAME + _MOST_OWNER or not form.job.isprintable():
         raise ValueError("a name that no job has")
     for ids in (form.ids, form.former_ids):

@@ -177,7 +177,7 @@ class EpochLoader:
 
         def read(entry: int, offset: int, length: int) -> bytes:
             if cancelled.is_set():
-                raise CachefsError("nobody waits for the records any more")
+                raise CachefsError("the caller no longer waits for the records")
             size, content = snapshot.file(entry)
             end = min(offset + length, size)
             parts = []

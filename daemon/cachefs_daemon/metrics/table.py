@@ -99,7 +99,7 @@ def _tried(metric: Metric) -> Metric:
 # --- reads through mounts ---------------------------------------------------------------------------------------------
 READS: Final = _counter(
     "reads", "reads", "Reads that reached the mount, by what answered them: a tier, or a fetch that they waited for. "
-    "Reads that the page cache answers are seen by nobody.", ANSWERED_BY,
+    "Reads that the page cache answers are not counted.", ANSWERED_BY,
 )  # fmt: skip
 READ_BYTES: Final = _counter("read_bytes", "bytes", "Bytes of these reads.", ANSWERED_BY)
 FUSE_REQUESTS: Final = _counter("fuse_requests", "requests", "Requests of the kernel to mounts.", OPERATION)
@@ -199,7 +199,7 @@ MOUNTS: Final = _gauge(
 WARMUPS: Final = _gauge("warmups", "warmups", "Warmups that run.")
 # --- the daemon -------------------------------------------------------------------------------------------------------
 ERRORS: Final = _counter(
-    "errors", "failures", "Failures that somebody should know of; `cachectl errors` has the last ones."
+    "errors", "failures", "Failures that an admin should know of; `cachectl errors` has the last ones."
 )
 INFO: Final = _gauge("build_info", "1", "Always 1; its label is the version of the daemon.", VERSION)
 START: Final = _gauge("start_time_seconds", "seconds", "When the daemon started: unix time.")

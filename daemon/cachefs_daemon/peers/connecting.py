@@ -79,7 +79,7 @@ def _shake_hands(connection: socket.socket, record: NodeRecord, certificates: Ce
         raise CannotConnect(f"TLS with {_shown(record)} fails: {error or type(error).__name__}") from None
     names = names_of(session.getpeercert())
     if record.name.lower() not in names:
-        named = ", ".join(sorted(names)[:3])[:200] or "nobody"
+        named = ", ".join(sorted(names)[:3])[:200] or "no name"
         text = f"the certificate at {record.address} names {named}, and not {record.name}"
         raise CannotConnect(text, is_stranger=True)
     return Tls(session, incoming, outgoing)

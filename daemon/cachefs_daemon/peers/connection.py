@@ -221,7 +221,7 @@ class PeerConnection:
     def _receive_unasked(self) -> News | None:
         """Read while no request is in progress: only the end of the connection is valid then."""
         try:
-            reason = "" if not self._link.recv(1) else "bytes came that nobody has asked for"
+            reason = "" if not self._link.recv(1) else "bytes came that were not asked for"
         except BlockingIOError:
             return None
         except OSError as error:

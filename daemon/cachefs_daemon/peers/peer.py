@@ -104,7 +104,7 @@ class Batch:
     def given_up(self) -> None:
         """Abort the batch if no requester waits for any of its blocks, which frees its bytes in flight."""
         if not self.aborted and self.left and not any(self.asks[at].is_open for at in self.left):
-            self.abort("nobody waits for it any more")
+            self.abort("no reader waits for it any more")
 
     def abort(self, reason: str) -> None:
         """Shut the connection down. Its receiver then reports the end."""

@@ -227,7 +227,7 @@ class PeerServer:
         proven = frozenset(record.id for record in self.view.others if record.name.lower() in names)
         if not proven:
             tls.close()
-            shown = ", ".join(sorted(names)[:3])[:200].encode("ascii", "backslashreplace").decode() or "nobody"
+            shown = ", ".join(sorted(names)[:3])[:200].encode("ascii", "backslashreplace").decode() or "no name"
             text = f"refused, as its certificate names {shown}, which is no member of cluster {self.cluster}"
             raise Gone(text, "certificates")
         return TlsWire(tls), proven

@@ -219,7 +219,7 @@ class PeerServers:
         except BlockingIOError:
             return
         except (OSError, BadFrame) as error:
-            self._errors.add("peers", f"a peer server is replaced, as nobody understands it: {error}")
+            self._errors.add("peers", f"a peer server is replaced, since it sent an invalid message: {error}")
             data = b""
         if not data:
             asyncio.get_running_loop().remove_reader(server.pipe)

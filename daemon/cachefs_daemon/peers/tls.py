@@ -118,7 +118,7 @@ def remark(files: TlsFiles, name: str) -> str:
     names = names_of(asked.getpeercert())
     if name.lower() in names:
         return ""
-    shown = ", ".join(sorted(names))[:200] or "nobody"
+    shown = ", ".join(sorted(names))[:200] or "no name"
     return f"cluster.tls_cert = {str(files.cert)!r}: other nodes will refuse it: it names {shown}, and not {name}"
 
 

@@ -176,7 +176,7 @@ def is_digest(text: str) -> bool:
 def _check_stamps(stamps: list[Stamp], most: int) -> None:
     require(len(stamps) <= most and stamps == sorted(set(stamps)), "stamps that are in no order")
     for stamp in stamps:
-        require(0 <= stamp.clock < MOST_CLOCK and (not stamp.node or is_id(stamp.node)), "a stamp that nobody makes")
+        require(0 <= stamp.clock < MOST_CLOCK and (not stamp.node or is_id(stamp.node)), "an invalid stamp")
 
 
 def _check_dataset(name: str, value: SharedDataset) -> None:
@@ -192,8 +192,8 @@ def _check_dataset(name: str, value: SharedDataset) -> None:
     check_lengths(value.url, value.options)
     require(is_digest(value.snapshot), "no id of a snapshot")
     require(0 < value.file_size <= MOST_SIZE and 0 < value.block_size <= MOST_SIZE, "sizes that nothing has")
-    require(0 < value.share <= 1 and 0 <= value.ttl < math.inf, "limits that nobody sets")
-    require(0 <= value.most <= MOST_SIZE, "limits that nobody sets")
+    require(0 < value.share <= 1 and 0 <= value.ttl < math.inf, "invalid limits")
+    require(0 <= value.most <= MOST_SIZE, "invalid limits")
     require(len(value.named) <= 2 * MOST_URL, "names that no object has")
 
 
@@ -216,12 +216,12 @@ def _check_mounted(name: str, value: MountedDataset) -> None:
 def _check_consumer(name: str, value: ConsumerFacts) -> None:
     require(name == consumer_name(value.job, value.consumer), "a name that no consumer has")
     check_reader(value)
-    require(_DATASET.fullmatch(value.dataset) is not None, "a dataset that nobody has")
+    require(_DATASET.fullmatch(value.dataset) is not None, "an invalid dataset name")
     require(is_digest(value.snapshot), "no id of a snapshot")
     epochs = [order.epoch for order in value.orders]
     require(len(epochs) <= MOST_ORDERS and epochs == sorted(set(epochs)), "orders that are in no order")
     for order in value.orders:
-        require(0 <= order.epoch < MAX_EPOCHS and 0 <= order.samples <= MAX_SAMPLES, "an order that nobody has")
+        require(0 <= order.epoch < MAX_EPOCHS and 0 <= order.samples <= MAX_SAMPLES, "an invalid order")
         require(is_digest(order.digest), "no digest of an order")
     require(not value.map or (is_digest(value.map) and value.map_size > 0), "no digest of a map")
     require(0 <= value.map_size < MOST_LOADER, f"a sample map of {value.map_size} bytes")
@@ -229,20 +229,20 @@ def _check_consumer(name: str, value: ConsumerFacts) -> None:
 
 def _check_progress(name: str, value: ConsumerProgress) -> None:
     require(is_consumer(name), "a name that no consumer has")
-    require(0 <= value.epoch < MAX_EPOCHS and 0 <= value.position <= MAX_SAMPLES, "a place that nobody has")
-    require(0 <= value.rate < math.inf, "a rate that nobody has")
+    require(0 <= value.epoch < MAX_EPOCHS and 0 <= value.position <= MAX_SAMPLES, "an invalid position")
+    require(0 <= value.rate < math.inf, "an invalid rate")
 
 
 def _check_holders(name: str, value: HoldersFacts) -> None:
     require(is_digest(name) and is_digest(value.digest), "no id of a snapshot, or no digest")
-    require(0 <= value.count <= MOST_CLOCK and 0 <= value.epoch < MAX_EPOCHS, "numbers that nobody has")
+    require(0 <= value.count <= MOST_CLOCK and 0 <= value.epoch < MAX_EPOCHS, "invalid numbers")
     require(len(value.job) <= MAX_JOB_NAME + MOST_OWNER and value.job.isprintable(), "a name that no job has")
-    require(all(-1 <= epoch < MAX_EPOCHS for epoch in value.settled), "epochs that nobody has")
+    require(all(-1 <= epoch < MAX_EPOCHS for epoch in value.settled), "invalid epochs")
 
 
 def _check_filling(name: str, value: FillingFacts) -> None:
     require(name == FILLING_NAME and is_digest(value.ring), "no digest of a ring")
-    require(0 <= value.blocks <= MOST_CLOCK and 0 <= value.bytes <= MOST_CLOCK, "numbers that nobody has")
+    require(0 <= value.blocks <= MOST_CLOCK and 0 <= value.bytes <= MOST_CLOCK, "invalid numbers")
 
 
 # A node with 1,000 datasets publishes those that it was the last to add or refresh, which may be all of them.

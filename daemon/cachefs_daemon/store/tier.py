@@ -504,7 +504,7 @@ class Tier:
                 self._segments[number] = _Segment()
                 self._active = number
             return
-        raise FileExistsError(errno.EEXIST, "files of somebody else have the names of new segments; remove them")
+        raise FileExistsError(errno.EEXIST, "files of another program have the names of new segments; remove them")
 
     def _abandon(self, number: int) -> None:
         """Write nothing more into a segment. If its file was deleted, mounts may hold the old one open."""
@@ -549,7 +549,7 @@ class Tier:
         if isinstance(error, FileNotFoundError):
             try:
                 self._place.remake()
-                _log.warning("%s tier: segments were deleted from %s by somebody else", self.name, self.directory)
+                _log.warning("%s tier: segments were deleted from %s by another program", self.name, self.directory)
                 return
             except (OSError, CachefsError) as why:
                 error = why

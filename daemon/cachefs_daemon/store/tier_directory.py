@@ -75,7 +75,7 @@ class TierDirectory:
         if there.st_dev != ours.st_dev:
             raise OSError(errno.ENODEV, "it is on another file system than at start; mount the right one or restart")
         if there.st_ino != ours.st_ino:
-            raise OSError(errno.ESTALE, "somebody has put another directory in its place; put it back or restart")
+            raise OSError(errno.ESTALE, "another directory has been put in its place; put it back or restart")
 
     def probe(self) -> int:
         """Write two pages and free one. Return the bytes that are taken then. Raises OSError."""

@@ -192,7 +192,7 @@ def test_a_mount_that_was_served_once_and_that_nobody_begins_to_serve_again_fail
     workers.be_silent(UNSERVED_SECONDS)
     assert workers.pool.failure is None
     workers.be_silent(1)
-    assert "nobody has served" in str(workers.pool.failure)
+    assert "no worker has served" in str(workers.pool.failure)
 
 
 def test_the_end_of_the_mount_is_noticed_while_nobody_serves_it(workers: Workers) -> None:

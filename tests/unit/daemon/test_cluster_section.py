@@ -145,7 +145,7 @@ def test_certificates_or_trust_open_a_node_to_others(tmp_path: Path) -> None:
     assert found.cluster.has_certificates
     assert list(found.remarks()) == []
     (remark,) = parse({**ETCD, "listen": "10.0.0.1:7380", "insecure_peers": True}).remarks()
-    assert "whoever reaches this node over the network can read what it caches" in remark
+    assert "all who reach this node over the network can read what it caches" in remark
 
 
 def test_remarks(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_shares_of_those_that_place() -> None:
     assert sum(one["homes"] for one in document["nodes"]) == pytest.approx(1)
     texts = [line for line in lines if isinstance(line, str)]
     assert texts[0] == "ring epoch 7, 3 nodes, 1 copy of each block"
-    assert texts[-1] == "gone is away and is nobody's home"
+    assert texts[-1] == "gone is away and is the home of no block"
 
 
 def test_changes_that_somebody_thinks_of() -> None:

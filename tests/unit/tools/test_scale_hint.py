@@ -53,7 +53,7 @@ def test_enough_is_said_so(needed: int, words: str) -> None:
 
 
 def test_without_any_capacity_nothing_can_be_said() -> None:
-    assert "nobody knows" in text(scale_status([ScaleNode("a", 0, 0, "starting")], [Demand(GIB, 1, 1.0)]))
+    assert "is not known" in text(scale_status([ScaleNode("a", 0, 0, "starting")], [Demand(GIB, 1, 1.0)]))
 
 
 def test_nodes_are_those_that_place() -> None:

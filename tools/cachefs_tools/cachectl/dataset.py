@@ -298,7 +298,7 @@ def rm(session: CommandSession, name: str, yes: bool, dry_run: bool) -> None:
     help="The dataset may take so much of each tier: 40%, 0.4, 200GiB, or none.",
 )
 @click.option(
-    "--ttl", metavar="TIME", callback=seconds_of, help="Drop blocks that nobody has read for so long: 12h, 7d, or none."
+    "--ttl", metavar="TIME", callback=seconds_of, help="Drop blocks that were not read for so long: 12h, 7d, or none."
 )
 @with_session
 def limit(session: CommandSession, name: str, room: Room | None, ttl: float | None) -> None:

@@ -71,7 +71,7 @@ def describe(view: JobView, *, each_rank: bool = False) -> Iterator[str | Text |
     age = duration(max(0.0, time.time() - view.started))
     # The user's own jobs are shown with the name that the user gave; those of others need the full one.
     job = view.job.removesuffix(f"{OWNER_MARK}{os.geteuid()}")
-    yield f"{escape(job)}: {how_it_is(view)}, {age} old, published by {view.source or 'nobody known'}"
+    yield f"{escape(job)}: {how_it_is(view)}, {age} old, published by {view.source or 'an unknown program'}"
     yield f"reads {escape(view.dataset)}, snapshot {view.snapshot}"
     now = time.time()
     for one in view.troubles:

@@ -103,7 +103,7 @@ def describe(found: ClusterStatus, rows: Sequence[Share]) -> Iterator[str | Tabl
     )  # fmt: skip
     away = [one for one in found.members if not one.placing]
     for one in away:
-        yield f"{escape(one.name)} is {one.state} and is nobody's home"
+        yield f"{escape(one.name)} is {one.state} and is the home of no block"
 
 
 def describe_diff(found: ClusterStatus, diff: RingDiff) -> Iterator[str | Table]:

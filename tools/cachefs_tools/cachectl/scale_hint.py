@@ -55,7 +55,7 @@ def _row(one: ScaleOutcome) -> tuple[str, ...]:
 def _enough(found: ScaleStatus) -> str:
     needed, there = found.nodes_needed, len(found.nodes)
     if not needed:
-        return "how much room there is nobody knows"
+        return "how much room there is is not known"
     if needed > there:
         return f"to keep all of it takes {_nodes(needed)}, {needed - there} more"
     return "all of it fits" if needed == there else f"all of it fits, and {_nodes(needed)} would be enough"

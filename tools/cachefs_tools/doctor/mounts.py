@@ -81,7 +81,7 @@ def _of_mount(each: MountFacts) -> Iterator[Finding]:
         yield problem(
             "mounts.hangs",
             f"{escape(each.path)} has not answered within {ANSWER_SECONDS:.0f} s",
-            "whoever reads there waits; its process is stopped, or stuck",
+            "programs that read there wait; its process is stopped, or stuck",
             way_out,
         )
     else:
@@ -106,7 +106,7 @@ def _as_daemon_says(each: MountView, version: str) -> Iterator[Finding]:
             "mounts.version",
             f"the mount at {path} is of version {each.version}, cachectl of {version}",
             "mounts, daemon and commands of two versions are not tested together",
-            f"when nobody reads there: cachectl umount {path}, then mount again",
+            f"when no program reads there: cachectl umount {path}, then mount again",
         )
 
 

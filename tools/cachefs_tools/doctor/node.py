@@ -177,7 +177,7 @@ def _absent(facts: NodeFacts) -> Finding:
     if facts.refusal or not facts.pid:
         return problem(
             "daemon.answers",
-            facts.refusal or f"nobody listens at {facts.socket}",
+            facts.refusal or f"no daemon listens at {facts.socket}",
             away,
             "start it (systemctl start cachefsd, or cachefsd), or name another socket with --socket; its log "
             "(journalctl -u cachefsd) says why it ended",
@@ -198,7 +198,7 @@ def without_datasets(names: Sequence[str], facts: NodeFacts) -> Iterator[Finding
             yield problem(
                 "daemon.dataset",
                 f"there is no dataset {escape(name)}",
-                "nobody can read it",
+                "no program can read it",
                 "cachectl dataset list shows all; cachectl dataset add adds one",
             )
     if facts.status is None and names:

@@ -151,7 +151,7 @@ def test_another_directory_in_its_place_takes_nothing(root: Path) -> None:
         (root / "memory").rename(root / "away")
         (root / "memory").mkdir(mode=0o750)
         store.maintain()
-        assert "somebody has put another directory in its place" in store.usage()[0].problem
+        assert "another directory has been put in its place" in store.usage()[0].problem
         assert list((root / "memory").iterdir()) == []
         (root / "memory").rmdir()
         (root / "away").rename(root / "memory")
